@@ -1,0 +1,8 @@
+"""`python train.py model=unet_small pool=median precision=16`: the same as `unet3d train`."""
+
+import sys
+
+from unet3d.commands.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))

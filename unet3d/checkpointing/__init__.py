@@ -1,0 +1,1 @@
+"""Strategies that make a step cost less memory: each has apply(model)."""

@@ -1,0 +1,1 @@
+"""The verbs of `unet3d VERB [overrides]`, one file each."""

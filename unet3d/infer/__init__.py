@@ -1,0 +1,1 @@
+"""Whole volumes through a network that was trained on patches."""

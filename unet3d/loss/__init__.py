@@ -1,0 +1,1 @@
+"""Losses: (logits, labels) -> scalar."""

@@ -1,0 +1,1 @@
+"""What a step costs: start(device), read(device) -> MemoryRecord."""

@@ -1,0 +1,1 @@
+"""Metrics: update(logits, labels), compute()."""

@@ -1,0 +1,1 @@
+"""Networks: (B, C, D, H, W) -> logits (B, K, D, H, W)."""

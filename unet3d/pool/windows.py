@@ -1,0 +1,84 @@
+"""The windows of a pooling, as strided views of the input: nothing is unfolded or copied."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unet3d.types import Misuse, Size
+
+
+def three(value: Size, name: str) -> tuple[int, int, int]:
+    """An int for all axes or one per axis, as three ints.
+
+    >>> three(2, "kernel_size"), three([1, 2, 2], "kernel_size")
+    ((2, 2, 2), (1, 2, 2))
+    """
+    values = (value,) * 3 if isinstance(value, int) else tuple(value)
+    if len(values) != 3 or not all(isinstance(v, int) for v in values):
+        raise Misuse(f"{name} of a pooling must be an int or three ints, got {value!r}")
+    return values
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where a pooling looks: kernel size, stride and padding per axis (D, H, W)."""
+
+    size: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
+        """Check the arguments that users write, in nn.MaxPool3d's meaning."""
+        size = three(kernel_size, "kernel_size")
+        steps = size if stride is None else three(stride, "stride")
+        pads = three(padding, "padding")
+        if min(size) < 1 or min(steps) < 1 or min(pads) < 0:
+            raise Misuse(
+                f"a pooling needs kernel_size >= 1, stride >= 1, padding >= 0, got {size}, {steps}, {pads}"
+            )
+        if any(2 * p > k for p, k in zip(pads, size, strict=True)):
+            raise Misuse(f"padding must be at most half of kernel_size, got {pads} for {size}")
+        return cls(size, steps, pads)
+
+    @property
+    def elements(self) -> int:
+        """K, the number of elements in a window."""
+        return prod(self.size)
+
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """(D, H, W) of the output for an input whose last three sizes are `shape`'s."""
+        space = tuple(shape)[-3:]
+        out = tuple(
+            (n + 2 * p - k) // s + 1
+            for n, k, s, p in zip(space, self.size, self.stride, self.padding, strict=True)
+        )
+        if min(out) < 1:
+            raise Misuse(
+                f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
+                "use fewer levels, a smaller window, or a larger patch"
+            )
+        return out
+
+    def views(self, x: Tensor, fill: float) -> Iterator[Tensor]:
+        """Yield K tensors shaped as the output: the i-th element of every window, padding as `fill`."""
+        out = self.output_shape(x.shape)
+        if any(self.padding):
+            pd, ph, pw = self.padding
+            x = F.pad(x, (pw, pw, ph, ph, pd, pd), value=fill)
+        for start in product(*(range(k) for k in self.size)):
+            yield x[
+                (..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in zip(start, self.stride, out)))
+            ]
+
+    def inside(self, x: Tensor) -> list[Tensor] | None:
+        """For each of the K elements, which windows have it inside the volume; None: all do."""
+        if not any(self.padding):
+            return None
+        ones = torch.ones(x.shape[-3:], dtype=torch.bool, device=x.device)
+        return list(self.views(ones, fill=False))

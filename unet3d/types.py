@@ -1,0 +1,45 @@
+"""Names for what crosses a border between rooms."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypedDict
+
+from torch import Tensor, nn
+
+Size = int | Sequence[int]
+"""An int for every axis, or one int per axis (D, H, W)."""
+
+
+class PoolFactory(Protocol):
+    """Makes a pooling layer; called as nn.MaxPool3d is."""
+
+    def __call__(
+        self, kernel_size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> nn.Module: ...
+
+
+class HasBlocks(Protocol):
+    """A network that tells where its memory lies."""
+
+    def blocks(self) -> Iterable[tuple[int, nn.Module]]:
+        """Yield (level, module) for each heavy part, in the order of forward; level 0 is full size."""
+        ...
+
+
+class Sample(TypedDict):
+    """What a data set yields, and, collated, what a step receives."""
+
+    image: Tensor  # (C, D, H, W), floating point
+    label: Tensor  # (D, H, W), uint8: the class of each voxel
+    case: str
+
+
+class Misuse(ValueError):
+    """The user asked for what cannot be: one line, what was expected and what was given. Exit 2."""
+
+
+class Misfit(RuntimeError):
+    """The run does not fit the device's memory. Exit 3."""
+
+
+class Fault(RuntimeError):
+    """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
