@@ -1,9 +1,15 @@
 """Names for what crosses a border between rooms."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 from torch import Tensor, nn
+
+IGNORE = 255
+"""The label of voxels that count in neither loss nor metric, whatever the files call it."""
+
+Triple = tuple[int, int, int]
+"""One int per axis: D, H, W."""
 
 Size = int | Sequence[int]
 """An int for every axis, or one int per axis (D, H, W)."""
@@ -17,11 +23,12 @@ class PoolFactory(Protocol):
     ) -> nn.Module: ...
 
 
+@runtime_checkable
 class HasBlocks(Protocol):
     """A network that tells where its memory lies."""
 
     def blocks(self) -> Iterable[tuple[int, nn.Module]]:
-        """Yield (level, module) for each heavy part, in the order of forward; level 0 is full size."""
+        """Yield (level, module) for each heavy part, as forward runs them; level 0 is full size."""
         ...
 
 

@@ -73,7 +73,13 @@ class Windows:
             x = F.pad(x, (pw, pw, ph, ph, pd, pd), value=fill)
         for start in product(*(range(k) for k in self.size)):
             yield x[
-                (..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in zip(start, self.stride, out)))
+                (
+                    ...,
+                    *(
+                        slice(b, b + s * (n - 1) + 1, s)
+                        for b, s, n in zip(start, self.stride, out, strict=True)
+                    ),
+                )
             ]
 
     def inside(self, x: Tensor) -> list[Tensor] | None:

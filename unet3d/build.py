@@ -1,0 +1,356 @@
+"""From a config to objects, in the order the data flows: the only reader of configs."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from lightning.pytorch.callbacks import TQDMProgressBar
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils.data import DataLoader
+
+from unet3d.data.prepared import Volume, prepared
+from unet3d.data.split import split
+from unet3d.data.transforms import Preparation
+from unet3d.data.volumes import loaders
+from unet3d.infer.sliding import SlidingWindow
+from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
+from unet3d.lit.dashboard import Dashboard
+from unet3d.lit.images import CaseImages
+from unet3d.lit.limits import ValidateAtTheEnd
+from unet3d.lit.memory import StepMemory
+from unet3d.lit.precision import PureHalf
+from unet3d.lit.quiet import hush
+from unet3d.lit.schedule import LearningRate
+from unet3d.lit.speed import StepSpeed
+from unet3d.lit.start import finished, initialised, resumed_from
+from unet3d.lit.task import SegmentationTask
+from unet3d.machine.device import Precision, accelerator, precision
+from unet3d.meter.peak import PeakMeter
+from unet3d.metric.dice import Dice
+from unet3d.report.report import versions
+from unet3d.types import Misuse
+
+DEFAULT_EPOCHS = 20
+"""The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
+
+HALF_EPSILON = 1e-4
+"""The least epsilon of an optimizer in pure fp16, where Adam's 1e-8 would be 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that a training needs, ready to start."""
+
+    config: dict[str, Any]  # resolved, plain values
+    folder: Path
+    precision: Precision
+    class_names: tuple[str, ...]
+    training: list[Volume]
+    validation: list[Volume]
+    task: SegmentationTask
+    train_loader: DataLoader
+    val_loader: DataLoader | None
+    trainer: pl.Trainer
+    memory: StepMemory
+    speed: StepSpeed
+
+    def finished(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is at the end of this run already."""
+        return finished(checkpoint, self.trainer)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A composed config and how the user arrived at it."""
+
+    config: DictConfig
+    choices: Mapping[str, str]  # the chosen option of each group
+    overrides: Sequence[str] = ()  # as typed
+
+    def sets(self, key: str) -> bool:
+        """Whether the command line sets this key or anything below it."""
+        keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
+        return any(k == key or k.startswith(key + ".") for k in keys)
+
+
+def build(request: Request, folder: Path) -> Run:
+    """Check the config and make everything it names."""
+    cfg = request.config
+    device = accelerator(str(cfg.trainer.accelerator))
+    used = precision(cfg.precision, device)
+
+    source = make(cfg.data.source)
+    description = source.describe()
+    class_names, channels = described(cfg, description.classes, description.channels)
+    preparation = preparation_of(cfg)
+    training, validation = split(source.cases(), fold_of(cfg))
+    cache = Path(cfg.data.cache)
+    training = prepared(training, preparation, cache)
+    validation = prepared(validation, preparation, cache)
+
+    pl.seed_everything(seed_of(cfg), verbose=False)
+    model = network(request)
+    make(cfg.checkpointing).apply(model)
+
+    config = plain(cfg)
+    infer = SlidingWindow(config["data"]["patch_size"], **config["infer"])
+    task = SegmentationTask(
+        model=model,
+        loss=make(cfg.loss),
+        metric=Dice(class_names),
+        infer=infer,
+        optimizer=optimizer_factory(cfg, used),
+        card={
+            "config": config,
+            "classes": list(class_names),
+            "channels": list(channels),
+            "preparation": preparation.settings(),
+        },
+    )
+    train_loader, val_loader = loaders(
+        training,
+        validation,
+        patch_size=config["data"]["patch_size"],
+        batch_size=cfg.data.batch_size,
+        patches_per_case=cfg.data.patches_per_case,
+        foreground_share=cfg.data.foreground_share,
+        augment=cfg.data.augmentation,
+        num_workers=cfg.data.num_workers,
+        pin_memory=device == "cuda",
+        seed=cfg.seed,
+    )
+    memory, speed = StepMemory(PeakMeter()), StepSpeed()
+    callbacks = [
+        LearningRate(make(cfg.scheduler)),
+        memory,
+        speed,
+        CaseImages(),
+        Dashboard(config),
+        ValidateAtTheEnd(),
+        LastCheckpoint(folder / "checkpoints"),
+        *([best_checkpoint(folder / "checkpoints")] if validation else []),
+        *([TQDMProgressBar(leave=True)] if cfg.trainer.enable_progress_bar else []),
+    ]
+    return Run(
+        config=config,
+        folder=folder,
+        precision=used,
+        class_names=class_names,
+        training=training,
+        validation=validation,
+        task=task,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        trainer=trainer(cfg, device, used, callbacks, folder),
+        memory=memory,
+        speed=speed,
+    )
+
+
+def make(node: DictConfig, **objects: Any) -> Any:
+    """Call a node's `_target_` with its values and `objects`: here alone configs become code."""
+    where = str(node._get_full_key(None)) or node.get("_target_")
+    factory = f"{where} (_target_: {node._target_})"
+    partial = node.get("_partial_", False)
+    try:
+        made = instantiate(node, _partial_=True, _convert_="all")
+        return made if partial and not objects else made(**objects)
+    except InstantiationException as error:
+        raise Misuse(f"{factory}: {_first_line(error.__cause__ or error)}") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, Misuse):
+            raise
+        raise Misuse(f"{factory}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def described(
+    cfg: DictConfig, classes: Sequence[str], channels: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fill in data.num_classes and data.in_channels where null; name classes and channels."""
+    if cfg.data.num_classes is None:
+        cfg.data.num_classes = len(classes)
+    if cfg.data.in_channels is None:
+        cfg.data.in_channels = len(channels)
+    for key, least in (("num_classes", 2), ("in_channels", 1)):
+        if not isinstance(cfg.data[key], int) or cfg.data[key] < least:
+            raise Misuse(f"data.{key} must be an int >= {least}, got {cfg.data[key]}")
+    if cfg.data.in_channels != len(channels):
+        raise Misuse(
+            f"data.in_channels={cfg.data.in_channels}, but the data set has {len(channels)}: "
+            f"{', '.join(channels)}"
+        )
+    unnamed = (f"class_{n}" for n in range(len(classes), cfg.data.num_classes))
+    return (*classes, *unnamed)[: cfg.data.num_classes], tuple(channels)
+
+
+def preparation_of(cfg: DictConfig) -> Preparation:
+    """How volumes are made ready."""
+    data = cfg.data
+    spacing = data.spacing_mm
+    return Preparation(
+        num_classes=data.num_classes,
+        orientation=data.orientation,
+        spacing_mm=None if spacing is None else tuple(spacing),
+        normalize=data.normalize,
+        ignore_label=data.ignore_label,
+    )
+
+
+def fold_of(cfg: DictConfig) -> int | None:
+    """0..4, or None for `none`."""
+    if cfg.fold in (None, "none"):
+        return None
+    if not isinstance(cfg.fold, int):
+        raise Misuse(f"fold must be 0..4 or none, got {cfg.fold!r}")
+    return cfg.fold
+
+
+def seed_of(cfg: DictConfig) -> int:
+    """The seed, which must be an int that numpy and torch both take."""
+    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**32:
+        raise Misuse(f"seed must be an int in 0..2^32 - 1, got {cfg.seed!r}")
+    return cfg.seed
+
+
+def network(request: Request) -> nn.Module:
+    """The network with its pooling; a choice that it would ignore is refused."""
+    cfg = request.config
+    if request.sets("model.channels") and any(
+        request.sets(f"model.{key}") for key in ("depth", "width", "max_width")
+    ):
+        raise Misuse(
+            "model.channels says the channels exactly: leave out model.depth and model.width"
+        )
+    parameters = inspect.signature(get_object(cfg.model._target_)).parameters
+    if "pool" in parameters:
+        return make(cfg.model, pool=make(cfg.pool))
+    if request.sets("pool") or request.choices.get("pool", "max") != "max":
+        raise Misuse(
+            f"model={request.choices.get('model')} has its own pooling: "
+            f"leave out pool={request.choices.get('pool')}"
+        )
+    return make(cfg.model)
+
+
+def network_from(card: Mapping[str, Any]) -> nn.Module:
+    """The network that a checkpoint's card describes, without its weights."""
+    config = OmegaConf.create(dict(card["config"]))
+    assert isinstance(config, DictConfig)
+    return network(Request(config, choices={}))
+
+
+def optimizer_factory(cfg: DictConfig, used: Precision) -> Any:
+    """Parameters -> optimizer, with an epsilon that the weights' precision can hold."""
+    epsilon = cfg.optimizer.get("eps")
+    if used.used == "16-true" and epsilon is not None:
+        cfg.optimizer.eps = max(epsilon, HALF_EPSILON)
+
+    def factory(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return make(cfg.optimizer, params=list(parameters))
+
+    factory([nn.Parameter(torch.zeros(1))])  # bad values are found before the data is read
+    return factory
+
+
+def trainer(
+    cfg: DictConfig, device: str, used: Precision, callbacks: list[Any], folder: Path
+) -> pl.Trainer:
+    """Lightning's trainer, with limits that are checked here."""
+    hush()
+    node = cfg.trainer.copy()
+    for key in ("max_steps", "max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
+        value = node[key]
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise Misuse(f"trainer.{key} must be an int >= 1, got {value!r}")
+    if node.max_steps is None and node.max_epochs is None and node.max_time is None:
+        node.max_epochs = DEFAULT_EPOCHS
+    node.max_steps = -1 if node.max_steps is None else node.max_steps
+    node.max_epochs = -1 if node.max_epochs is None else node.max_epochs
+    node.accelerator = device
+    plugins: list[Any] = [WholeCheckpoints()]
+    choice = {"precision": used.lightning}
+    if used.used in ("16-true", "bf16-true"):
+        plugins.append(PureHalf(used.used))
+        choice = {}
+    return make(
+        node,
+        callbacks=callbacks,
+        logger=make(cfg.logger, save_dir=folder),
+        plugins=plugins,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **choice,
+    )
+
+
+def start(run: Run) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, if any, and what to tell of resume= and init=."""
+    resume, init = run.config["resume"], run.config["init"]
+    if init is not None and resume not in (None, "auto"):
+        raise Misuse(
+            "resume= goes on with a run and init= begins a new one from its weights: give one"
+        )
+    checkpoint = resumed_from(resume, run.folder / "checkpoints")
+    if checkpoint is not None:
+        return checkpoint, [f"resumes from {checkpoint}"]
+    if init is not None:
+        return None, [initialised(run.task.model, Path(init))]
+    return None, []
+
+
+def introduction(run: Run) -> str:
+    """The first lines of a run: what is trained, on what, in which precision."""
+    network = run.task.model
+    asked = f", precision {run.precision.used}"
+    if run.precision.asked != run.precision.used:
+        asked += f" ({run.precision.asked} was asked for: {run.precision.why})"
+    return (
+        f"{type(network).__name__}, {parameters_of(network):,} parameters{asked}, "
+        f"on {run.trainer.strategy.root_device}\n"
+        f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
+        f"classes {', '.join(run.class_names)}\n"
+        f"run: {run.folder}"
+    )
+
+
+def parameters_of(network: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def report_of(run: Run, *, done: bool) -> dict[str, Any]:
+    """What report.json says."""
+    device = run.trainer.strategy.root_device
+    metrics = {k: float(v) for k, v in run.trainer.callback_metrics.items()}
+    return {
+        "finished": done,
+        "folder": str(run.folder),
+        "steps": run.trainer.global_step,
+        "parameters": parameters_of(run.task.model),
+        "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
+        "memory": run.memory.summary(),
+        "speed": run.speed.summary(),
+        "precision": {"asked": run.precision.asked, "used": run.precision.used},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": versions(),
+        "config": run.config,
+    }
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved config as plain values."""
+    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,179 @@
+"""Compose a verb's config, run the verb, and answer every error in one line and an exit code."""
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from unet3d.build import Request
+from unet3d.types import Fault, Misfit, Misuse
+
+PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir")
+"""Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
+
+EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
+
+
+def conf_folder() -> Path:
+    """Where the configs lie: in the package if it is installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
+
+
+def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
+    """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
+    codes: list[int] = []
+    words = [quoted(word, sweep=_is_sweep(arguments)) for word in arguments]
+    own = Path.cwd() / "conf"
+    if (
+        own.is_dir()
+        and own != conf_folder()
+        and not any(w.startswith("--config-dir") for w in words)
+    ):
+        words = ["--config-dir", str(own), *words]
+
+    def job(cfg: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        for key in cfg:
+            if str(key) not in top_level_keys(config):
+                raise Misuse(f"no key or group {key!r}{_near(str(key), top_level_keys(config))}")
+        request = Request(cfg, dict(hydra_config.runtime.choices), hydra_config.overrides.task)
+        folder = Path(hydra_config.runtime.output_dir)
+        codes.append(answered(lambda: verb(request, folder), debug=bool(cfg.get("debug"))))
+
+    def composed() -> int:
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
+        return 0
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we answer in our words
+    before, sys.argv = sys.argv, [f"unet3d {config}", *words]
+    try:
+        code = answered(composed, debug="debug=true" in words, config=config, words=words)
+    finally:
+        sys.argv = before
+    failed = [c for c in [code, *codes] if c]
+    return 0 if not failed else failed[0] if len(codes) < 2 else 1
+
+
+def answered(
+    action: Callable[[], int], *, debug: bool, config: str = "train", words: Sequence[str] = ()
+) -> int:
+    """Call `action`; an error becomes one line on standard error and an exit code."""
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"unet3d: {sentence(error, config, words)}", file=sys.stderr)
+        return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """2 misuse, 3 out of memory, 4 any other fault."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return 2
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
+        return 3
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 4)
+
+
+def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = [o for o in error.options if not o.startswith("_")]
+        near = _near(option, options)
+        return f"no {group}={option}{near} The options are {', '.join(options)}."
+    if isinstance(error, ConfigCompositionException):
+        match = re.search(r"Could not override '([^']+)'", str(error))
+        if match:
+            key = match[1]
+            return f"no key or group {key!r}{_near(key, list(known_keys(config, words, key)))}"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    if isinstance(error, Misuse | Misfit | Fault):
+        return str(error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return text
+    return f"{type(error).__name__}: {text} (debug=true shows where)"
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    match = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else "."
+
+
+def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
+    """Every key and group of the config as the other overrides make it."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    groups = {p.name for p in conf_folder().iterdir() if p.is_dir()}
+    yield from groups
+    chosen = [w for w in words if w.split("=")[0] in groups and w.split("=")[0] != bad]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            composed = compose(config, overrides=chosen)
+    except HydraException:  # another override is wrong as well
+        return
+    yield from flat(composed)
+
+
+def top_level_keys(config: str) -> list[str]:
+    """Every group and key that a verb's config can have: `+key=` may not add another."""
+    own = OmegaConf.load(conf_folder() / f"{config}.yaml")
+    assert isinstance(own, DictConfig)
+    groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
+    return [*groups, *(str(key) for key in own)]
+
+
+def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Keys with dots.
+
+    >>> list(flat(OmegaConf.create({"a": {"b": 1}})))
+    ['a', 'a.b']
+    """
+    for key in cfg:
+        name = f"{prefix}{key}"
+        yield name
+        node = cfg._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from flat(node, f"{name}.")
+
+
+def quoted(word: str, *, sweep: bool) -> str:
+    """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
+
+    >>> quoted("data.root=/scans/my data (1)", sweep=False)
+    "data.root='/scans/my data (1)'"
+    """
+    key, equals, value = word.partition("=")
+    if key.lstrip("+") not in PATHS or not equals or value in ("", "null") or value[0] in "'\"":
+        return word
+    if sweep and "," in value:
+        return word
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value else value
+    return f"{key}='{escaped}'"
+
+
+def _is_sweep(arguments: Sequence[str]) -> bool:
+    return any(a in ("-m", "--multirun") for a in arguments)

@@ -1,0 +1,49 @@
+"""`unet3d train`: train a network and report what it reached and what it cost."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from unet3d.build import Request, Run, build, introduction, report_of, start
+from unet3d.commands.run import run
+from unet3d.report import report
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train with the overrides of the command line."""
+    return run("train", train, arguments)
+
+
+def train(request: Request, folder: Path) -> int:
+    """One run in its folder."""
+    job = build(request, folder)
+    checkpoint, said = start(job)
+    print(introduction(job), *said, sep="\n")
+    if checkpoint is not None and job.finished(checkpoint):
+        print(f"{checkpoint}: this run is finished; raise a limit to train on")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
+    code = fitted(job, checkpoint)
+    result = report_of(job, done=code == 0)
+    report.write(result, folder / "report.json")
+    print("\n" + report.table(result))
+    return code
+
+
+def fitted(job: Run, checkpoint: Path | None) -> int:
+    """Train; 130 if Ctrl-C stopped it."""
+    try:
+        job.trainer.fit(
+            job.task,
+            job.train_loader,
+            job.val_loader,
+            ckpt_path=None if checkpoint is None else str(checkpoint),
+            weights_only=True,
+        )
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        if not job.trainer.interrupted:
+            raise
+        return 130
+    return 0

@@ -1,0 +1,30 @@
+"""One patient's images and label, and where they lie."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Files of one patient; several images are several channels."""
+
+    name: str
+    images: tuple[Path, ...]
+    label: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a data set says of itself."""
+
+    channels: tuple[str, ...]
+    classes: tuple[str, ...]  # the background first
+
+
+class Source(Protocol):
+    """A folder in some layout."""
+
+    def describe(self) -> Description: ...
+
+    def cases(self) -> list[Case]: ...

@@ -1,0 +1,18 @@
+"""Lightning's advertisements and warnings about what is meant to be so, left out."""
+
+import logging
+import warnings
+
+
+def hush() -> None:
+    """Leave Lightning's warnings that a user can act on, and nothing else."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (
+        r".*does not have many workers.*",  # data.num_workers says how many
+        r".*isinstance\(treespec, LeafSpec\).*",  # Lightning's own, with torch >= 2.13
+        r".*The number of training batches .* is smaller than the logging interval.*",
+        r".*exists and is not empty.*",  # a resumed run goes on in its folder
+        r".*`IterableDataset` has `__len__` defined.*",
+        r".*GPU available but not used.*",  # trainer.accelerator=cpu said so
+    ):
+        warnings.filterwarnings("ignore", message)

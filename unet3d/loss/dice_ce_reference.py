@@ -1,0 +1,30 @@
+"""What dice_ce.py computes, written to be read: one-hot labels, float32 copies."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unet3d.types import IGNORE
+
+
+def dice_ce(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    dice: float = 1.0,
+    ce: float = 1.0,
+    smooth: float = 1e-5,
+    batch_dice: bool = True,
+) -> Tensor:
+    """Logits (B, K, D, H, W), labels (B, D, H, W) -> scalar."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    valid = labels != IGNORE
+    truth = (
+        F.one_hot(labels.long().where(valid, 0), logits.shape[1]).movedim(-1, 1) * valid[:, None]
+    )
+    p = logits.softmax(1) * valid[:, None]
+    over = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
+    overlap, total = (p * truth).sum(over), (p + truth).sum(over)
+    scores = (2 * overlap + smooth) / (total + smooth)
+    entropy = -(logits.log_softmax(1) * truth).sum() / valid.sum().clamp(min=1)
+    return dice * (1 - scores[..., 1:].mean()) + ce * entropy

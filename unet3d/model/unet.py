@@ -1,0 +1,195 @@
+"""A 3D U-Net for every shape: the forum's, the paper's, nnU-Net's and yours."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unet3d.model import blocks
+from unet3d.model.blocks import ConvBlock, fit
+from unet3d.types import Misuse, PoolFactory, Size, Triple
+
+PerLevel = Size | Sequence[Size]
+"""One size for all levels (an int or three ints), or a list with one size per level."""
+
+
+class UNet3D(nn.Module):
+    """A U-Net of `depth` levels; level 0 is full resolution.
+
+    `channels` says the channels of each level exactly; without it level i has width * 2**i, at
+    most `max_width`. `decoder_channels` is "same" (as the encoder at that level), "above" (as the
+    encoder one level up) or a list from level 0 down. With `narrow_first` the encoder's first
+    convolution of a level gives half of the level's channels. `kernel` and `window` (pooling from
+    level i to i + 1) are one size for all levels or one per level.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        num_classes: int,
+        channels: Sequence[int] | None = None,
+        depth: int = 4,
+        width: int = 32,
+        max_width: int = 320,
+        decoder_channels: str | Sequence[int] = "same",
+        convolutions: int | Sequence[int] = 2,
+        narrow_first: bool = False,
+        kernel: PerLevel = 3,
+        window: PerLevel = 2,
+        norm: str = "batch",
+        activation: str = "relu",
+        upsampling: str = "trilinear",
+        deep_supervision: bool = False,
+        pool: PoolFactory,
+    ):
+        super().__init__()
+        enc = encoder_widths(channels, depth, width, max_width)
+        depth = len(enc)
+        dec = decoder_widths(decoder_channels, enc)
+        convs = [convolutions] * depth if isinstance(convolutions, int) else list(convolutions)
+        if len(convs) != depth or min(convs) < 1:
+            raise Misuse(f"model.convolutions must be one number >= 1 per level, got {convs}")
+        kernels = per_level(kernel, depth, "model.kernel")
+        self.windows = per_level(window, depth - 1, "model.window")
+        self.norm = norm
+
+        def block(level: int, first: int, middle: int, last: int) -> ConvBlock:
+            widths = [first, *[middle] * (convs[level] - 1), last]
+            return ConvBlock(widths, kernel=kernels[level], norm=norm, activation=activation)
+
+        self.encoder = nn.ModuleList()
+        before = in_channels
+        for level, width_here in enumerate(enc):
+            middle = max(1, width_here // 2) if narrow_first else width_here
+            convolved = block(level, before, middle, width_here)
+            pooled = pool(self.windows[level - 1]) if level else None
+            self.encoder.append(EncoderLevel(pooled, convolved))
+            before = width_here
+
+        self.decoder = nn.ModuleList()  # from the coarsest level to level 0
+        for level in reversed(range(depth - 1)):
+            up, up_channels = blocks.upsampling(upsampling, self.windows[level], before, enc[level])
+            self.decoder.append(
+                DecoderLevel(up, block(level, enc[level] + up_channels, dec[level], dec[level]))
+            )
+            before = dec[level]
+
+        supervised = range(max(1, depth - 2)) if deep_supervision else range(1)
+        self.heads = nn.ModuleList(nn.Conv3d(dec[level], num_classes, 1) for level in supervised)
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """(B, C, D, H, W) -> (B, K, D, H, W); in training with deep supervision, finest first."""
+        self._check_size(x)
+        skips = []
+        for level in self.encoder:
+            x = level(x)
+            skips.append(x)
+        skips.pop()
+        outputs = []
+        while skips:
+            x = self.decoder[-len(skips)](x, skips.pop())
+            if len(skips) < len(self.heads) and (self.training or not skips):
+                outputs.insert(0, self.heads[len(skips)](x))
+        return outputs if self.training and len(self.heads) > 1 else outputs[0]
+
+    def blocks(self) -> Iterator[tuple[int, nn.Module]]:
+        """Every encoder and decoder level, with its level."""
+        yield from enumerate(self.encoder)
+        for n, module in enumerate(self.decoder):
+            yield len(self.decoder) - 1 - n, module
+
+    def _check_size(self, x: Tensor) -> None:
+        size = list(x.shape[2:])
+        for window in self.windows:
+            size = [n // w for n, w in zip(size, window, strict=True)]
+        values = {"batch": len(x) * prod(size), "instance": prod(size)}  # that a norm averages
+        if min(size) < 1 or (self.training and values.get(self.norm, 2) == 1):
+            raise Misuse(
+                f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} patch "
+                f"for the {self.norm} norm: use a larger data.patch_size, fewer levels (model.depth) "
+                "or smaller pooling windows (model.window)"
+            )
+
+
+class EncoderLevel(nn.Module):
+    """Pool (but for level 0) and convolve."""
+
+    def __init__(self, pool: nn.Module | None, convs: ConvBlock):
+        super().__init__()
+        self.pool = pool
+        self.convs = convs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs(x if self.pool is None else self.pool(x))
+
+
+class DecoderLevel(nn.Module):
+    """Go up, concatenate the skip, convolve."""
+
+    def __init__(self, up: nn.Module, convs: ConvBlock):
+        super().__init__()
+        self.up = up
+        self.convs = convs
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        x = torch.cat([skip, fit(self.up(x), skip)], dim=1)
+        del skip
+        return self.convs(x)
+
+
+def encoder_widths(
+    channels: Sequence[int] | None, depth: int, width: int, max_width: int
+) -> list[int]:
+    """The channels of each level.
+
+    >>> encoder_widths(None, 4, 64, 256)
+    [64, 128, 256, 256]
+    """
+    if depth < 2 or width < 1:
+        raise Misuse(
+            f"a U-Net needs model.depth >= 2 and model.width >= 1, got {depth} and {width}"
+        )
+    widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
+    if len(widths) < 2 or min(widths) < 1:
+        raise Misuse(f"model.channels needs two levels or more, each >= 1, got {list(widths)}")
+    return list(widths)
+
+
+def decoder_widths(decoder_channels: str | Sequence[int], encoder: list[int]) -> list[int]:
+    """The channels of each decoder level, level 0 first.
+
+    >>> decoder_widths("above", [64, 128, 256, 512, 512])
+    [64, 64, 128, 256]
+    """
+    if decoder_channels == "same":
+        return encoder[:-1]
+    if decoder_channels == "above":
+        return [encoder[0], *encoder[:-2]]
+    if isinstance(decoder_channels, str) or len(decoder_channels) != len(encoder) - 1:
+        raise Misuse(
+            f"model.decoder_channels must be same, above or {len(encoder) - 1} ints (one per level "
+            f"but the last), got {decoder_channels!r}"
+        )
+    return list(decoder_channels)
+
+
+def per_level(value: PerLevel, levels: int, name: str) -> list[Triple]:
+    """One (D, H, W) size per level.
+
+    >>> per_level([[1, 2, 2], 2], 2, "window")
+    [(1, 2, 2), (2, 2, 2)]
+    >>> per_level([1, 2, 2], 2, "window")
+    [(1, 2, 2), (1, 2, 2)]
+    """
+    entries = [value] if isinstance(value, int) else list(value)
+    if all(isinstance(entry, int) for entry in entries):
+        entries = [value] * levels
+    sizes: list[Any] = [(e, e, e) if isinstance(e, int) else tuple(e) for e in entries]
+    if len(sizes) != levels or any(len(s) != 3 or min(s) < 1 for s in sizes):
+        raise Misuse(
+            f"{name} must be an int, three ints, or a list of {levels} of these, got {value!r}"
+        )
+    return sizes

@@ -1,0 +1,69 @@
+"""report.json and the short table at the end of a run."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from unet3d import __version__
+
+PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Of what decides a result."""
+    return {"unet3d": __version__, "python": platform.python_version()} | {
+        name: version(name) for name in PACKAGES
+    }
+
+
+def write(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report whole or not at all; what is not a number becomes null, as JSON wants it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")
+    draft.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """The same with NaN and infinities as None."""
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """What a person wants to know when a run is over."""
+    rows: list[tuple[str, str]] = []
+    metrics = report["metrics"]
+    for name, value in metrics.items():
+        if name.startswith("val/dice"):
+            label = (
+                "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}"
+            )
+            rows.append((label, "no such voxels" if math.isnan(value) else f"{value:.4f}"))
+    speed = report["speed"]
+    if speed:
+        rows.append(
+            (
+                "seconds per step",
+                f"{speed['median_step_seconds']:.3f} (95 % below {speed['p95_step_seconds']:.3f})",
+            )
+        )
+    for name, label in (("steady_step", "peak memory of a step"), ("validation", "of validation")):
+        figures = report["memory"].get(name)
+        if name == "steady_step" and figures is None:
+            figures = report["memory"].get("first_step")
+        if figures:
+            shown = [f"{v / 2**20:.0f} MiB {k}" for k, v in figures.items() if k != "phases"]
+            rows.append((label, ", ".join(shown)))
+    rows.append(("parameters", f"{report['parameters']:,}"))
+    rows.append(("run", report["folder"]))
+    rows.append(("curves", f"tensorboard --logdir {report['folder']}"))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:{width}}  {value}" for label, value in rows)
