@@ -1,9 +1,80 @@
-"""Shared by all tests: the CPU runs on the threads it is given, and nothing is random."""
+"""Shared by all tests: a composed config on small volumes, one thread, one seed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
+
+from unet3d.build import Request
+from unet3d.commands.run import conf_folder
+from unet3d.data.synthetic import write
+
+Compose = Callable[..., Request]
 
 
 @pytest.fixture(autouse=True)
 def seeded():
+    torch.set_num_threads(1)  # tests run side by side; more threads would wait for each other
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides that make a run tiny; the volumes are shared by all tests of a process."""
+    folder = tmp_path_factory.mktemp("small")
+    return [
+        f"data.root={folder / 'synthetic'}",
+        f"data.cache={folder / 'prepared'}",
+        "data.source.size=[16,16,16]",
+        "data.source.num_cases=5",
+        "data.patch_size=[16,16,16]",
+        "data.batch_size=2",
+        "data.patches_per_case=1",
+        "trainer.max_steps=1",
+        "trainer.enable_progress_bar=false",
+        "trainer.accelerator=cpu",
+    ]
+
+
+@pytest.fixture
+def composed(small: list[str]) -> Compose:
+    """Compose train.yaml as the command line would."""
+
+    def request(*overrides: str, base: Sequence[str] = small) -> Request:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            words = [*base, *overrides]
+            cfg = compose("train", overrides=words, return_hydra_config=True)
+            choices = dict(cfg.hydra.runtime.choices)
+            HydraConfig.instance().cfg = None
+            with open_dict(cfg):
+                del cfg["hydra"]
+        return Request(cfg, choices, words)
+
+    return request
+
+
+@pytest.fixture(scope="session")
+def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set in the Decathlon's layout, as if it had been downloaded."""
+    folder = tmp_path_factory.mktemp("decathlon")
+    write(
+        folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
+    )
+    return folder
+
+
+@pytest.fixture
+def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Run `unet3d train` in an empty working folder, on small volumes; return the exit code."""
+    from unet3d.commands.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def command(*overrides: str) -> int:
+        return main(["train", *small, f"hydra.run.dir={tmp_path / 'run'}", *overrides])
+
+    return command

@@ -11,6 +11,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
@@ -164,7 +165,7 @@ def make(node: DictConfig, **objects: Any) -> Any:
         return made if partial and not objects else made(**objects)
     except InstantiationException as error:
         raise Misuse(f"{factory}: {_first_line(error.__cause__ or error)}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, MisconfigurationException) as error:
         if isinstance(error, Misuse):
             raise
         raise Misuse(f"{factory}: {_first_line(error)}") from error

@@ -37,7 +37,9 @@ def conf_folder() -> Path:
 def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
     """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
     codes: list[int] = []
-    words = [quoted(word, sweep=_is_sweep(arguments)) for word in arguments]
+    sweep = [word for word in arguments if word in ("-m", "--multirun")]
+    words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
+    words = sweep + words  # argparse wants flags before overrides
     own = Path.cwd() / "conf"
     if (
         own.is_dir()
@@ -47,22 +49,24 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         words = ["--config-dir", str(own), *words]
 
     def job(cfg: DictConfig) -> None:
-        hydra_config = HydraConfig.get()
-        for key in cfg:
-            if str(key) not in top_level_keys(config):
-                raise Misuse(f"no key or group {key!r}{_near(str(key), top_level_keys(config))}")
-        request = Request(cfg, dict(hydra_config.runtime.choices), hydra_config.overrides.task)
-        folder = Path(hydra_config.runtime.output_dir)
-        codes.append(answered(lambda: verb(request, folder), debug=bool(cfg.get("debug"))))
+        composed = HydraConfig.get()
+        request = Request(cfg, dict(composed.runtime.choices), composed.overrides.task)
+        folder = Path(composed.runtime.output_dir)
 
-    def composed() -> int:
+        def checked() -> int:
+            refuse_unknown(cfg, config)
+            return verb(request, folder)
+
+        codes.append(answered(checked, debug=bool(cfg.get("debug"))))
+
+    def compose_and_run() -> int:
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we answer in our words
     before, sys.argv = sys.argv, [f"unet3d {config}", *words]
     try:
-        code = answered(composed, debug="debug=true" in words, config=config, words=words)
+        code = answered(compose_and_run, debug="debug=true" in words, config=config, words=words)
     finally:
         sys.argv = before
     failed = [c for c in [code, *codes] if c]
@@ -109,7 +113,7 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote special characters, as in key=\"'a, b'\""
     if isinstance(error, Misuse | Misfit | Fault):
-        return str(error)
+        return " ".join(str(error).split())
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HydraException | OmegaConfBaseException):
         return text
@@ -138,12 +142,15 @@ def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
     yield from flat(composed)
 
 
-def top_level_keys(config: str) -> list[str]:
-    """Every group and key that a verb's config can have: `+key=` may not add another."""
+def refuse_unknown(cfg: DictConfig, config: str) -> None:
+    """`+key=` may add an option to a group, but no key that nobody reads."""
     own = OmegaConf.load(conf_folder() / f"{config}.yaml")
     assert isinstance(own, DictConfig)
     groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
-    return [*groups, *(str(key) for key in own)]
+    known = [*groups, *(str(key) for key in own)]
+    for key in map(str, cfg):
+        if key not in known:
+            raise Misuse(f"no key or group {key!r}{_near(key, known)}")
 
 
 def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -173,7 +180,3 @@ def quoted(word: str, *, sweep: bool) -> str:
         return word
     escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value else value
     return f"{key}='{escaped}'"
-
-
-def _is_sweep(arguments: Sequence[str]) -> bool:
-    return any(a in ("-m", "--multirun") for a in arguments)

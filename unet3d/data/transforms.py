@@ -70,28 +70,23 @@ class Preparation:
         return label.astype(np.uint8)
 
     def _load(self, file: Path, interpolation: str) -> np.ndarray:
-        from monai.data import MetaTensor
-        from monai.transforms import Compose, EnsureChannelFirst, LoadImage, Orientation, Spacing
+        from monai.transforms import EnsureChannelFirst, LoadImage, Orientation, Spacing
 
         if not file.is_file():
             raise Misuse(f"{file.absolute()} is missing")
-        steps = [
-            LoadImage(reader="NibabelReader", image_only=True),
-            EnsureChannelFirst(),
-            Orientation(self.orientation, labels=(("L", "R"), ("P", "A"), ("I", "S"))),
-        ]
-        if self.spacing_mm is not None:
-            steps.append(Spacing(self.spacing_mm, mode=interpolation))
         try:
-            volume = Compose(steps)(file)
+            volume: Any = LoadImage(reader="NibabelReader", image_only=True)(file)
         except Exception as error:  # the reader's own errors do not name the file
-            cause = error.__cause__ or error
-            raise Misuse(f"{file} cannot be read as a volume: {cause}") from error
-        assert isinstance(volume, MetaTensor)
-        array = volume.numpy()
-        if array.ndim != 4:
-            raise Misuse(f"{file} must be a 3D volume, its shape is {list(array.shape)}")
-        return array
+            raise Misuse(
+                f"{file} cannot be read as a volume: {error.__cause__ or error}"
+            ) from error
+        if volume.ndim not in (3, 4):
+            raise Misuse(f"{file} must be a 3D volume, its shape is {list(volume.shape)}")
+        volume = EnsureChannelFirst()(volume)
+        volume = Orientation(self.orientation, labels=(("L", "R"), ("P", "A"), ("I", "S")))(volume)
+        if self.spacing_mm is not None:
+            volume = Spacing(self.spacing_mm, mode=interpolation)(volume)
+        return volume.numpy()
 
 
 def prepare(case: Case, preparation: Preparation) -> tuple[np.ndarray, np.ndarray]:

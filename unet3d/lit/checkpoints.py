@@ -77,4 +77,5 @@ def best_checkpoint(folder: Path) -> ModelCheckpoint:
         mode="max",
         auto_insert_metric_name=False,
         enable_version_counter=False,
+        save_on_train_epoch_end=False,  # but after a validation
     )

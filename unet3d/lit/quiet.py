@@ -11,6 +11,7 @@ def hush() -> None:
         r".*does not have many workers.*",  # data.num_workers says how many
         r".*isinstance\(treespec, LeafSpec\).*",  # Lightning's own, with torch >= 2.13
         r".*The number of training batches .* is smaller than the logging interval.*",
+        r".*have no `val_dataloader`.*",  # fold=none
         r".*exists and is not empty.*",  # a resumed run goes on in its folder
         r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu said so

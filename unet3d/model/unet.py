@@ -105,8 +105,8 @@ class UNet3D(nn.Module):
         size = list(x.shape[2:])
         for window in self.windows:
             size = [n // w for n, w in zip(size, window, strict=True)]
-        values = {"batch": len(x) * prod(size), "instance": prod(size)}  # that a norm averages
-        if min(size) < 1 or (self.training and values.get(self.norm, 2) == 1):
+        averaged = {"batch": len(x) if self.training else 2, "instance": 1}.get(self.norm, 2)
+        if min(size) < 1 or averaged * prod(size) == 1:  # no norm of a single value
             raise Misuse(
                 f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} patch "
                 f"for the {self.norm} norm: use a larger data.patch_size, fewer levels (model.depth) "

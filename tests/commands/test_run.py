@@ -1,0 +1,190 @@
+import json
+
+import pytest
+import torch
+
+from unet3d.commands.main import main
+from unet3d.commands.run import quoted
+
+
+def report(tmp_path):
+    return json.loads((tmp_path / "run" / "report.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("modle=unet_tiny", "did you mean model?"),
+        ("model=unet_smal", "did you mean unet_small?"),
+        ("model.depht=5", "did you mean model.depth?"),
+        ("data.bach_size=5", "did you mean data.batch_size?"),
+        ("experiment=none_such", "no experiment=none_such"),
+        ("+foo=1", "no key or group 'foo'"),
+        ("+model.foo=1", "unexpected keyword argument 'foo'"),
+        ("data.root='unbalanced", "quote special characters"),
+        ("pool.tau=1", "pool.tau"),
+    ],
+)
+def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, override, said):
+    assert unet3d(override) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert error.startswith("unet3d: ")
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.batch_size=0", "batch_size >= 1"),
+        ("trainer.max_steps=-3", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_steps=0", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_steps=many", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_time=10m", "DD:HH:MM:SS"),
+        ("model.depth=9", "data.patch_size"),
+        ("model.window=[20,2,2]", "data.patch_size"),
+        ("precision=17", "precision must be one of"),
+        ("precision=16-true", "needs a GPU"),
+        ("fold=7", "fold must be 0..4"),
+        ("fold=x", "fold must be 0..4"),
+        ("seed=-1", "seed must be"),
+        ("optimizer.lr=-1", "optimizer"),
+        ("data.num_classes=3", "_target_"),
+        ("data.in_channels=2", "data.in_channels=2"),
+        ("data.ignore_label=1", "data.ignore_label"),
+        ("data.spacing_mm=[1,1]", "data.spacing_mm"),
+        ("data.patch_size=[8]", "data.patch_size"),
+        ("infer.overlap=1", "overlap"),
+        ("model=dynunet pool=median", "has its own pooling"),
+        ("model=forum_small pool=max", "has its own pooling"),
+        ("model=dynunet checkpointing=blocks", "checkpointing=blocks"),
+        ("model.channels=[4,8] model.depth=3", "leave out model.depth"),
+        ("pool=approx_median pool.tau=0", "pool.tau"),
+        ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
+        ("init=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
+        ("resume=x init=y", "give one"),
+        ("data=decathlon data.root=/no/such", "no dataset.json in /no/such"),
+    ],
+)
+def test_a_bad_value_ends_with_one_clear_line_and_code_2(
+    small, tmp_path, monkeypatch, capsys, override, said
+):
+    monkeypatch.chdir(tmp_path)
+    words = override.split()
+    base = [w for w in small if not ("data=decathlon" in words and w.startswith("data."))]
+    if override == "data.num_classes=3":  # three classes asked for, four in the files
+        words = ["data.source.num_classes=4", "data.num_classes=3"]
+        said = "labels must be 0..2"
+    assert main(["train", *base, f"hydra.run.dir={tmp_path / 'run'}", *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert [line for line in error if said in line]
+    assert "Traceback" not in "\n".join(error)
+
+
+def test_debug_shows_the_traceback(unet3d, capsys):
+    assert unet3d("data.batch_size=0", "debug=true") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
+    from unet3d.commands import train
+
+    def broken(request, folder):
+        raise RuntimeError("the disk\nis full")
+
+    monkeypatch.setattr(train, "build", broken)
+    assert unet3d() == 4
+    assert "RuntimeError: the disk is full (debug=true shows where)" in capsys.readouterr().err
+
+
+def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
+    from unet3d.commands import train
+
+    def broken(request, folder):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train, "build", broken)
+    assert unet3d() == 3
+
+
+def test_a_loss_that_is_nan_stops_the_run_with_code_4(unet3d, capsys):
+    assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20") == 4
+    assert "at step" in capsys.readouterr().err
+
+
+def test_paths_take_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decathlon_folder):
+    odd = tmp_path / "my scans, a=b (1) it's"
+    odd.symlink_to(decathlon_folder)
+    run = tmp_path / "a run, x=y (2)"
+    assert (
+        main(
+            [
+                "train",
+                "data=decathlon",
+                f"data.root={odd}",
+                "data.patch_size=[16,16,16]",
+                "trainer.max_steps=1",
+                f"hydra.run.dir={run}",
+            ]
+        )
+        == 0
+    )
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (
+        main(
+            [
+                "train",
+                "data=decathlon",
+                f"data.root={odd}",
+                f"init={run}/checkpoints/last.ckpt",
+                "data.patch_size=[16,16,16]",
+                "trainer.max_steps=1",
+            ]
+        )
+        == 0
+    )
+
+
+def test_a_path_is_quoted_unless_it_is_null_or_quoted_already():
+    assert quoted("resume=null", sweep=False) == "resume=null"
+    assert quoted("resume='a b'", sweep=False) == "resume='a b'"
+    assert quoted("model=unet_tiny", sweep=False) == "model=unet_tiny"
+    assert quoted("data.root=a,b", sweep=True) == "data.root=a,b"
+
+
+def test_a_conf_folder_in_the_working_folder_adds_options(unet3d, tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(
+        "defaults: [unet_tiny, _self_]\nwidth: 3\n"
+    )
+    assert unet3d("model=mine") == 0
+    assert report(tmp_path)["config"]["model"]["width"] == 3
+
+
+def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "pool=max,median", "fold=0,9"]
+    assert main(["train", *small, *sweep]) == 1
+    assert capsys.readouterr().err.count("fold must be 0..4") == 2
+    pools = [
+        json.loads(path.read_text())["config"]["pool"]["_target_"]
+        for path in sorted((tmp_path / "sweep").glob("*/report.json"))
+    ]
+    assert len(set(pools)) == 2
+
+
+def test_help_and_version_import_nothing_heavy():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from unet3d.commands.main import main; "
+        "assert main(['--help']) == main(['--version']) == 0; "
+        "assert not {'torch', 'hydra', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_unknown_verb_names_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err

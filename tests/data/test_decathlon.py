@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from unet3d.data.decathlon import Decathlon
+from unet3d.types import Misuse
+
+
+def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
+    source = Decathlon(str(decathlon_folder))
+    assert source.describe().classes == ("background", "ball", "tube")
+    assert source.describe().channels == ("synthetic",)
+    cases = source.cases()
+    assert [c.name for c in cases] == [f"case_{n:03d}" for n in range(5)]
+    assert all(c.images[0].is_file() and c.label.is_file() for c in cases)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "one JSON object"),
+        (json.dumps({"labels": {"0": "a"}, "modality": {"0": "CT"}}), "no training cases"),
+        (json.dumps({"training": [{"image": "x"}]}), "image and label"),
+    ],
+)
+def test_a_broken_json_is_answered_with_its_name(tmp_path, content, said):
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(Misuse, match=said):
+        Decathlon(str(tmp_path)).cases()
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"1": "a"}, {"a": 0}, ["background"]])
+def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "modality": {"0": "x"}}))
+    with pytest.raises(Misuse, match="labels must name"):
+        Decathlon(str(tmp_path)).describe()
+
+
+def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
+    with pytest.raises(Misuse, match="no dataset.json"):
+        Decathlon(str(tmp_path / "nowhere")).cases()

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from unet3d.data.case import Case
+from unet3d.data.split import split
+from unet3d.types import Misuse
+
+
+def cases(count):
+    return [Case(name=f"case_{n:03d}", images=(), label=Path()) for n in range(count)]
+
+
+def test_folds_are_nnunets():
+    """The validation cases of sklearn's KFold(5, shuffle=True, random_state=12345) on 12 names."""
+    held_out = [[int(c.name[-3:]) for c in split(cases(12), fold)[1]] for fold in range(5)]
+    assert held_out == [[0, 3, 8], [7, 10, 11], [6, 9], [1, 4], [2, 5]]
+
+
+def test_every_case_validates_once_and_never_trains_then():
+    seen = []
+    for fold in range(5):
+        training, validation = split(cases(13), fold)
+        assert not set(training) & set(validation)
+        assert len(training) + len(validation) == 13
+        seen += validation
+    assert sorted(c.name for c in seen) == [c.name for c in cases(13)]
+
+
+def test_fold_none_trains_on_every_case():
+    assert split(cases(3), None) == (cases(3), [])
+
+
+@pytest.mark.parametrize("fold", [-1, 5])
+def test_a_fold_that_is_not_there_is_refused(fold):
+    with pytest.raises(Misuse, match=r"0\.\.4"):
+        split(cases(9), fold)
+
+
+def test_too_few_cases_for_folds_are_refused_with_the_way_out():
+    with pytest.raises(Misuse, match="fold=none"):
+        split(cases(4), 0)

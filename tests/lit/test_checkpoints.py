@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from unet3d.build import build, network_from
+from unet3d.lit.checkpoints import WholeCheckpoints
+from unet3d.lit.start import initialised, loaded, resumed_from
+from unet3d.types import Misuse
+
+
+def fitted(run, checkpoint=None):
+    run.trainer.fit(
+        run.task, run.train_loader, run.val_loader, ckpt_path=checkpoint, weights_only=True
+    )
+    return run
+
+
+def test_a_run_leaves_last_and_best_that_load_without_code(composed, tmp_path):
+    fitted(build(composed(), tmp_path))
+    for name in ("last.ckpt", "best.ckpt"):
+        content = torch.load(tmp_path / "checkpoints" / name, weights_only=True)
+        assert content["global_step"] == 1
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "last.ckpt",
+    ]
+
+
+def test_a_checkpoint_alone_is_enough_to_predict_with(composed, tmp_path):
+    run = fitted(build(composed("model.width=4", "pool=median"), tmp_path))
+    content = loaded(tmp_path / "checkpoints" / "last.ckpt")
+    card = content["unet3d"]
+    network = network_from(card)
+    network.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
+    x = torch.randn(1, 1, 16, 16, 16)
+    with torch.no_grad():
+        assert network.eval()(x).equal(run.task.model.eval()(x))
+    assert card["classes"] == ["background", "ball", "tube", "box"]
+    assert card["preparation"]["orientation"] == "RAS"
+
+
+def test_a_run_that_breaks_leaves_its_last_state(composed, tmp_path):
+    run = build(composed("trainer.max_steps=5"), tmp_path)
+    calls = []
+
+    def breaks(*_):
+        calls.append(1)
+        if len(calls) > 6 and run.task.training:
+            raise RuntimeError("broken on purpose")
+
+    run.task.model.register_forward_pre_hook(breaks)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fitted(run)
+    assert loaded(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == run.trainer.global_step
+
+
+def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    io = WholeCheckpoints()
+    io.save_checkpoint({"a": 1}, path)
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        io.save_checkpoint({"a": 2}, path)
+    assert torch.load(path, weights_only=True) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_resumed_run_goes_on_counting(composed, tmp_path):
+    fitted(build(composed("trainer.max_steps=2"), tmp_path))
+    again = build(composed("trainer.max_steps=4"), tmp_path)
+    fitted(again, resumed_from("auto", tmp_path / "checkpoints"))
+    assert again.trainer.global_step == 4
+
+
+def test_resume_finds_a_file_a_folder_or_nothing(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert resumed_from("auto", folder) is None
+    folder.mkdir()
+    last = folder / "last.ckpt"
+    last.touch()
+    assert resumed_from("auto", folder) == last
+    assert resumed_from(str(tmp_path), folder) == last
+    assert resumed_from(str(last), folder) == last
+    with pytest.raises(Misuse, match="there is no checkpoint at"):
+        resumed_from(str(tmp_path / "other"), folder)
+
+
+def test_init_takes_what_fits_and_says_what_was_left_out(composed, tmp_path):
+    run = fitted(build(composed(), tmp_path))
+    other = build(composed("data.num_classes=5"), tmp_path / "other")
+    said = initialised(other.task.model, tmp_path / "checkpoints" / "last.ckpt")
+    assert "heads.0.weight" in said
+    assert "encoder" not in said.split("random")[1]
+    key = "encoder.0.convs.0.conv.weight"
+    assert other.task.model.state_dict()[key].equal(run.task.model.state_dict()[key])
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", [1, 2]])
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(Misuse, match=r"x\.ckpt"):
+        loaded(path)

@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from unet3d.loss import dice_ce as module
+from unet3d.loss.dice_ce import DiceCE, resized
+from unet3d.loss.dice_ce_reference import dice_ce
+from unet3d.types import IGNORE, Misuse
+
+
+def sample(dtype=torch.float64, ignored=True):
+    logits = torch.randn(2, 4, 5, 6, 7, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, 4, (2, 5, 6, 7)).to(torch.uint8)
+    if ignored:
+        labels[:, 0] = IGNORE
+    return logits, labels
+
+
+@pytest.mark.parametrize("batch_dice", [True, False])
+@pytest.mark.parametrize("parts", [(1.0, 1.0), (1.0, 0.0), (0.0, 2.0)])
+@pytest.mark.parametrize("slab", [10, 400, 10**6])
+def test_value_and_gradient_equal_the_reference(monkeypatch, batch_dice, parts, slab):
+    monkeypatch.setattr(module, "SLAB_ELEMENTS", slab)
+    logits, labels = sample()
+    dice, ce = parts
+    ours = DiceCE(dice=dice, ce=ce, batch_dice=batch_dice)(logits, labels)
+    theirs = dice_ce(logits, labels, dice=dice, ce=ce, batch_dice=batch_dice)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(3 * loss, logits)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_backward_keeps_the_logits_and_the_labels_alone():
+    logits, labels = sample(torch.bfloat16)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        DiceCE()(logits, labels)
+    large = [t for t in kept if t.numel() >= labels.numel()]
+    assert {(t.dtype, t.shape) for t in large} == {
+        (logits.dtype, logits.shape),
+        (labels.dtype, labels.shape),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_logits_are_summed_in_float32(dtype):
+    logits, labels = sample(dtype)
+    loss = DiceCE()(logits, labels)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(loss.double(), dice_ce(logits.double(), labels), rtol=1e-5, atol=0)
+
+
+def test_ignored_voxels_change_nothing():
+    logits, labels = sample()
+    loss = DiceCE()(logits, labels)
+    changed = logits.detach().clone()
+    changed[:, :, 0] += torch.randn_like(changed[:, :, 0])
+    torch.testing.assert_close(DiceCE()(changed, labels), loss, rtol=0, atol=1e-15)
+    loss.backward()
+    assert logits.grad[:, :, 0].abs().max() == 0
+
+
+def test_a_batch_with_nothing_labelled_gives_no_nan():
+    logits, labels = sample()
+    loss = DiceCE()(logits, torch.full_like(labels, IGNORE))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.abs().max() == 0
+
+
+def test_deep_supervision_weighs_each_output_half_of_the_finer_one():
+    fine, labels = sample()
+    coarse = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64)
+    loss = DiceCE()
+    both = loss([fine, coarse], labels)
+    apart = loss(fine, labels) + 0.5 * loss(coarse, resized(labels, (2, 3, 3)))
+    torch.testing.assert_close(both, apart / 1.5, rtol=1e-12, atol=0)
+
+
+def test_labels_are_resized_to_the_nearest_voxel():
+    labels = torch.arange(4).repeat_interleave(2)[None, :, None, None]
+    assert resized(labels, (4, 1, 1)).flatten().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [{"dice": -1.0}, {"dice": 0.0, "ce": 0.0}, {"smooth": 0.0}])
+def test_weights_that_make_no_loss_are_refused(bad):
+    with pytest.raises(Misuse, match="loss needs"):
+        DiceCE(**bad)

@@ -1,0 +1,161 @@
+"""The application, end to end."""
+
+import json
+import math
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unet3d.build import build
+from unet3d.commands.main import main
+
+
+def events(run):
+    accumulator = EventAccumulator(str(run / "tensorboard"))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_a_run_leaves_its_folder_as_documented(unet3d, tmp_path, capsys):
+    assert unet3d("trainer.max_steps=3") == 0
+    run = tmp_path / "run"
+    assert {p.name for p in run.iterdir()} >= {
+        "checkpoints",
+        "config.yaml",
+        "report.json",
+        "tensorboard",
+    }
+    report = json.loads((run / "report.json").read_text())
+    assert report["finished"] is True
+    assert report["parameters"] == 88_860
+    assert {"val/dice", "val/dice/ball", "val/iou"} <= set(report["metrics"])
+    assert {"first_step", "steady_step", "validation"} == set(report["memory"])
+    assert {"median_step_seconds", "p95_step_seconds"} <= set(report["speed"])
+    assert report["precision"] == {"asked": "32", "used": "32"}
+    assert report["config"]["data"]["num_classes"] == 4
+    assert report["device"] == "cpu"
+    assert {"torch", "unet3d"} <= set(report["versions"])
+    shown = capsys.readouterr().out
+    assert "Dice, mean" in shown
+    assert "peak memory of a step" in shown
+    assert f"tensorboard --logdir {run}" in shown
+
+
+def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
+    assert unet3d("trainer.max_steps=3") == 0
+    log = events(tmp_path / "run")
+    tags = log.Tags()
+    assert {
+        "train/loss",
+        "train/lr",
+        "val/dice",
+        "val/dice/ball",
+        "speed/step_seconds",
+        "speed/volumes_per_second",
+        "memory/step_peak_resident_mib",
+        "memory/forward_peak_resident_mib",
+        "memory/validation_peak_resident_mib",
+        "final/val/dice",
+    } <= set(tags["scalars"])
+    assert [s.step for s in log.Scalars("memory/step_peak_resident_mib")] == [0, 1, 2]
+    assert len(tags["images"]) == 1  # one case validates
+    assert "config/text_summary" in tags["tensors"]
+    hparams = [t for t in log.summary_metadata if t.startswith("_hparams_")]
+    assert hparams
+
+
+def test_a_run_that_ends_within_an_epoch_validates_what_it_reached(composed, tmp_path):
+    run = build(composed("trainer.max_steps=3", "trainer.check_val_every_n_epoch=9"), tmp_path)
+    run.trainer.fit(run.task, run.train_loader, run.val_loader)
+    steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
+    assert steps == [2]
+
+
+def test_fold_none_trains_on_every_case_without_validation(unet3d, tmp_path):
+    assert unet3d("fold=none") == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert not [name for name in report["metrics"] if name.startswith("val/")]
+
+
+def test_resume_auto_starts_anew_goes_on_and_says_when_it_is_done(unet3d, tmp_path, capsys):
+    assert unet3d("resume=auto", "trainer.max_steps=2") == 0
+    assert "resumes from" not in capsys.readouterr().out
+    assert unet3d("resume=auto", "trainer.max_steps=4") == 0
+    assert "resumes from" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 4
+    assert unet3d("resume=auto", "trainer.max_steps=4") == 0
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_with_130_and_a_checkpoint(unet3d, tmp_path, monkeypatch):
+    from unet3d.lit.speed import StepSpeed
+
+    original = StepSpeed.on_train_batch_end
+
+    def interrupted(self, trainer, *rest):
+        original(self, trainer, *rest)
+        if trainer.global_step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", interrupted)
+    assert unet3d("trainer.max_steps=9") == 130
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 2
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["finished"] is False
+
+
+@pytest.mark.parametrize("option", ["num_workers=2", "ignore_label=9", "augmentation=none"])
+def test_data_options_take_effect(unet3d, option):
+    assert unet3d(f"data.{option}", "trainer.max_steps=2") == 0
+
+
+def test_the_same_seed_gives_the_same_weights_with_workers_or_without(composed, tmp_path):
+    weights = []
+    for n, extra in enumerate(([], ["data.num_workers=2"], ["seed=1"])):
+        run = build(composed("trainer.max_steps=3", "fold=none", *extra), tmp_path / str(n))
+        run.trainer.fit(run.task, run.train_loader)
+        weights.append(torch.cat([p.detach().flatten() for p in run.task.model.parameters()]))
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
+
+
+def test_pure_half_trains_fifty_steps_without_nan(composed, tmp_path):
+    run = build(
+        composed("precision=bf16-true", "model.norm=batch", "trainer.max_steps=50", "fold=none"),
+        tmp_path,
+    )
+    run.trainer.fit(run.task, run.train_loader)
+    model = run.task.model
+    assert model.encoder[0].convs[0].conv.weight.dtype == torch.bfloat16
+    assert model.encoder[0].convs[0].norm.running_mean.dtype == torch.float32
+    assert all(p.isfinite().all() for p in model.parameters())
+    losses = [s.value for s in events(tmp_path).Scalars("train/loss")]
+    assert len(losses) == 50
+    assert math.isfinite(sum(losses))
+    assert sum(losses[-10:]) < sum(losses[:10])
+
+
+@pytest.mark.gpu
+def test_pure_fp16_trains_fifty_steps_without_nan(composed, tmp_path):
+    run = build(
+        composed(
+            "trainer.accelerator=gpu", "precision=16-true", "trainer.max_steps=50", "fold=none"
+        ),
+        tmp_path,
+    )
+    run.trainer.fit(run.task, run.train_loader)
+    assert all(p.isfinite().all() for p in run.task.model.parameters())
+
+
+def test_the_default_job_learns_to_see(tmp_path, monkeypatch):
+    """The job of `make train`, a little shorter: Dice starts below 0.5 and ends above 0.8."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(2)
+    words = ["trainer.max_epochs=12", "trainer.enable_progress_bar=false", "hydra.run.dir=run"]
+    assert main(["train", *words, "trainer.accelerator=cpu"]) == 0
+    dice = [s.value for s in events(tmp_path / "run").Scalars("val/dice")]
+    assert dice[0] < 0.5
+    assert dice[-1] > 0.8
+    assert (tmp_path / "data" / "synthetic").is_dir()
