@@ -270,6 +270,8 @@ def trainer(
     """Lightning's trainer, with limits that are checked here."""
     hush()
     node = cfg.trainer.copy()
+    if node.devices != 1:
+        raise Misuse(f"trainer.devices must be 1: a run has one device, got {node.devices!r}")
     for key in ("max_steps", "max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
         value = node[key]
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -43,6 +43,7 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("trainer.max_time=10m", "DD:HH:MM:SS"),
         ("model.depth=9", "data.patch_size"),
         ("model.window=[20,2,2]", "data.patch_size"),
+        ("trainer.devices=2", "trainer.devices must be 1"),
         ("precision=17", "precision must be one of"),
         ("precision=16-true", "needs a GPU"),
         ("fold=7", "fold must be 0..4"),

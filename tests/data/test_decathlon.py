@@ -38,5 +38,5 @@ def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
 
 
 def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
-    with pytest.raises(Misuse, match="no dataset.json"):
+    with pytest.raises(Misuse, match=r"no dataset\.json"):
         Decathlon(str(tmp_path / "nowhere")).cases()

@@ -89,7 +89,7 @@ def test_the_first_step_steady_steps_and_validation_are_kept_apart(composed, tmp
 
 
 def test_measuring_costs_less_than_a_hundredth_of_a_step(composed, tmp_path):
-    """Four starts and readings per step against the quickest step that a network of this kind has."""
+    """Three starts and readings per step, against a step of at least 50 ms."""
     import time
 
     run, _ = trained(composed, tmp_path, "trainer.max_steps=5", "fold=none")

@@ -148,5 +148,5 @@ def test_a_bad_choice_is_answered_in_the_users_words(choices, said):
 
 
 def test_a_volume_too_small_for_the_levels_is_answered_in_the_users_words():
-    with pytest.raises(Misuse, match="data.patch_size"):
+    with pytest.raises(Misuse, match=r"data\.patch_size"):
         unet(depth=5, width=2)(torch.randn(2, 1, 8, 8, 8))

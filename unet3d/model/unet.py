@@ -108,9 +108,9 @@ class UNet3D(nn.Module):
         averaged = {"batch": len(x) if self.training else 2, "instance": 1}.get(self.norm, 2)
         if min(size) < 1 or averaged * prod(size) == 1:  # no norm of a single value
             raise Misuse(
-                f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} patch "
-                f"for the {self.norm} norm: use a larger data.patch_size, fewer levels (model.depth) "
-                "or smaller pooling windows (model.window)"
+                f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} "
+                f"patch for the {self.norm} norm: use a larger data.patch_size, fewer levels "
+                "(model.depth) or smaller pooling windows (model.window)"
             )
 
 

@@ -1,8 +1,8 @@
 """A smooth median with a temperature: exact as tau -> 0, ties included.
 
 Around each of the two exact middle values s of a window stands a soft mean, sum_i w_i x_i with
-w = softmax(-|x_i - s| / tau); the result is the mean of both. It differs from the exact median by at
-most 0.72 tau for K = 8 and 1.30 tau for K = 27 elements. Nothing but the input is kept for backward.
+w = softmax(-|x_i - s| / tau); the result is the mean of both. It differs from the exact median by
+at most 0.72 tau for K = 8 and 1.31 tau for K = 27 elements. Only the input is kept for backward.
 """
 
 import torch

@@ -40,7 +40,8 @@ class Windows:
         pads = three(padding, "padding")
         if min(size) < 1 or min(steps) < 1 or min(pads) < 0:
             raise Misuse(
-                f"a pooling needs kernel_size >= 1, stride >= 1, padding >= 0, got {size}, {steps}, {pads}"
+                "a pooling needs kernel_size >= 1, stride >= 1 and padding >= 0, "
+                f"got {size}, {steps} and {pads}"
             )
         if any(2 * p > k for p, k in zip(pads, size, strict=True)):
             raise Misuse(f"padding must be at most half of kernel_size, got {pads} for {size}")
@@ -63,10 +64,10 @@ class Windows:
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
                 "use fewer levels, a smaller window, or a larger patch"
             )
-        return out
+        return out[0], out[1], out[2]
 
     def views(self, x: Tensor, fill: float) -> Iterator[Tensor]:
-        """Yield K tensors shaped as the output: the i-th element of every window, padding as `fill`."""
+        """Yield the i-th element of every window, i = 0 .. K - 1; padding reads as `fill`."""
         out = self.output_shape(x.shape)
         if any(self.padding):
             pd, ph, pw = self.padding

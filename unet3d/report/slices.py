@@ -5,6 +5,9 @@ import colorsys
 import numpy as np
 from torch import Tensor
 
+SIDE = 600
+"""Pixels of a picture's longer side, about; small volumes are enlarged to it."""
+
 
 def palette(classes: int) -> np.ndarray:
     """(K, 3): black for the background, then hues as far apart as a golden angle makes them."""
@@ -34,7 +37,9 @@ def middle_slices(image: Tensor, reference: Tensor, prediction: Tensor) -> np.nd
         columns.append(rows)
     height = max(rows[0].shape[0] for rows in columns)
     padded = [np.concatenate([_pad(r, height) for r in rows]) for rows in columns]
-    return np.concatenate(padded, axis=1).transpose(2, 0, 1)
+    picture = np.concatenate(padded, axis=1)
+    enlarged = max(1, SIDE // max(picture.shape))  # whole pixels, so that voxels stay sharp
+    return picture.repeat(enlarged, 0).repeat(enlarged, 1).transpose(2, 0, 1)
 
 
 def _pad(plane: np.ndarray, height: int) -> np.ndarray:

@@ -1,0 +1,51 @@
+"""Every training command of the documents runs as written, with a limit and small volumes added."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from unet3d.commands.main import main
+from unet3d.commands.run import conf_folder
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def commands():
+    for document in DOCUMENTS:
+        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:2] == ["python", "train.py"]:
+                    yield words[2:]
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_a_documented_command_runs(words, small, tmp_path, monkeypatch, decathlon_folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
+    keys = {w.split("=")[0] for w in words}
+    extra = [w for w in small if w.split("=")[0] not in keys]
+    if "data=decathlon" in words:
+        extra = [w for w in extra if ".source." not in w]
+    if "model=unet_small" in words:
+        extra += ["model.width=4"]  # the command itself takes a minute
+    assert main(["train", *words, *extra]) == 0
+
+
+def test_the_readme_names_every_option_and_file():
+    text = (ROOT / "README.md").read_text()
+    shown = {p.stem for p in conf_folder().glob("*/[!_]*.yaml")} - {"none", "tensorboard"}
+    assert not [option for option in shown if f"`{option}`" not in text]
+    rooms = [p.name for p in (ROOT / "unet3d").iterdir() if p.is_dir() and p.name[0] != "_"]
+    assert not [room for room in rooms if f"unet3d/{room}/" not in text]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_pictures_are_there(document):
+    targets = re.findall(r"\]\(([^)#]+)\)", document.read_text())
+    local = [t for t in targets if "://" not in t]
+    assert not [t for t in local if not (document.parent / t).exists()]
