@@ -9,8 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
-from unet3d.build import Request
-from unet3d.commands.run import conf_folder
+from unet3d.build.objects import Request, conf_folder
 from unet3d.data.synthetic import write
 
 Compose = Callable[..., Request]

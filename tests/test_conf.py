@@ -2,8 +2,8 @@
 
 import pytest
 
-from unet3d.build import build
-from unet3d.commands.run import conf_folder
+from unet3d.build.objects import conf_folder
+from unet3d.build.run import build
 
 CONF = conf_folder()
 SHRUNK = {  # real networks are too large for a test: the same shape, narrower
@@ -49,6 +49,14 @@ def test_every_experiment_composes_and_changes_no_key(composed, experiment):
     request = composed(f"experiment={experiment}", base=[])
     plain = set(composed(base=[]).config)
     assert set(request.config) == plain
+
+
+def test_a_preset_decides_over_the_defaults(composed):
+    config = composed("experiment=forum_small", base=[]).config
+    assert config.precision == "16-true"
+    assert config.data.patch_size == [320, 150, 26]
+    assert config.model.encoder == [64, 128, 256, 256]
+    assert composed("experiment=forum_small", "precision=bf16", base=[]).config.precision == "bf16"
 
 
 @pytest.mark.parametrize("precision", ["32", "16", "bf16", "bf16-true"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from unet3d.build.objects import conf_folder
 from unet3d.commands.main import main
-from unet3d.commands.run import conf_folder
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unet3d.build import build
+from unet3d.build.run import build
 from unet3d.commands.main import main
 
 

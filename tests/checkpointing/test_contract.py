@@ -8,8 +8,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
+from unet3d.build.objects import conf_folder
 from unet3d.checkpointing.blocks import RecomputeBlocks
-from unet3d.commands.run import conf_folder
 from unet3d.model.unet import UNet3D
 from unet3d.types import Misuse
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from unet3d.build import build, network_from
+from unet3d.build.objects import network_from
+from unet3d.build.run import build
 from unet3d.lit.checkpoints import WholeCheckpoints
 from unet3d.lit.start import initialised, loaded, resumed_from
 from unet3d.types import Misuse

@@ -2,7 +2,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from unet3d.build import build
+from unet3d.build.run import build
 from unet3d.lit.memory import StepMemory
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.record import MIB, MemoryRecord

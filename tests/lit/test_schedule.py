@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from unet3d.build import build
+from unet3d.build.run import build
 from unet3d.lit.schedule import Cosine, Poly
 from unet3d.types import Misuse
 

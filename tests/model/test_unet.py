@@ -48,7 +48,7 @@ def test_the_papers_network_has_exactly_the_papers_convolution_parameters():
 
 @pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_paper"])
 def test_the_configs_say_the_same_networks(composed, option):
-    from unet3d.build import network
+    from unet3d.build.objects import network
 
     request = composed(f"model={option}", "data.num_classes=5")
     expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_paper": PAPER}[option]

@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.commands.run import conf_folder
+from unet3d.build.objects import conf_folder
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.median import MedianPool3d
 from unet3d.types import Misuse

@@ -19,19 +19,13 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from unet3d.build import Request
+from unet3d.build.objects import Request, conf_folder
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir")
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
-
-
-def conf_folder() -> Path:
-    """Where the configs lie: in the package if it is installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
 
 
 def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
@@ -144,10 +138,11 @@ def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
 
 def refuse_unknown(cfg: DictConfig, config: str) -> None:
     """`+key=` may add an option to a group, but no key that nobody reads."""
-    own = OmegaConf.load(conf_folder() / f"{config}.yaml")
-    assert isinstance(own, DictConfig)
-    groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
-    known = [*groups, *(str(key) for key in own)]
+    known = [p.name for p in conf_folder().iterdir() if p.is_dir()]
+    for name in {"train", config}:
+        own = OmegaConf.load(conf_folder() / f"{name}.yaml")
+        assert isinstance(own, DictConfig)
+        known += map(str, own)
     for key in map(str, cfg):
         if key not in known:
             raise Misuse(f"no key or group {key!r}{_near(key, known)}")

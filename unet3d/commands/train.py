@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from unet3d.build import Request, Run, build, introduction, report_of, start
+from unet3d.build.objects import Request
+from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
 from unet3d.report import report
 

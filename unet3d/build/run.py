@@ -1,24 +1,29 @@
-"""From a config to objects, in the order the data flows: the only reader of configs."""
+"""From a config to a run, in the order the data flows."""
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
+from unet3d.build.objects import (
+    Request,
+    described,
+    fold_of,
+    make,
+    network,
+    optimizer_factory,
+    parameters_of,
+    plain,
+    preparation_of,
+    seed_of,
+)
 from unet3d.data.prepared import Volume, prepared
 from unet3d.data.split import split
-from unet3d.data.transforms import Preparation
 from unet3d.data.volumes import loaders
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
@@ -41,9 +46,6 @@ from unet3d.types import Misuse
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
 
-HALF_EPSILON = 1e-4
-"""The least epsilon of an optimizer in pure fp16, where Adam's 1e-8 would be 0."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -65,20 +67,6 @@ class Run:
     def finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is at the end of this run already."""
         return finished(checkpoint, self.trainer)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A composed config and how the user arrived at it."""
-
-    config: DictConfig
-    choices: Mapping[str, str]  # the chosen option of each group
-    overrides: Sequence[str] = ()  # as typed
-
-    def sets(self, key: str) -> bool:
-        """Whether the command line sets this key or anything below it."""
-        keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
-        return any(k == key or k.startswith(key + ".") for k in keys)
 
 
 def build(request: Request, folder: Path) -> Run:
@@ -155,115 +143,6 @@ def build(request: Request, folder: Path) -> Run:
     )
 
 
-def make(node: DictConfig, **objects: Any) -> Any:
-    """Call a node's `_target_` with its values and `objects`: here alone configs become code."""
-    where = str(node._get_full_key(None)) or node.get("_target_")
-    factory = f"{where} (_target_: {node._target_})"
-    partial = node.get("_partial_", False)
-    try:
-        made = instantiate(node, _partial_=True, _convert_="all")
-        return made if partial and not objects else made(**objects)
-    except InstantiationException as error:
-        raise Misuse(f"{factory}: {_first_line(error.__cause__ or error)}") from error
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        if isinstance(error, Misuse):
-            raise
-        raise Misuse(f"{factory}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def described(
-    cfg: DictConfig, classes: Sequence[str], channels: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fill in data.num_classes and data.in_channels where null; name classes and channels."""
-    if cfg.data.num_classes is None:
-        cfg.data.num_classes = len(classes)
-    if cfg.data.in_channels is None:
-        cfg.data.in_channels = len(channels)
-    for key, least in (("num_classes", 2), ("in_channels", 1)):
-        if not isinstance(cfg.data[key], int) or cfg.data[key] < least:
-            raise Misuse(f"data.{key} must be an int >= {least}, got {cfg.data[key]}")
-    if cfg.data.in_channels != len(channels):
-        raise Misuse(
-            f"data.in_channels={cfg.data.in_channels}, but the data set has {len(channels)}: "
-            f"{', '.join(channels)}"
-        )
-    unnamed = (f"class_{n}" for n in range(len(classes), cfg.data.num_classes))
-    return (*classes, *unnamed)[: cfg.data.num_classes], tuple(channels)
-
-
-def preparation_of(cfg: DictConfig) -> Preparation:
-    """How volumes are made ready."""
-    data = cfg.data
-    spacing = data.spacing_mm
-    return Preparation(
-        num_classes=data.num_classes,
-        orientation=data.orientation,
-        spacing_mm=None if spacing is None else tuple(spacing),
-        normalize=data.normalize,
-        ignore_label=data.ignore_label,
-    )
-
-
-def fold_of(cfg: DictConfig) -> int | None:
-    """0..4, or None for `none`."""
-    if cfg.fold in (None, "none"):
-        return None
-    if not isinstance(cfg.fold, int):
-        raise Misuse(f"fold must be 0..4 or none, got {cfg.fold!r}")
-    return cfg.fold
-
-
-def seed_of(cfg: DictConfig) -> int:
-    """The seed, which must be an int that numpy and torch both take."""
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**32:
-        raise Misuse(f"seed must be an int in 0..2^32 - 1, got {cfg.seed!r}")
-    return cfg.seed
-
-
-def network(request: Request) -> nn.Module:
-    """The network with its pooling; a choice that it would ignore is refused."""
-    cfg = request.config
-    if request.sets("model.channels") and any(
-        request.sets(f"model.{key}") for key in ("depth", "width", "max_width")
-    ):
-        raise Misuse(
-            "model.channels says the channels exactly: leave out model.depth and model.width"
-        )
-    parameters = inspect.signature(get_object(cfg.model._target_)).parameters
-    if "pool" in parameters:
-        return make(cfg.model, pool=make(cfg.pool))
-    if request.sets("pool") or request.choices.get("pool", "max") != "max":
-        raise Misuse(
-            f"model={request.choices.get('model')} has its own pooling: "
-            f"leave out pool={request.choices.get('pool')}"
-        )
-    return make(cfg.model)
-
-
-def network_from(card: Mapping[str, Any]) -> nn.Module:
-    """The network that a checkpoint's card describes, without its weights."""
-    config = OmegaConf.create(dict(card["config"]))
-    assert isinstance(config, DictConfig)
-    return network(Request(config, choices={}))
-
-
-def optimizer_factory(cfg: DictConfig, used: Precision) -> Any:
-    """Parameters -> optimizer, with an epsilon that the weights' precision can hold."""
-    epsilon = cfg.optimizer.get("eps")
-    if used.used == "16-true" and epsilon is not None:
-        cfg.optimizer.eps = max(epsilon, HALF_EPSILON)
-
-    def factory(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return make(cfg.optimizer, params=list(parameters))
-
-    factory([nn.Parameter(torch.zeros(1))])  # bad values are found before the data is read
-    return factory
-
-
 def trainer(
     cfg: DictConfig, device: str, used: Precision, callbacks: list[Any], folder: Path
 ) -> pl.Trainer:
@@ -328,11 +207,6 @@ def introduction(run: Run) -> str:
     )
 
 
-def parameters_of(network: nn.Module) -> int:
-    """How many numbers are trained."""
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
-
-
 def report_of(run: Run, *, done: bool) -> dict[str, Any]:
     """What report.json says."""
     device = run.trainer.strategy.root_device
@@ -350,10 +224,3 @@ def report_of(run: Run, *, done: bool) -> dict[str, Any]:
         "versions": versions(),
         "config": run.config,
     }
-
-
-def plain(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved config as plain values."""
-    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}

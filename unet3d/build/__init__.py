@@ -1,0 +1,1 @@
+"""From a config to objects: nothing above hands a config on, nothing below sees one."""

@@ -1,0 +1,118 @@
+"""A training step as Lightning runs it, for the meter: the same objects, no trainer, no data."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from unet3d.build.objects import Request, make, network, optimizer_factory
+from unet3d.infer.sliding import SlidingWindow
+from unet3d.lit.precision import in_half
+from unet3d.machine.device import Precision
+from unet3d.meter.trace import Trace
+
+HALF = {"16": torch.float16, "bf16": torch.bfloat16}
+PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+
+
+class TrainingStep:
+    """Forward, zero_grad, backward, clipping, optimizer: in Lightning's order."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        infer: SlidingWindow,
+        patch: Sequence[int],
+        volume: Sequence[int],
+        batch_size: int,
+        channels: int,
+        micro_batches: int,
+        clip: float | None,
+        autocast: torch.dtype | None,
+        dtype: torch.dtype,
+    ):
+        self.model, self.loss, self.optimizer, self.infer = model, loss, optimizer, infer
+        self.patch, self.volume = list(patch), list(volume)
+        self.batch_size, self.channels = batch_size, channels
+        self.micro_batches, self.clip = micro_batches, clip
+        self.autocast, self.dtype = autocast, dtype
+
+    def train(self, trace: Trace) -> None:
+        """One optimizer step."""
+        for micro in range(self.micro_batches):
+            trace.enter("forward")
+            batch = self._batch(trace, self.batch_size, self.patch)
+            with self._autocast():
+                loss = self._loss(*batch)
+            if micro == 0:
+                self.optimizer.zero_grad()  # Lightning's place: gradients live through the forward
+            trace.enter("backward")
+            (loss / self.micro_batches).backward()
+            del loss
+        trace.enter("optimizer")
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        for state in self.optimizer.state.values():
+            trace.name(list(state.values()), "optimizer state")
+
+    def validate(self, trace: Trace) -> None:
+        """One validation case, window by window."""
+        trace.enter("validation")
+        image, _ = self._batch(trace, 1, self.volume)
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            self.infer(image, self.model).argmax(1)
+        self.model.train()
+
+    def _loss(self, image: Tensor, label: Tensor) -> Tensor:
+        return self.loss(self.model(image), label)
+
+    def _batch(self, trace: Trace, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
+        image = torch.empty(size, self.channels, *space, dtype=self.dtype)
+        label = torch.zeros(size, *space, dtype=torch.uint8)
+        trace.name([image, label], "input")
+        return image, label
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast("cpu", dtype=self.autocast)
+
+
+def step_maker(
+    request: Request, used: Precision, *, cuda: bool, volume: Sequence[int] | None = None
+) -> Callable[[], TrainingStep]:
+    """A function that makes the configured step; to be called under FakeTensorMode."""
+    cfg = request.config
+
+    def make_step() -> TrainingStep:
+        model = network(request)
+        make(cfg.checkpointing).apply(model)
+        dtype = PURE.get(used.used, torch.float32)
+        if dtype != torch.float32:
+            in_half(model, dtype)
+        optimizer = optimizer_factory(cfg, used)(model.parameters())
+        for group in optimizer.param_groups:
+            if cuda and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True  # torch's own choice on CUDA
+        return TrainingStep(
+            model=model,
+            loss=make(cfg.loss),
+            optimizer=optimizer,
+            infer=SlidingWindow(list(cfg.data.patch_size), **cfg.infer),
+            patch=cfg.data.patch_size,
+            volume=volume or cfg.data.patch_size,
+            batch_size=cfg.data.batch_size,
+            channels=cfg.data.in_channels,
+            micro_batches=cfg.trainer.accumulate_grad_batches,
+            clip=cfg.trainer.gradient_clip_val,
+            autocast=HALF.get(used.used),
+            dtype=dtype,
+        )
+
+    return make_step

@@ -1,0 +1,120 @@
+"""CUDA's autocast rules for CPU tensors, so that a step on fake CPU tensors has a GPU's dtypes.
+
+The two devices cast different operations: on CUDA every interpolation, group norm, softmax and sum
+runs in float32, which a CPU runs in half. The lists are those of ATen/autocast_mode.h, which the
+wheel of torch ships; a test compares them.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FP32 = frozenset(
+    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
+    rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
+    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+    upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+    upsample_bicubic2d _upsample_bicubic2d_aa""".split()
+)
+"""Operations whose arguments are cast to float32."""
+
+FP32_BY_DTYPE = frozenset(
+    """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
+)
+"""Operations that are told to work in float32 unless the caller names a dtype."""
+
+PROMOTED = frozenset(
+    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
+    scatter_add""".split()
+)
+"""Operations whose arguments are cast to the widest among them."""
+
+HALF = (torch.float16, torch.bfloat16)
+CPU = torch._C.DispatchKey.AutocastCPU
+
+
+@contextmanager
+def cuda_rules() -> Generator[None]:
+    """Within, `torch.autocast("cpu", ...)` casts as it would on CUDA."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # overriding a kernel is what is wanted here
+            for name, kernel in _kernels():
+                library.impl(name, kernel, "AutocastCPU", allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _kernels() -> Iterator[tuple[str, Any]]:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for full in torch._C._dispatch_get_all_op_names():
+        name = full.removeprefix("aten::")
+        if name == full:
+            continue
+        if name in FP32:
+            yield name, _casting(_operation(name), lambda dtypes: torch.float32)
+        elif name in FP32_BY_DTYPE:
+            yield name, _in_float32(_operation(name))
+        elif name in PROMOTED:
+            yield name, _casting(_operation(name), _widest)
+        elif has(full, "AutocastCPU") and not has(full, "AutocastCUDA") and "conv" not in name:
+            yield name, torch.library.fallthrough_kernel
+
+
+def _operation(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _widest(dtypes: set[torch.dtype]) -> torch.dtype:
+    return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
+
+
+def _casting(operation: Any, choose: Callable[[set[torch.dtype]], torch.dtype]) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+        dtype = choose({t.dtype for t in tensors if t.is_floating_point()})
+
+        def cast(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dtype in HALF:
+                return value.to(dtype)
+            if isinstance(value, list | tuple):
+                return type(value)(cast(v) for v in value)
+            return value
+
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(CPU)):
+            return operation(*cast(args), **{k: cast(v) for k, v in kwargs.items()})
+
+    return kernel
+
+
+def _in_float32(operation: Any) -> Any:
+    name = operation.overloadpacket.__name__
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(CPU)):
+            named = kwargs.get("dtype") is not None or (
+                name in ("softmax", "log_softmax") and len(args) > 2 and args[2] is not None
+            )
+            if named or args[0].dtype not in HALF:
+                return operation(*args, **kwargs)
+            if name in ("softmax", "log_softmax") and args[0].dtype == torch.float16:
+                # On CUDA one kernel reads half and writes float32; there is no float32 copy.
+                fused = getattr(torch.ops.aten, f"_{name}")
+                return fused(args[0], args[1] % args[0].dim(), True)
+            return operation(*args, **{**kwargs, "dtype": torch.float32})
+
+    return kernel
