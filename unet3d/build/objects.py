@@ -28,6 +28,7 @@ class Request:
     config: DictConfig
     choices: Mapping[str, str]  # the chosen option of each group
     overrides: Sequence[str] = ()  # as typed
+    verb: str = "train"  # whose config it is
 
     def sets(self, key: str) -> bool:
         """Whether the command line sets this key or anything below it."""

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unet3d.build.objects import Request, conf_folder
 from unet3d.types import Fault, Misfit, Misuse
 
-PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir")
+PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir", "output")
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
@@ -44,7 +44,7 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
 
     def job(cfg: DictConfig) -> None:
         composed = HydraConfig.get()
-        request = Request(cfg, dict(composed.runtime.choices), composed.overrides.task)
+        request = Request(cfg, dict(composed.runtime.choices), composed.overrides.task, config)
         folder = Path(composed.runtime.output_dir)
 
         def checked() -> int:

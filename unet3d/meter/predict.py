@@ -15,6 +15,7 @@ from unet3d.meter.allocator import replay, rounded
 from unet3d.meter.autocast import cuda_rules
 from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Block, Mark, Trace
+from unet3d.types import HasBlocks
 
 STEPS = 2
 """The first step makes the optimizer's state and finds no gradients; the second is as the rest."""
@@ -61,9 +62,10 @@ class Layer:
 class Prediction:
     """Pure arithmetic on the events of a trace. All sizes are in bytes."""
 
-    def __init__(self, trace: Trace, parameters: int):
+    def __init__(self, trace: Trace, *, parameters: int, levels: dict[str, int]):
         self.trace = trace
         self.parameters = parameters  # how many numbers are trained
+        self._levels = levels  # of the network, by module path
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -163,6 +165,17 @@ class Prediction:
             )
         return "temporaries"
 
+    @property
+    def levels(self) -> dict[int, int]:
+        """What the network's activations take at the peak, by level; 0 is full resolution."""
+        found: Counter[int] = Counter()
+        for block in self.alive(self.peak_at):
+            if self.kind(block) in ("activations kept", "recomputed", "activation gradients"):
+                for path, level in self._levels.items():
+                    if block.path == path or block.path.startswith(f"{path}."):
+                        found[level] += int(self.sizes[block.id])
+        return dict(sorted(found.items()))
+
     def holders(self, event: int) -> dict[str, int]:
         """What is alive after an event, by the module that made it; the largest first."""
         found: Counter[str] = Counter()
@@ -196,5 +209,9 @@ def predict(make_step: Callable[[], Step], *, cuda: bool) -> Prediction:
                 step.train(trace)
             step.validate(trace)
             trace.enter("end")
-        parameters = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
-    return Prediction(trace, parameters)
+        model = step.model
+        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        paths = {module: path for path, module in model.named_modules()}
+        blocks = model.blocks() if isinstance(model, HasBlocks) else ()
+        levels = {paths[module]: level for level, module in blocks}
+    return Prediction(trace, parameters=parameters, levels=levels)

@@ -1,0 +1,72 @@
+"""Predictions for a config: what it costs as it is, and with one thing changed."""
+
+from collections.abc import Iterator, Sequence
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, open_dict
+
+from unet3d.build.objects import Request, conf_folder, described, make
+from unet3d.build.step import step_maker
+from unet3d.machine.device import PRECISIONS, Precision, precision
+from unet3d.meter.predict import Prediction, predict
+from unet3d.types import Misuse
+
+
+def forecast(request: Request, volume: Sequence[int] | None = None) -> Prediction:
+    """The predicted cost: for CUDA unless trainer.accelerator=cpu, whatever this machine is."""
+    cfg = request.config
+    if cfg.data.num_classes is None or cfg.data.in_channels is None:
+        description = make(cfg.data.source).describe()
+        described(cfg, description.classes, description.channels)
+    cuda = str(cfg.trainer.accelerator) != "cpu"
+    used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
+    return predict(step_maker(request, used, cuda=cuda, volume=volume), cuda=cuda)
+
+
+def cuda_precision(cfg: DictConfig) -> Precision:
+    """What a GPU does with the precision that is asked for: just that."""
+    name = str(cfg.precision)
+    if name not in PRECISIONS:
+        raise Misuse(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+    return Precision(name, name)
+
+
+def changed(request: Request, *overrides: str) -> Request:
+    """The same request as if these overrides had been typed behind its own."""
+    words = [*request.overrides, *overrides]
+    if GlobalHydra.instance().is_initialized():
+        return request_of(words, request.verb)
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return request_of(words, request.verb)
+
+
+def request_of(words: Sequence[str], verb: str) -> Request:
+    """Compose a verb's config."""
+    cfg = compose(verb, overrides=list(words), return_hydra_config=True)
+    choices = dict(cfg.hydra.runtime.choices)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return Request(cfg, choices, words, verb)
+
+
+def savings(request: Request, now: Prediction) -> list[tuple[str, int]]:
+    """(override, bytes that it saves), for the changes that cost no quality, the best first."""
+    found = []
+    for override in candidates(request):
+        try:
+            other = forecast(changed(request, override))
+        except Misuse:
+            continue  # not for this network
+        found.append((override, (now.peak.allocated or 0) - (other.peak.allocated or 0)))
+    return sorted(found, key=lambda item: -item[1])
+
+
+def candidates(request: Request) -> Iterator[str]:
+    """Overrides that keep what is learned and may lower the peak."""
+    if request.choices.get("checkpointing", "none") == "none":
+        yield "checkpointing=blocks"
+    if str(request.config.precision) == "32":
+        yield "precision=bf16"
+    if request.choices.get("model", "").startswith("forum_"):
+        yield f"model={request.choices['model'].replace('forum', 'unet')}"

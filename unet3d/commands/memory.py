@@ -1,0 +1,61 @@
+"""`unet3d memory`: what a training step of the configured run costs, without running it."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from unet3d.build.forecast import forecast, savings
+from unet3d.build.objects import Request
+from unet3d.commands.run import run
+from unet3d.meter.pictures import draw_timeline
+from unet3d.meter.predict import Prediction
+from unet3d.meter.show import as_json, layer_table, peak_table, sentence
+from unet3d.types import Misuse
+
+VIEWS = ("peak", "layers", "timeline")
+FORMATS = ("table", "json", "png")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Predict with the overrides of the command line."""
+    return run("memory", memory, arguments)
+
+
+def memory(request: Request, folder: Path) -> int:
+    """Show one prediction."""
+    cfg = request.config
+    for key, known in (("view", VIEWS), ("format", FORMATS)):
+        if cfg[key] not in known:
+            raise Misuse(f"{key} must be one of {', '.join(known)}, got {cfg[key]!r}")
+    if (cfg.view == "timeline") != (cfg.format == "png"):
+        raise Misuse("view=timeline is a picture: give format=png and output=FILE.png with it")
+    prediction = forecast(request, cfg.volume)
+    words = sentence(prediction, savings(request, prediction))
+    if cfg.format == "json":
+        deliver(json.dumps(as_json(prediction)), cfg.output)
+    elif cfg.format == "png":
+        picture(prediction, request, cfg.output)
+    else:
+        table = peak_table if cfg.view == "peak" else layer_table
+        deliver(f"{table(prediction)}\n\n{words}", cfg.output)
+        return 0
+    print(words, file=sys.stderr)
+    return 0
+
+
+def picture(prediction: Prediction, request: Request, output: str | None) -> None:
+    """Draw the timeline into a file."""
+    if output is None:
+        raise Misuse("a picture needs output=FILE.png")
+    title = f"model={request.choices.get('model')}, precision={request.config.precision}"
+    draw_timeline(prediction, Path(output), f"one training step, predicted: {title}")
+    print(output, file=sys.stderr)
+
+
+def deliver(text: str, output: str | None) -> None:
+    """To standard output, or into a file."""
+    if output is None:
+        print(text)
+    else:
+        Path(output).write_text(text + "\n")

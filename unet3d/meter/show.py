@@ -1,0 +1,113 @@
+"""A prediction as tables, as a sentence, and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from unet3d.meter.predict import Prediction
+from unet3d.meter.record import MIB
+
+GIB = 2**30
+
+
+def peak_table(prediction: Prediction) -> str:
+    """The peak, by phase and by kind."""
+    least, most = prediction.interval
+    peak = prediction.peak
+    rows = [("predicted peak of a step", "allocated MiB", "reserved MiB")]
+    rows.append(("whole step", mib(peak.allocated), mib(peak.reserved)))
+    for phase, record in prediction.phases.items():
+        rows.append((f"  {phase}", mib(record.allocated), mib(record.reserved)))
+    kinds = [("at the peak", "MiB", "share")]
+    total = sum(prediction.kinds.values())
+    kinds += [(kind, mib(n), f"{100 * n / total:.0f} %") for kind, n in prediction.kinds.items()]
+    parts = [columns(rows), columns(kinds)]
+    if most > least:
+        parts.append(
+            f"allocated lies between {mib(least)} and {mib(most)} MiB: cuDNN's workspace, which "
+            "depends on the GPU, cannot be seen from here"
+        )
+    return "\n\n".join(parts)
+
+
+def layer_table(prediction: Prediction) -> str:
+    """One row per call of a module."""
+    rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
+    for layer in prediction.layers:
+        change = f"{layer.change:+,}"
+        sizes = (mib(layer.allocated), change, mib(layer.reserved))
+        rows.append((layer.name, layer.type, layer.phase, *sizes))
+    return columns(rows, left=3)
+
+
+def sentence(prediction: Prediction, savings: Sequence[tuple[str, int]]) -> str:
+    """Where the memory is and what would help most; `savings` are (override, bytes), best first."""
+    parts = []
+    levels = prediction.levels
+    total = sum(levels.values())
+    if total:
+        full = 100 * levels.get(0, 0) / total
+        parts.append(f"{full:.0f} % of the activations at the peak belong to full resolution")
+    fixed = sum(prediction.kinds.get(k, 0) for k in ("parameters", "gradients", "optimizer state"))
+    share = 100 * fixed / max(sum(prediction.kinds.values()), 1)
+    parts.append(f"weights, gradients and optimizer take {share:.0f} %")
+    helping = [(override, saved) for override, saved in savings if saved > 0]
+    if helping:
+        parts.append(
+            ", ".join(f"{override} saves {size(saved)}" for override, saved in helping[:2])
+        )
+    return "; ".join(parts) + "."
+
+
+def as_json(prediction: Prediction) -> dict[str, Any]:
+    """Whole bytes, for other programs."""
+    least, most = prediction.interval
+    return {
+        "peak_allocated_bytes": prediction.peak.allocated,
+        "peak_reserved_bytes": prediction.peak.reserved,
+        "parameters": prediction.parameters,
+        "phases": {
+            phase: {f"{k}_bytes": v for k, v in record.known().items()}
+            for phase, record in prediction.phases.items()
+        },
+        "kinds": prediction.kinds,
+        "layers": [
+            {
+                "name": layer.name,
+                "type": layer.type,
+                "phase": layer.phase,
+                "allocated_bytes": layer.allocated,
+                "change_bytes": layer.change,
+                "reserved_bytes": layer.reserved,
+            }
+            for layer in prediction.layers
+        ],
+        "interval": {"least_allocated_bytes": least, "most_allocated_bytes": most},
+    }
+
+
+def size(nbytes: float) -> str:
+    """In the unit that a person would use.
+
+    >>> size(3 * 2**29), size(2**24)
+    ('1.5 GiB', '16 MiB')
+    """
+    return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"
+
+
+def mib(nbytes: int | None) -> str:
+    """Bytes as MiB; a dash where the device has no such figure."""
+    return "-" if nbytes is None else f"{nbytes / MIB:,.1f}"
+
+
+def columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Rows under each other: the first `left` columns to the left, numbers to the right."""
+    table = [list(map(str, row)) for row in rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
