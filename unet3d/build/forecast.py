@@ -1,6 +1,7 @@
 """Predictions for a config: what it costs as it is, and with one thing changed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -48,6 +49,13 @@ def request_of(words: Sequence[str], verb: str) -> Request:
     with open_dict(cfg):
         del cfg["hydra"]
     return Request(cfg, choices, words, verb)
+
+
+def with_batch(request: Request, batch_size: int) -> Request:
+    """The same request with another batch."""
+    config = request.config.copy()
+    config.data.batch_size = batch_size
+    return replace(request, config=config)
 
 
 def savings(request: Request, now: Prediction) -> list[tuple[str, int]]:

@@ -51,14 +51,15 @@ def make(node: DictConfig, **objects: Any) -> Any:
         made = instantiate(node, _partial_=True, _convert_="all")
         return made if partial and not objects else made(**objects)
     except InstantiationException as error:
-        raise Misuse(f"{factory}: {_first_line(error.__cause__ or error)}") from error
+        raise Misuse(f"{factory}: {first_line(error.__cause__ or error)}") from error
     except (TypeError, ValueError, MisconfigurationException) as error:
         if isinstance(error, Misuse):
             raise
-        raise Misuse(f"{factory}: {_first_line(error)}") from error
+        raise Misuse(f"{factory}: {first_line(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, or its name if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

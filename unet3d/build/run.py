@@ -1,6 +1,8 @@
 """From a config to a run, in the order the data flows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
+from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
     Request,
     described,
+    first_line,
     fold_of,
     make,
     network,
@@ -22,6 +26,7 @@ from unet3d.build.objects import (
     preparation_of,
     seed_of,
 )
+from unet3d.build.step import step_maker
 from unet3d.data.prepared import Volume, prepared
 from unet3d.data.split import split
 from unet3d.data.volumes import loaders
@@ -39,6 +44,8 @@ from unet3d.lit.start import finished, initialised, resumed_from
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.meter.peak import PeakMeter
+from unet3d.meter.predict import Prediction, predict
+from unet3d.meter.show import size
 from unet3d.metric.dice import Dice
 from unet3d.report.report import versions
 from unet3d.types import Misuse
@@ -63,6 +70,22 @@ class Run:
     trainer: pl.Trainer
     memory: StepMemory
     speed: StepSpeed
+    request: Request
+    prediction: Prediction | None
+    foreseen: list[str]  # what to say of the prediction
+
+    def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """What to tell when memory ran out."""
+        validating = self.trainer.validating or self.trainer.sanity_checking
+        return out_of_memory(
+            error,
+            request=self.request,
+            model=self.task.model,
+            phase="validation" if validating else (self.memory.phase or "training step"),
+            device=self.trainer.strategy.root_device,
+            prediction=self.prediction,
+            folder=self.folder,
+        )
 
     def finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is at the end of this run already."""
@@ -115,7 +138,9 @@ def build(request: Request, folder: Path) -> Run:
         pin_memory=device == "cuda",
         seed=cfg.seed,
     )
-    memory, speed = StepMemory(PeakMeter()), StepSpeed()
+    prediction, foreseen = foresee(request, used, device, validation)
+    predicted = None if prediction is None else prediction.peak
+    memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed()
     callbacks = [
         LearningRate(make(cfg.scheduler)),
         memory,
@@ -140,7 +165,33 @@ def build(request: Request, folder: Path) -> Run:
         trainer=trainer(cfg, device, used, callbacks, folder),
         memory=memory,
         speed=speed,
+        request=request,
+        prediction=prediction,
+        foreseen=foreseen,
     )
+
+
+def foresee(
+    request: Request, used: Precision, device: str, validation: Sequence[Volume]
+) -> tuple[Prediction | None, list[str]]:
+    """The predicted cost of a step, and what to say of it before the first one."""
+    if not request.config.meter.predict:
+        return None, []
+    cuda = device == "cuda"
+    largest = max((v.label.shape for v in validation), key=prod, default=None)
+    try:
+        prediction = predict(step_maker(request, used, cuda=cuda, volume=largest), cuda=cuda)
+    except Misuse:
+        raise
+    except Exception as error:  # what a network does may be beyond tensors without values
+        return None, [f"a step of this network cannot be predicted: {first_line(error)}"]
+    peak = prediction.peak
+    if not cuda:
+        said = f"predicted: {size(peak.allocated or 0)} of tensors at the peak of a step"
+        return prediction, [said]
+    least, most = prediction.interval
+    said = f"predicted peak of a step: {size(least)} to {size(most)} allocated"
+    return prediction, [said, *check_fit(prediction, request, torch.device("cuda", 0))]
 
 
 def trainer(
@@ -203,7 +254,8 @@ def introduction(run: Run) -> str:
         f"on {run.trainer.strategy.root_device}\n"
         f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
-        f"run: {run.folder}"
+        + "".join(f"{line}\n" for line in run.foreseen)
+        + f"run: {run.folder}"
     )
 
 

@@ -10,6 +10,7 @@ from unet3d import __version__
 VERBS = {
     "train": "train a network; `unet3d train --help` lists every option",
     "memory": "what a training step costs, layer by layer, before it runs",
+    "fit": "what fits a card: batch, patch, precision, checkpointing",
 }
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from unet3d.build.forecast import forecast, savings
 from unet3d.build.objects import Request
-from unet3d.commands.run import run
-from unet3d.meter.pictures import draw_timeline
+from unet3d.build.study import study
+from unet3d.commands.run import deliver, run
+from unet3d.meter.pictures import draw_study, draw_timeline
 from unet3d.meter.predict import Prediction
-from unet3d.meter.show import as_json, layer_table, peak_table, sentence
+from unet3d.meter.show import as_json, layer_table, peak_table, sentence, study_table
 from unet3d.types import Misuse
 
 VIEWS = ("peak", "layers", "timeline")
@@ -28,6 +29,8 @@ def memory(request: Request, folder: Path) -> int:
     for key, known in (("view", VIEWS), ("format", FORMATS)):
         if cfg[key] not in known:
             raise Misuse(f"{key} must be one of {', '.join(known)}, got {cfg[key]!r}")
+    if cfg.study is not None:
+        return swept(request, cfg.study)
     if (cfg.view == "timeline") != (cfg.format == "png"):
         raise Misuse("view=timeline is a picture: give format=png and output=FILE.png with it")
     prediction = forecast(request, cfg.volume)
@@ -44,6 +47,23 @@ def memory(request: Request, folder: Path) -> int:
     return 0
 
 
+def swept(request: Request, what: str) -> int:
+    """Show how the cost follows one thing of the config."""
+    cfg = request.config
+    points = list(study(request, what))
+    if cfg.format == "png":
+        if cfg.output is None:
+            raise Misuse("a picture needs output=FILE.png")
+        draw_study(points, Path(cfg.output), f"study={what}, model={request.choices.get('model')}")
+        print(cfg.output, file=sys.stderr)
+    elif cfg.format == "json":
+        rows = [{"value": v, **as_json(p)} for v, p in points if isinstance(p, Prediction)]
+        deliver(json.dumps(rows), cfg.output)
+    else:
+        deliver(study_table(points), cfg.output)
+    return 0
+
+
 def picture(prediction: Prediction, request: Request, output: str | None) -> None:
     """Draw the timeline into a file."""
     if output is None:
@@ -51,11 +71,3 @@ def picture(prediction: Prediction, request: Request, output: str | None) -> Non
     title = f"model={request.choices.get('model')}, precision={request.config.precision}"
     draw_timeline(prediction, Path(output), f"one training step, predicted: {title}")
     print(output, file=sys.stderr)
-
-
-def deliver(text: str, output: str | None) -> None:
-    """To standard output, or into a file."""
-    if output is None:
-        print(text)
-    else:
-        Path(output).write_text(text + "\n")

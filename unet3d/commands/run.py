@@ -17,7 +17,7 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from unet3d.build.objects import Request, conf_folder
 from unet3d.types import Fault, Misfit, Misuse
@@ -76,6 +76,9 @@ def answered(
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -104,9 +107,13 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
         if match:
             key = match[1]
             return f"no key or group {key!r}{_near(key, list(known_keys(config, words, key)))}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote special characters, as in key=\"'a, b'\""
-    if isinstance(error, Misuse | Misfit | Fault):
+    if isinstance(error, Misfit):
+        return str(error)  # a report of several lines
+    if isinstance(error, Misuse | Fault):
         return " ".join(str(error).split())
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -160,6 +167,14 @@ def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             yield from flat(node, f"{name}.")
+
+
+def deliver(text: str, output: str | None) -> None:
+    """To standard output, or into a file."""
+    if output is None:
+        print(text)
+    else:
+        Path(output).write_text(text + "\n")
 
 
 def quoted(word: str, *, sweep: bool) -> str:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import yaml
 
 from unet3d.build.objects import Request
 from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
 from unet3d.report import report
+from unet3d.types import Misfit
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,6 +37,8 @@ def train(request: Request, folder: Path) -> int:
 
 def fitted(job: Run, checkpoint: Path | None) -> int:
     """Train; 130 if Ctrl-C stopped it."""
+    if job.config["meter"]["snapshot"] and torch.cuda.is_available():
+        torch.cuda.memory._record_memory_history()
     try:
         job.trainer.fit(
             job.task,
@@ -43,8 +47,17 @@ def fitted(job: Run, checkpoint: Path | None) -> int:
             ckpt_path=None if checkpoint is None else str(checkpoint),
             weights_only=True,
         )
+    except torch.OutOfMemoryError as error:
+        snapshot(job)
+        raise Misfit(job.out_of_memory(error)) from error
     except SystemExit:  # Lightning's answer to Ctrl-C
         if not job.trainer.interrupted:
             raise
         return 130
     return 0
+
+
+def snapshot(job: Run) -> None:
+    """Write what torch recorded of the GPU's memory, for pytorch.org/memory_viz."""
+    if job.config["meter"]["snapshot"] and torch.cuda.is_available():
+        torch.cuda.memory._dump_snapshot(str(job.folder / "memory_snapshot.pickle"))

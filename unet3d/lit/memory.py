@@ -18,8 +18,9 @@ class StepMemory(Callback):
     optimizer's state), the steady steps after it and validation are kept apart.
     """
 
-    def __init__(self, meter: PeakMeter):
+    def __init__(self, meter: PeakMeter, predicted: MemoryRecord | None = None):
         self.meter = meter
+        self.predicted = predicted
         self.phase: str | None = None  # None: no step has begun
         self.step: dict[str, MemoryRecord] = {}
         self.first: dict[str, MemoryRecord] | None = None
@@ -50,6 +51,8 @@ class StepMemory(Callback):
         self._leave(trainer)
         whole = joined(self.step)
         tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in whole.known().items()}
+        if self.predicted is not None and self.predicted.allocated is not None:
+            tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
         for phase, record in self.step.items():
             tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
         pl_module.log_dict(tags)
@@ -76,6 +79,8 @@ class StepMemory(Callback):
     def summary(self) -> dict[str, Any]:
         """Bytes, for the report: the first step, the worst of the steady ones, and validation."""
         found: dict[str, Any] = {}
+        if self.predicted is not None:
+            found["predicted"] = self.predicted.known()
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
             if phases is not None:
                 by_phase = {phase: record.known() for phase, record in phases.items()}

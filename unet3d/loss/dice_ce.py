@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from unet3d.types import IGNORE, Misuse
 
 SLAB_ELEMENTS = 4 * 2**20
-"""Logits (B x K x voxels) that are in float32 at once: 16 MiB for each of a few temporaries."""
+"""Logits of one volume that are in float32 at once: 16 MiB for each of a few temporaries."""
 
 
 class DiceCE(nn.Module):
@@ -68,8 +68,8 @@ def resized(labels: Tensor, size: Sequence[int]) -> Tensor:
 
 def slabs(logits: Tensor) -> Iterator[slice]:
     """Cut the first spatial axis so that a slab has at most SLAB_ELEMENTS logits."""
-    rows = logits.shape[2]
-    step = max(1, min(rows, SLAB_ELEMENTS * rows // max(1, logits.numel())))
+    _, k, rows, h, w = logits.shape
+    step = max(1, SLAB_ELEMENTS // max(1, k * h * w))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 

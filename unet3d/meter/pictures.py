@@ -1,5 +1,6 @@
 """The timeline of a step as a stacked picture: what is alive when, by kind, with the peak named."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,23 +43,34 @@ def kinds_over_time(prediction: Prediction) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in found.items() if values.any()}
 
 
+def large_events(prediction: Prediction) -> np.ndarray:
+    """The events of the steady step that change over a thousandth of the peak, and the peak."""
+    begun, ended = prediction.steady
+    events = np.abs(np.array(prediction.trace.events[begun:ended])) - 1
+    large = prediction.sizes[events] > prediction.curve[prediction.peak_at] / 1000
+    large[prediction.peak_at - begun] = True
+    return np.flatnonzero(large)
+
+
 def draw_timeline(prediction: Prediction, path: Path, title: str) -> None:
     """Write the picture; the suffix of `path` says its format."""
     from matplotlib.figure import Figure
 
     begun, ended = prediction.steady
-    layers = kinds_over_time(prediction)
+    shown = large_events(prediction)
+    layers = {kind: values[shown] for kind, values in kinds_over_time(prediction).items()}
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot(
-        np.arange(ended - begun),
+        np.arange(len(shown)),
         [values / MIB for values in layers.values()],
         labels=list(layers),
         colors=[COLOURS[kind] for kind in layers],
         step="post",
         linewidth=0,
+        antialiased=False,
     )
-    at = prediction.peak_at - begun
+    at = int(np.searchsorted(shown, prediction.peak_at - begun))
     top = prediction.curve[prediction.peak_at]
     event = prediction.trace.events[prediction.peak_at]
     block = prediction.trace.blocks[abs(event) - 1]
@@ -68,16 +80,38 @@ def draw_timeline(prediction: Prediction, path: Path, title: str) -> None:
         (at, top / MIB),
         xytext=(8, 10),
         textcoords="offset points",
-        ha="left" if at < 0.6 * (ended - begun) else "right",
+        ha="left" if at < 0.6 * len(shown) else "right",
     )
     for mark in prediction.trace.phases:
         if begun <= mark.begun < mark.ended <= ended:
-            axes.axvline(mark.begun - begun, color="grey", linewidth=0.5)
-            axes.text(mark.begun - begun, 0, f" {mark.phase}", va="bottom", rotation=90, fontsize=8)
-    axes.set_xlim(0, ended - begun)
+            start = int(np.searchsorted(shown, mark.begun - begun))
+            axes.axvline(start, color="grey", linewidth=0.5)
+            axes.text(start, 0, f" {mark.phase}", va="bottom", rotation=90, fontsize=8)
+    axes.set_xlim(0, len(shown) - 1)
     axes.set_ylim(0, 1.2 * top / MIB)
-    axes.set_xlabel("allocations and frees of one training step, in order")
+    axes.set_xlabel("large allocations and frees of one training step, in order")
     axes.set_ylabel("MiB allocated")
     axes.set_title(title)
     axes.legend(loc="upper right", fontsize=8, ncols=2)
+    figure.savefig(path, dpi=110)
+
+
+def draw_study(points: Sequence[tuple[str, Prediction | str]], path: Path, title: str) -> None:
+    """A bar per value that was tried, split by what is alive at its peak."""
+    from matplotlib.figure import Figure
+
+    drawn = [(label, p) for label, p in points if isinstance(p, Prediction)]
+    figure = Figure(figsize=(10, 1.5 + 0.4 * len(drawn)), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(drawn))
+    labels = [label for label, _ in drawn]
+    for kind in KINDS:
+        width = np.array([p.kinds.get(kind, 0) for _, p in drawn]) / MIB
+        if width.any():
+            axes.barh(labels, width, left=left, color=COLOURS[kind], label=kind)
+        left += width
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB allocated at the peak of a training step, predicted")
+    axes.set_title(title)
+    axes.legend(fontsize=8, ncols=2)
     figure.savefig(path, dpi=110)

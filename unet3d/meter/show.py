@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unet3d.meter.predict import Prediction
+from unet3d.meter.predict import KINDS, Prediction
 from unet3d.meter.record import MIB
 
 GIB = 2**30
@@ -37,6 +37,19 @@ def layer_table(prediction: Prediction) -> str:
         sizes = (mib(layer.allocated), change, mib(layer.reserved))
         rows.append((layer.name, layer.type, layer.phase, *sizes))
     return columns(rows, left=3)
+
+
+def study_table(points: Sequence[tuple[str, Prediction | str]]) -> str:
+    """One row per value that was tried, split by kind."""
+    rows = [("", "peak MiB", "reserved MiB", *KINDS)]
+    for label, found in points:
+        if isinstance(found, str):
+            rows.append((label, found, *[""] * (1 + len(KINDS))))
+        else:
+            kinds = [mib(found.kinds.get(kind, 0)) for kind in KINDS]
+            rows.append((label, mib(found.peak.allocated), mib(found.peak.reserved), *kinds))
+    refused = [f"{row[0]}: {row[1]}" for row in rows if len(row[1]) > 20]
+    return "\n".join([columns(row for row in rows if len(row[1]) <= 20), *refused])
 
 
 def sentence(prediction: Prediction, savings: Sequence[tuple[str, int]]) -> str:

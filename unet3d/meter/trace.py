@@ -5,6 +5,7 @@ each operation and keeps a list of events (allocate, free). Everything else that
 computed from that list.
 """
 
+import sys
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -197,11 +198,12 @@ class Trace(TorchDispatchMode):
 
     def _accumulates(self, args: tuple) -> bool:
         """Whether this addition is the engine's, into a gradient that nobody else holds."""
-        node = torch._C._current_autograd_node()
-        if node is not None and node.name().startswith(("AddBackward", "CheckpointFunction")):
+        first, second = args[:2]
+        if not _called_by_the_engine() or not isinstance(second, Tensor):
             return False
-        first = args[0]
-        held = self._live.get(_address(first)) if isinstance(first, Tensor) else None
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        held = self._live.get(_address(first))
         if held is None:
             return False
         block = held[0]
@@ -264,6 +266,14 @@ class Trace(TorchDispatchMode):
 def _sequence_number() -> int:
     """The number that autograd gives to the next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
+
+
+def _called_by_the_engine() -> bool:
+    """Whether no Python code stands between this operation and the running backward pass."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def _address(tensor: Tensor) -> int:

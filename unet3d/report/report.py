@@ -37,6 +37,18 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def predicted_row(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Predicted beside measured; on a CPU only tensors can be predicted, so no error is claimed."""
+    predicted = memory.get("predicted", {}).get("allocated")
+    if predicted is None:
+        return []
+    measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
+    if measured is None:
+        return [("predicted", f"{predicted / 2**20:.0f} MiB of tensors")]
+    off = f"{100 * (predicted / measured - 1):+.1f} %"
+    return [("predicted", f"{predicted / 2**20:.0f} MiB allocated, {off} of what was measured")]
+
+
 def table(report: Mapping[str, Any]) -> str:
     """What a person wants to know when a run is over."""
     rows: list[tuple[str, str]] = []
@@ -62,6 +74,7 @@ def table(report: Mapping[str, Any]) -> str:
         if figures:
             shown = [f"{v / 2**20:.0f} MiB {k}" for k, v in figures.items() if k != "phases"]
             rows.append((label, ", ".join(shown)))
+    rows += predicted_row(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run", report["folder"]))
     rows.append(("curves", f"tensorboard --logdir {report['folder']}"))

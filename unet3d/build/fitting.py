@@ -1,0 +1,122 @@
+"""What fits a card: the combinations to try, and the best batch of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from unet3d.build.forecast import changed, cuda_precision, forecast, with_batch
+from unet3d.build.objects import Request
+from unet3d.build.step import step_maker
+from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
+from unet3d.meter.record import MemoryRecord
+from unet3d.meter.trace import Trace
+from unet3d.types import Misuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Overrides that fit, what they take, and how much more they compute than `none`."""
+
+    overrides: tuple[str, ...]
+    batch: int
+    voxels: int  # of a patch
+    peak: MemoryRecord
+    extra_compute: float
+
+
+def fits(request: Request, budget: int) -> Iterator[tuple[tuple[str, ...], Fit | None]]:
+    """Every combination with its best batch, as each is found; None where not even batch 1 fits."""
+    pinned = request.sets("data.batch_size")
+    for overrides in combinations(request):
+        trial = changed(request, *overrides)
+        found = (_as_given if pinned else _largest)(trial, overrides, budget)
+        if found is None:
+            yield overrides, None
+            continue
+        batch, peak = found
+        yield (
+            overrides,
+            Fit(
+                overrides=(*overrides, *([] if pinned else [f"data.batch_size={batch}"])),
+                batch=batch,
+                voxels=prod(trial.config.data.patch_size),
+                peak=peak,
+                extra_compute=extra_compute(request, overrides),
+            ),
+        )
+
+
+def combinations(request: Request) -> list[tuple[str, ...]]:
+    """Precision x strategy x patch, leaving alone what the command line says."""
+    cfg = request.config
+    axes: list[list[tuple[str, ...]]] = []
+    if not request.sets("precision"):
+        axes.append([(f"precision={p}",) for p in cfg.precisions])
+    if not request.sets("checkpointing"):
+        axes.append([tuple(s.split()) for s in cfg.strategies])
+    if not request.sets("data.patch_size"):
+        axes.append([(f"data.patch_size={p}",) for p in patches(request)])
+    return [tuple(word for part in parts for word in part) for parts in product(*axes)]
+
+
+def patches(request: Request) -> list[str]:
+    """The configured patch, scaled, in steps of 8 voxels."""
+    cfg = request.config
+    found: dict[str, None] = {}
+    for share in cfg.patches:
+        if not 0 < share <= 4:
+            raise Misuse(f"patches must be shares of data.patch_size in 0..4, got {share}")
+        sizes = [n if share == 1 else max(8, round(n * share / 8) * 8) for n in cfg.data.patch_size]
+        found["[" + ",".join(map(str, sizes)) + "]"] = None
+    return list(found)
+
+
+def _largest(
+    trial: Request, overrides: tuple[str, ...], budget: int
+) -> tuple[int, MemoryRecord] | None:
+    two, three = (forecast(with_batch(trial, n)) for n in (2, 3))
+    any_batch = AnyBatch(two, three)
+    if not any_batch.affine:
+        raise Misuse(f"the step's operations change with the batch size for {' '.join(overrides)}")
+    batch = largest_batch(any_batch, budget)
+    if batch >= 2:
+        return batch, any_batch.peak(batch)
+    return _as_given(with_batch(trial, 1), overrides, budget)
+
+
+def _as_given(
+    trial: Request, overrides: tuple[str, ...], budget: int
+) -> tuple[int, MemoryRecord] | None:
+    peak = forecast(trial).peak
+    if (peak.reserved or 0) + CONTEXT > budget:
+        return None
+    return trial.config.data.batch_size, peak
+
+
+def extra_compute(request: Request, overrides: tuple[str, ...]) -> float:
+    """The convolution work of a step beyond that of checkpointing=none, as a share of it."""
+    strategy = tuple(word for word in overrides if word.startswith("checkpointing"))
+    if not strategy and request.choices.get("checkpointing", "none") == "none":
+        return 0.0
+    small = ("data.batch_size=1", "precision=32")
+    return _work(request, strategy + small) / _work(request, ("checkpointing=none", *small)) - 1
+
+
+_known: dict[tuple[str, ...], int] = {}
+
+
+def _work(request: Request, overrides: tuple[str, ...]) -> int:
+    """Floating-point operations of one training step."""
+    key = (*request.overrides, *overrides)
+    if key not in _known:
+        trial = changed(request, *overrides)
+        with FakeTensorMode():
+            step = step_maker(trial, cuda_precision(trial.config), cuda=True)()
+            with FlopCounterMode(display=False) as counter:
+                step.train(Trace(cuda=True))
+        _known[key] = counter.get_total_flops()
+    return _known[key]

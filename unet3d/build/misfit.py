@@ -1,0 +1,147 @@
+"""When memory does not suffice: told before the run, and when it happens, with what to change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from unet3d.build.forecast import changed, forecast
+from unet3d.build.objects import Request
+from unet3d.meter.fit import CONTEXT
+from unet3d.meter.predict import Prediction
+from unet3d.meter.show import size
+from unet3d.types import Misfit, Misuse
+
+REMEDIES = (
+    ("checkpointing=blocks",),
+    ("precision=bf16",),
+    ("data.batch_size=HALF",),
+    ("checkpointing=blocks", "precision=bf16"),
+    ("checkpointing=blocks", "data.batch_size=HALF"),
+    ("checkpointing=blocks", "precision=bf16", "data.batch_size=HALF"),
+    ("checkpointing=blocks", "precision=bf16", "data.batch_size=1"),
+    ("checkpointing=blocks", "precision=bf16", "data.batch_size=1", "data.patch_size=HALF"),
+)
+"""Tried in this order: what changes the training least comes first."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Overrides, and what a step is predicted to take with them."""
+
+    overrides: tuple[str, ...]
+    reserved: int
+
+
+def check_fit(prediction: Prediction, request: Request, device: torch.device) -> list[str]:
+    """Lines that warn of a run predicted not to fit its GPU; Misfit if it is to be stopped."""
+    choice = request.config.meter.on_misfit
+    if choice not in ("warn", "stop", "ignore"):
+        raise Misuse(f"meter.on_misfit must be warn, stop or ignore, got {choice!r}")
+    if device.type != "cuda" or choice == "ignore":
+        return []
+    total = torch.cuda.get_device_properties(device).total_memory
+    return misfit_lines(prediction, request, total, stop=choice == "stop")
+
+
+def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: bool) -> list[str]:
+    """The same for a card of `total` bytes."""
+    needed = (prediction.peak.reserved or 0) + CONTEXT
+    if needed <= total:
+        return []
+    said = f"a step takes {size(needed)} with CUDA's own, the GPU has {size(total)}"
+    lines = [f"predicted not to fit: {said}", *advice(remedies(request, total))]
+    if stop:
+        raise Misfit("\n".join(lines))
+    return lines
+
+
+def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy]:
+    """The first few changes that are predicted to fit `total` bytes (or to take less than now)."""
+    limit = total if total is not None else (forecast(request).peak.reserved or 0) + CONTEXT
+    found = []
+    for overrides in REMEDIES:
+        words = tuple(halved(word, request) for word in overrides)
+        if any(word in request.overrides for word in words):
+            continue
+        try:
+            reserved = forecast(changed(request, *words)).peak.reserved or 0
+        except Misuse:
+            continue  # not for this network or this patch
+        if reserved + CONTEXT <= limit and reserved > 0:
+            found.append(Remedy(words, reserved))
+        if len(found) == count:
+            break
+    return found
+
+
+def halved(word: str, request: Request) -> str:
+    """`key=HALF` with half of what the config has; sizes stay multiples of 8."""
+    key, _, value = word.partition("=")
+    data = request.config.data
+    if value != "HALF":
+        return word
+    if key == "data.batch_size":
+        return f"{key}={max(1, data.batch_size // 2)}"
+    return f"{key}=[{','.join(str(max(8, n // 16 * 8)) for n in data.patch_size)}]"
+
+
+def advice(found: Sequence[Remedy]) -> list[str]:
+    """Lines to paste."""
+    if not found:
+        return ["no change of batch, precision, checkpointing or patch is predicted to fit"]
+    return [
+        "predicted to fit:",
+        *(f"  {' '.join(r.overrides)}   ({size(r.reserved)} reserved)" for r in found),
+    ]
+
+
+def out_of_memory(
+    error: torch.OutOfMemoryError,
+    *,
+    request: Request,
+    model: nn.Module,
+    phase: str,
+    device: torch.device,
+    prediction: Prediction | None,
+    folder: Path,
+) -> str:
+    """What ran out where, what holds the memory, and what to change."""
+    where = culprit(error.__traceback__, model)
+    lines = [f"out of GPU memory in the {phase}" + (f", at module {where}" if where else "")]
+    total = None
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        allocated, reserved = (
+            torch.cuda.max_memory_allocated(device),
+            torch.cuda.max_memory_reserved(device),
+        )
+        lines.append(
+            f"at the peak {size(allocated)} allocated, {size(reserved)} reserved of {size(total)}; "
+            f"{size(reserved - allocated)} reserved but not used (fragmentation)"
+        )
+    if prediction is not None:
+        largest = list(prediction.holders(prediction.peak_at).items())[:5]
+        holders = ", ".join(f"{name} {size(held)}" for name, held in largest)
+        lines.append(f"predicted largest holders at the peak: {holders}")
+    found = remedies(request, total)
+    lines += advice(found)
+    if found and (folder / "checkpoints" / "last.ckpt").exists():
+        words = " ".join([*request.overrides, *found[0].overrides])
+        lines.append(f"to go on from the last checkpoint: unet3d train {words}")
+        lines.append(f"  hydra.run.dir='{folder}' resume=auto")
+    return "\n".join(lines)
+
+
+def culprit(trace: TracebackType | None, model: nn.Module) -> str:
+    """The innermost module of the model whose code was running when an error was raised."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        found = paths.get(id(owner), found) or found
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,77 @@
+"""`unet3d fit budget_gib=24`: what fits a card, as override lines to paste."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d.build.fitting import Fit, combinations, fits
+from unet3d.build.objects import Request
+from unet3d.commands.run import deliver, run
+from unet3d.meter.show import columns, mib
+from unet3d.types import Misuse
+
+GIB = 2**30
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Search with the overrides of the command line."""
+    return run("fit", fit, arguments)
+
+
+def fit(request: Request, folder: Path) -> int:
+    """Try every combination and show the best."""
+    cfg = request.config
+    if cfg.format not in ("table", "json"):
+        raise Misuse(f"format must be table or json, got {cfg.format!r}")
+    budget = budget_bytes(cfg.budget_gib)
+    total, found = len(combinations(request)), []
+    for tried, (overrides, best) in enumerate(fits(request, budget), start=1):
+        if best is not None:
+            found.append(best)
+        said = "does not fit" if best is None else f"batch {best.batch}"
+        print(f"{tried}/{total} {' '.join(overrides)}: {said}", file=sys.stderr)
+    # The largest patch first, since that is what a network sees; then the least extra work.
+    found.sort(key=lambda f: (-f.voxels, round(f.extra_compute, 2), -f.batch))
+    best_few = found[: cfg.show]
+    if cfg.format == "json":
+        deliver(json.dumps([as_json(f) for f in best_few]), cfg.output)
+    elif best_few:
+        deliver(table(best_few), cfg.output)
+    if not found:
+        print(f"nothing fits {budget / GIB:g} GiB", file=sys.stderr)
+        return 3
+    return 0
+
+
+def budget_bytes(asked: Any) -> int:
+    """GiB as bytes; `auto` is the memory of the GPU that is here."""
+    if asked == "auto":
+        if not torch.cuda.is_available():
+            raise Misuse("budget_gib=auto: torch finds no GPU here; give the card's GiB")
+        return torch.cuda.get_device_properties(0).total_memory
+    if not isinstance(asked, int | float) or not asked > 0:
+        raise Misuse(f"budget_gib must be above 0 or auto, got {asked!r}")
+    return int(asked * GIB)
+
+
+def table(found: Sequence[Fit]) -> str:
+    """One line per fit, to read and to paste."""
+    rows = [("overrides", "allocated MiB", "reserved MiB", "extra compute")]
+    for f in found:
+        extra = f"{100 * f.extra_compute:.0f} %"
+        rows.append((" ".join(f.overrides), mib(f.peak.allocated), mib(f.peak.reserved), extra))
+    return columns(rows)
+
+
+def as_json(found: Fit) -> dict[str, Any]:
+    """For other programs."""
+    return {
+        "overrides": list(found.overrides),
+        "peak_allocated_bytes": found.peak.allocated,
+        "peak_reserved_bytes": found.peak.reserved,
+        "extra_compute": found.extra_compute,
+    }
