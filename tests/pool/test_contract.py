@@ -1,0 +1,119 @@
+"""Every option of conf/pool is a PoolFactory: called as nn.MaxPool3d, with shapes like its."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import hydra.utils
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from unet3d.types import Misuse
+
+OPTIONS = sorted(Path(__file__).parents[2].joinpath("conf/pool").glob("*.yaml"))
+
+
+@pytest.fixture(params=OPTIONS, ids=lambda path: path.stem)
+def factory(request):
+    return hydra.utils.instantiate(OmegaConf.load(request.param))
+
+
+def test_the_four_poolings_are_options():
+    assert {path.stem for path in OPTIONS} >= {"max", "avg", "median", "approx_median"}
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        ((2,), {}),
+        ((3, 2), {}),
+        ((3, 2, 1), {}),
+        (((1, 2, 2),), {}),
+        (([2, 2, 1], [2, 1, 1]), {}),
+        ((), {"kernel_size": 2}),
+        ((), {"kernel_size": (3, 3, 2), "stride": 2, "padding": (1, 1, 0)}),
+        ((2,), {"stride": 3}),
+    ],
+)
+def test_arguments_mean_what_they_mean_to_max_pooling(factory, positional, named):
+    x = torch.randn(2, 3, 9, 8, 7)
+    assert factory(*positional, **named)(x).shape == nn.MaxPool3d(*positional, **named)(x).shape
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0,), ((2, 2),), (2, 0), (2, 2, -1), (2, 2, 2), ("2",), (7,)]
+)
+def test_arguments_that_cannot_be_are_named_in_one_line(factory, arguments):
+    with pytest.raises(Misuse) as caught:
+        factory(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_window_larger_than_the_volume_is_a_misuse(factory):
+    with pytest.raises(Misuse, match="larger than the feature map"):
+        factory(4)(torch.randn(1, 1, 8, 3, 8))
+
+
+@pytest.mark.parametrize("x", [torch.ones(1, 1, 4, 4, 4, dtype=torch.int32), torch.ones(4, 4, 4)])
+def test_input_that_is_no_batch_of_volumes_is_a_misuse(factory, x):
+    with pytest.raises(Misuse, match=r"\(B, C, D, H, W\)"):
+        factory(2)(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(4, 6, 8), (5, 7, 9), (2, 3, 5)])
+def test_every_type_and_size_keeps_its_type_and_gives_gradients(factory, dtype, size):
+    x = torch.randn(2, 3, *size, dtype=dtype, requires_grad=True)
+    y = factory(2)(x)
+    y.sum().backward()
+    assert y.dtype == x.grad.dtype == dtype
+    assert y.shape == (2, 3, *(n // 2 for n in size))
+    assert x.grad.sum().item() == pytest.approx(y.numel(), rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_channels_last_stays_channels_last_and_changes_no_value(factory, dtype):
+    x = torch.randn(2, 5, 7, 6, 9, dtype=dtype)
+    last = x.to(memory_format=torch.channels_last_3d).requires_grad_()
+    x.requires_grad_()
+    y, y_last = factory(2)(x), factory(2)(last)
+    (g,) = torch.autograd.grad(y.square().sum(), x)
+    (g_last,) = torch.autograd.grad(y_last.square().sum(), last)
+    assert y_last.is_contiguous(memory_format=torch.channels_last_3d)
+    assert g_last.is_contiguous(memory_format=torch.channels_last_3d)
+    torch.testing.assert_close(y_last, y)
+    torch.testing.assert_close(g_last, g)
+
+
+def test_non_contiguous_input_and_gradient_change_nothing(factory):
+    x = torch.randn(2, 8, 3, 6, 4).transpose(1, 4).requires_grad_()  # (2, 4, 3, 6, 8), strided
+    plain = x.detach().contiguous().requires_grad_()
+    y, y_plain = factory(2)(x), factory(2)(plain)
+    upper = torch.randn(y.shape[::-1]).permute(4, 3, 2, 1, 0)
+    (g,) = torch.autograd.grad(y, x, upper)
+    (g_plain,) = torch.autograd.grad(y_plain, plain, upper)
+    assert torch.equal(y, y_plain)
+    assert torch.equal(g, g_plain)
+
+
+def test_an_empty_batch_gives_an_empty_batch(factory):
+    x = torch.randn(0, 3, 4, 4, 4, requires_grad=True)
+    y = factory(2)(x)
+    y.sum().backward()
+    assert y.shape == (0, 3, 2, 2, 2)
+    assert x.grad.shape == x.shape
+
+
+def test_nothing_is_learned_and_nothing_is_in_the_state(factory):
+    pool = factory(2)
+    assert not list(pool.parameters())
+    assert not pool.state_dict()
+
+
+def test_a_pooling_can_be_copied_pickled_and_printed(factory):
+    pool, x = factory((1, 2, 2)), torch.randn(1, 2, 4, 4, 4)
+    for twin in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
+        assert torch.equal(twin(x), pool(x))
+    assert "(1, 2, 2)" in repr(pool)
