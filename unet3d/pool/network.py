@@ -5,6 +5,14 @@ from functools import cache
 Comparator = tuple[int, int, int]
 """Two wires, and what is kept: 1 the lesser on the first, 2 the greater on the second, 3 both."""
 
+EIGHT: tuple[Comparator, ...] = (
+    *((0, 1, 3), (2, 4, 3), (0, 2, 3), (1, 4, 3), (1, 2, 3)),  # sorts wires 0 1 2 4
+    *((3, 5, 3), (6, 7, 3), (3, 6, 3), (5, 7, 3), (5, 6, 3)),  # sorts wires 3 5 6 7
+    *((0, 3, 2), (2, 6, 1), (2, 3, 2)),
+    *((4, 7, 1), (1, 5, 2), (4, 5, 1)),
+)
+"""For 8 values: 26 times the lesser or the greater. The middle two end on wires 3 and 4."""
+
 
 @cache
 def middle_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
