@@ -22,7 +22,7 @@ POINTERS = {
 
 
 def instructions_per_lane(kernel, arguments: dict) -> float:
-    """Compile for these arguments and count; every loop is unrolled, so that all counted are run."""
+    """Compile for these arguments and count; loops are unrolled: what is counted is run."""
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]

@@ -18,26 +18,30 @@ def tiled_kernel(
     POOL: tl.constexpr, NETWORK: tl.constexpr,
     KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     GROUP: tl.constexpr,  # windows in a row when contiguous, C when channels-last
+    CUT: tl.constexpr,  # some windows at the end are cut off
     LAST: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of a plane of windows; the cut off ones at the end get zero."""
     K: tl.constexpr = KD * KH * KW
     plane, o = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    group = o // GROUP
+    group, valid = o // GROUP, o < LANES
+    whole = valid
     if LAST:
         C: tl.constexpr = GROUP
         h, rest = plane % HC, plane // HC
         d, outer = rest % DC, rest // DC
         w, offset = group, group * KW * C + (o - group * C)
-        whole = (o < tl.where((d < DO) & (h < HO), LANES, 0)) & (w < WO)
+        if CUT:
+            whole = (o < tl.where((d < DO) & (h < HO), LANES, 0)) & (w < WO)
         source = ((outer.to(tl.int64) * DO + d) * HO + h) * WO * C + o
         row, top = h * KH, h * KH
     else:
         C: tl.constexpr = 1
         d, outer = plane % DC, plane // DC
         h, w = group, o - group * GROUP
-        whole = (o < tl.where(d < DO, LANES, 0)) & (h < HO) & (w < WO)
-        source = (outer.to(tl.int64) * DO + d) * HO * WO + h * WO + w
+        if CUT:
+            whole = (o < tl.where(d < DO, LANES, 0)) & (h < HO) & (w < WO)
+        source = (outer.to(tl.int64) * DO + d) * HO * WO + (h * WO + w if CUT else o)
         row, top = 0, h * KH
         offset = top * W + w * (1 if PAIRS else KW)
     start = ((outer.to(tl.int64) * D + d * KD) * H + row) * W * C
@@ -56,11 +60,12 @@ def tiled_kernel(
         parts = soft_gradients(v, there, upper * 0.5, tau, NETWORK, HALF, BLOCK)
     elif POOL == "avg":
         for _ in tl.static_range(K):
-            parts += (upper / K,)
+            parts += ((upper / K).to(grad.dtype.element_ty),)
     else:
         share = upper
         if POOL == "median" and K % 2 == 0:
             share = upper * 0.5
+        share = share.to(grad.dtype.element_ty)  # once, and not for each element
         mask = tl.load(code + source, mask=whole, other=0).to(tl.int32)
         for k in tl.static_range(K):
             parts += (tl.where((mask & (1 << k)) != 0, share, 0.0),)
@@ -68,16 +73,21 @@ def tiled_kernel(
     for i in tl.static_range(KD * KH):
         line = to + start + (i // KH * H + i % KH) * W * C
         z, t = d * KD + i // KH, top + i % KH
-        if LAST:
-            here = o < tl.where((z < D) & (t < H), LANES, 0)
-        else:
-            here = (o < tl.where(z < D, LANES, 0)) & (t < H)
+        here = valid
+        if CUT:
+            if LAST:
+                here = o < tl.where((z < D) & (t < H), LANES, 0)
+            else:
+                here = (o < tl.where(z < D, LANES, 0)) & (t < H)
         if PAIRS:
             pair = join(parts[2 * i], parts[2 * i + 1], grad, HALF)
             tl.store(line + offset, pair.to(to.dtype.element_ty, bitcast=True), mask=here)
         else:
             for k in tl.static_range(KW):
-                store(line + k * C + offset, parts[i * KW + k], here & (w * KW + k < W))
+                inside = here
+                if CUT:
+                    inside = here & (w * KW + k < W)
+                store(line + k * C + offset, parts[i * KW + k], inside)
 
 
 @triton.jit
@@ -86,9 +96,12 @@ def join(even, odd, like, HALF: tl.constexpr):
     if HALF:
         a = even.to(like.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
         b = odd.to(like.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
-        return a | (b << 16)
-    a = even.to(tl.uint32, bitcast=True).to(tl.uint64)
-    return a | (odd.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
+        pair = a | (b << 16)
+    else:
+        a = even.to(tl.uint32, bitcast=True).to(tl.uint64)
+        b = odd.to(tl.uint32, bitcast=True).to(tl.uint64)
+        pair = a | (b << 32)
+    return pair
 
 
 @triton.jit
@@ -105,14 +118,15 @@ def soft_gradients(
     total_a, offset_a = soft_sums(v, there, a, tau)
     total_b, offset_b = soft_sums(v, there, b, tau)
     through_a, through_b = tl.zeros_like(a), tl.zeros_like(b)
+    share_a, share_b, inverse = 1.0 / total_a, 1.0 / total_b, 1.0 / tau
     direct = ()
     for k in tl.static_range(K):
         weight, d = weigh(v[k], there[k], a, tau)
-        pull_a = weight / total_a * (d - offset_a) * sign(d) / tau
-        part = weight / total_a - pull_a
+        pull_a = weight * share_a * (d - offset_a) * sign(d) * inverse
+        part = weight * share_a - pull_a
         weight, d = weigh(v[k], there[k], b, tau)
-        pull_b = weight / total_b * (d - offset_b) * sign(d) / tau
-        direct += (part + weight / total_b - pull_b,)
+        pull_b = weight * share_b * (d - offset_b) * sign(d) * inverse
+        direct += (part + weight * share_b - pull_b,)
         through_a += pull_a
         through_b += pull_b
     parts = ()

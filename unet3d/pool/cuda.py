@@ -124,6 +124,7 @@ def tiled_launch(
         **{"DO": d, "HO": h, "WO": w, "DC": depth, "HC": height, "LANES": per_plane, "tau": tau},
         **{"POOL": pool, "NETWORK": _network(windows)},
         **_constants(windows, "K"),
+        "CUT": (depth, height, width) != (d, h, w),
         **{"GROUP": c if last else width, "LAST": last, "PAIRS": pairs, "BLOCK": block},
         "HALF": result.dtype in HALVES,
     }
@@ -156,7 +157,7 @@ def _constants(windows: Windows, kinds: str) -> dict[str, int]:
 
 
 def _tiles(windows: Windows) -> bool:
-    """Whether the windows fill the volume side by side, and a mask says which elements they took."""
+    """Whether the windows lie side by side, and a mask says which elements they took."""
     return windows.size == windows.stride and not any(windows.padding) and windows.elements <= 8
 
 

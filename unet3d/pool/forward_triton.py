@@ -165,13 +165,7 @@ def middle(
             absent += (~there[k]).to(tl.int32)
         keys += (key,)
     for c in tl.static_range(len(NETWORK)):
-        i: tl.constexpr = NETWORK[c][0]
-        j: tl.constexpr = NETWORK[c][1]
-        less, more = tl.minimum(keys[i], keys[j]), tl.maximum(keys[i], keys[j])
-        if NETWORK[c][2] & 1:
-            keys = (*keys[:i], less, *keys[i + 1 :])
-        if NETWORK[c][2] & 2:
-            keys = (*keys[:j], more, *keys[j + 1 :])
+        keys = compare(keys, NETWORK[c][0], NETWORK[c][1], NETWORK[c][2])
     p, q = keys[M], keys[N]
     if PADDED:  # an odd number of elements has one in the middle: of K, the M-th or the next
         one = inside % 2 == 1
@@ -200,6 +194,17 @@ def middle(
 
 
 @triton.jit
+def compare(keys, i: tl.constexpr, j: tl.constexpr, keep: tl.constexpr):
+    """The keys after one comparator; see network.py."""
+    a, b = keys[i], keys[j]
+    if keep & 1:
+        keys = keys[:i] + (tl.minimum(a, b),) + keys[i + 1 :]  # noqa: RUF005 (Triton has no stars)
+    if keep & 2:
+        keys = keys[:j] + (tl.maximum(a, b),) + keys[j + 1 :]  # noqa: RUF005
+    return keys
+
+
+@triton.jit
 def local(place, front, top, left, D, H, W, KH: tl.constexpr, KW: tl.constexpr):
     """A place among those elements of a window alone that lie inside the volume."""
     d, h, w = place // (KH * KW), place // KW % KH, place % KW
@@ -213,7 +218,8 @@ def local(place, front, top, left, D, H, W, KH: tl.constexpr, KW: tl.constexpr):
 def weigh(x, there, centre, tau):
     """An element's weight, and its distance from the centre unless that is infinite."""
     distance = tl.where(x == centre, 0.0, x - centre)
-    weight = tl.where(there, tl.exp(-tl.abs(distance) / tau), 0.0)
+    rate = -1.4426950408889634 / tau  # exp(t) = exp2(t log2 e)
+    weight = tl.where(there, tl.exp2(tl.abs(distance) * rate), 0.0)
     return weight, tl.where(weight > 0, distance, 0.0)
 
 
