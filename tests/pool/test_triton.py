@@ -27,7 +27,7 @@ def test_the_interpreter_agrees_with_the_references():
         (torch.bfloat16, (1, 2, 320, 150, 26), False, 130, 75),
         (torch.float32, (1, 2, 320, 150, 26), False, 220, 75),
         (torch.bfloat16, (1, 64, 20, 16, 12), True, 160, 90),
-        (torch.bfloat16, (1, 2, 31, 15, 25), False, 195, 130),
+        (torch.bfloat16, (1, 2, 31, 15, 25), False, 195, 145),
     ],
 )
 def test_a_median_costs_few_instructions(dtype, shape, channels_last, forward_most, backward_most):

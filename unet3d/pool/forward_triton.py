@@ -149,15 +149,17 @@ def middle(
     keys = ()
     absent = tl.zeros([BLOCK], tl.int32)
     for k in tl.static_range(K):
-        bits = (v[k] + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
+        bits = v[k].to(tl.int32, bitcast=True)
+        sign = bits >> 31
+        ordered = (bits ^ (sign & 0x7FFFFFFF)) - sign  # as the floats are, both zeros 0
         if HALF:
-            key = ((bits >> 31) & 0x7FFFFF00) ^ (bits | k)
+            key = ordered + k
             if PADDED:
                 key = tl.where(
                     there[k], key, tl.where(absent % 2 == 1, 0x7FFFFF00, -0x7FFFFF00) | k
                 )
         else:
-            key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 8) | k
+            key = (ordered.to(tl.int64) << 8) | k
             if PADDED:
                 far = tl.where(absent % 2 == 1, 0x7FFFFFFF, -0x7FFFFFFF).to(tl.int64) << 8
                 key = tl.where(there[k], key, far | k)
@@ -178,10 +180,9 @@ def middle(
     low, high = (p & 0xFF).to(tl.int32), (q & 0xFF).to(tl.int32)
     if HALF:
         a, b = p & -256, q & -256
-        a, b = a ^ ((a >> 31) & 0x7FFFFF00), b ^ ((b >> 31) & 0x7FFFFF00)
     else:
         a, b = (p >> 8).to(tl.int32), (q >> 8).to(tl.int32)
-        a, b = a ^ ((a >> 31) & 0x7FFFFFFF), b ^ ((b >> 31) & 0x7FFFFFFF)
+    a, b = (a + (a >> 31)) ^ ((a >> 31) & 0x7FFFFFFF), (b + (b >> 31)) ^ ((b >> 31) & 0x7FFFFFFF)
     first, second = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + 1
     if PADDED:
         first, second = tl.full([BLOCK], -1, tl.int32), tl.full([BLOCK], -1, tl.int32)
