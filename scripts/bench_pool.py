@@ -258,37 +258,41 @@ def show(title: str, rows: list[Row]) -> None:
 
 
 def draw(results: list[dict], path: Path, device: str) -> None:
-    """Time against peak memory: one panel for each volume."""
+    """Time and peak memory: a line for each pooling, a mark for each volume."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.6 * rows), squeeze=False, constrained_layout=True
+    poolings = [row["pool"] for row in results[0]["rows"]][::-1]
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    panels = zip(
+        axes,
+        ("both_ratio", "peak_bytes"),
+        ("forward + backward, ratio to nn.MaxPool3d", "peak bytes for each output"),
+        strict=True,
     )
-    for axis in axes.flat[len(results) :]:
-        axis.set_visible(False)
-    for axis, result in zip(axes.flat, results, strict=False):
-        for row in result["rows"]:
-            ours = row["pool"] in ("median", "max", "avg", "approx_median")
-            axis.scatter(row["both_ratio"], row["peak_bytes"], c="C0" if ours else "C1", s=22)
-            axis.annotate(
-                row["pool"],
-                (row["both_ratio"], row["peak_bytes"]),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=7,
+    for axis, key, label in panels:
+        for i, result in enumerate(results):
+            rows = result["rows"]
+            axis.plot(
+                [row[key] for row in rows],
+                [poolings.index(row["pool"]) for row in rows],
+                linestyle="none",
+                marker="o^sDv<>P"[i % 8],
+                color="C0" if result["dtype"] == "float32" else "C1",
+                markersize=5,
+                alpha=0.7,
+                label=result["title"],
             )
-        axis.axvline(1, color="0.8", linewidth=1, zorder=0)
-        axis.set(xscale="log", yscale="log", title=result["title"])
-        axis.title.set_fontsize(8)
-        axis.set_xlabel("forward + backward, ratio to nn.MaxPool3d", fontsize=8)
-        axis.set_ylabel("peak bytes per output", fontsize=8)
-    figure.suptitle(f"2x2x2 poolings on {device}: down and to the left is better", fontsize=10)
-    figure.savefig(path, dpi=80)
+        axis.set(xscale="log", xlabel=label)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.grid(color="0.9")
+    axes[0].set_yticks(range(len(poolings)), poolings)
+    axes[0].axvline(1, color="0.5", linewidth=1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
+    figure.suptitle(f"Poolings of 2x2x2 on {device}: further left is better", fontsize=10)
+    figure.savefig(path, dpi=90)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 template <int L> struct Simd {
     typedef float F __attribute__((vector_size(4 * L)));
@@ -52,8 +53,7 @@ template <class T, int L> struct Elements {
             even = __builtin_convertvector((V)__builtin_convertvector(both, U16), F<L>);
             odd = __builtin_convertvector((V)__builtin_convertvector(both >> 16, U16), F<L>);
         } else {
-            even = odd = F<L>{};
-            for (int l = 0; l < L; l++) even[l] = from[2 * l], odd[l] = from[2 * l + 1];
+            part(read<V>(from), read<V>(from + L), even, odd, std::make_integer_sequence<int, L>());
         }
     }
     static void store_pair(T* to, F<L> even, F<L> odd) {
@@ -61,8 +61,23 @@ template <class T, int L> struct Elements {
             const V a = __builtin_convertvector(even, V), b = __builtin_convertvector(odd, V);
             write(to, __builtin_convertvector((U16)a, U) | __builtin_convertvector((U16)b, U) << 16);
         } else {
-            for (int l = 0; l < L; l++) to[2 * l] = even[l], to[2 * l + 1] = odd[l];
+            V low, high;
+            weave(even, odd, low, high, std::make_integer_sequence<int, L>());
+            write(to, low);
+            write(to + L, high);
         }
+    }
+
+  private:
+    template <int... l>
+    static void part(V a, V b, V& even, V& odd, std::integer_sequence<int, l...>) {
+        even = __builtin_shufflevector(a, b, 2 * l...);
+        odd = __builtin_shufflevector(a, b, 2 * l + 1 ...);
+    }
+    template <int... l>
+    static void weave(V even, V odd, V& low, V& high, std::integer_sequence<int, l...>) {
+        low = __builtin_shufflevector(even, odd, l / 2 + l % 2 * L...);
+        high = __builtin_shufflevector(even, odd, (l + L) / 2 + l % 2 * L...);
     }
 };
 template <int L> struct Elements<Bf16, L> {
