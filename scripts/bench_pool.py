@@ -287,6 +287,7 @@ def draw(results: list[dict], path: Path, device: str) -> None:
             )
         axis.set(xscale="log", xlabel=label)
         axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
         axis.grid(color="0.9")
     axes[0].set_yticks(range(len(poolings)), poolings)
     axes[0].axvline(1, color="0.5", linewidth=1)

@@ -1,12 +1,10 @@
 """Run the Triton kernels in Triton's interpreter against the references; exit 1 at a difference.
 
-A program of its own: the interpreter is chosen when kernels are defined, for the whole process.
+A program of its own, run with TRITON_INTERPRET=1: that counts when kernels are defined, for the
+whole process.
 """
 
-import os
 import sys
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 

@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU: run by the interpreter, and compiled for sm_90."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_interpreter_agrees_with_the_references():
     command = [sys.executable, "-W", "ignore", "-m", "tests.pool.interpreted"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 

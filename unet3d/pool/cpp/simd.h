@@ -77,7 +77,7 @@ template <class T, int L> struct Elements {
     template <int... l>
     static void weave(V even, V odd, V& low, V& high, std::integer_sequence<int, l...>) {
         low = __builtin_shufflevector(even, odd, l / 2 + l % 2 * L...);
-        high = __builtin_shufflevector(even, odd, (l + L) / 2 + l % 2 * L...);
+        high = __builtin_shufflevector(even, odd, (l + L) / 2 + (l + L) % 2 * L...);
     }
 };
 template <int L> struct Elements<Bf16, L> {
