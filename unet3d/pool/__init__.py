@@ -1,1 +1,1 @@
-"""Poolings: each takes (kernel_size, stride=None, padding=0), as nn.MaxPool3d does."""
+"""Poolings: (kernel_size, stride=None, padding=0), an int or three each, as nn.MaxPool3d."""

@@ -1,13 +1,22 @@
-"""Average pooling in every precision, on every device."""
+"""The mean of each window, with zeros for padding, as nn.AvgPool3d; nothing is kept for backward.
 
+torch's own keeps its input, and on the CPU it has no half precision.
+"""
+
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
+from unet3d.pool import kernels
+from unet3d.pool.avg_reference import average, average_gradient
+from unet3d.pool.layout import empty, is_channels_last, memory_format, outputs, prepared
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
 
 class AvgPool3d(nn.Module):
-    """The mean of each window, padding counted as zeros; called as nn.AvgPool3d is."""
+    """Average pooling, called as nn.MaxPool3d is."""
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -15,12 +24,76 @@ class AvgPool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        first, *rest = self.windows.views(x, fill=0)
-        total = first.float() if first.element_size() < 4 else first
-        for view in rest:
-            total = total + view
-        return (total / self.windows.elements).to(x.dtype)
+        return avg_pool3d(prepared(x), *self.windows.axes)
 
     def extra_repr(self) -> str:
-        w = self.windows
-        return f"kernel_size={w.size}, stride={w.stride}, padding={w.padding}"
+        """What print(model) shows."""
+        return str(self.windows)
+
+
+@torch.library.custom_op("unet3d::avg_pool3d", mutates_args=())
+def avg_pool3d(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """The means."""
+    windows = Windows.of(size, stride, padding)
+    if fast := kernels.of(x):
+        return fast.forward(x, "avg", windows)[0]
+    return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
+
+
+@avg_pool3d.register_fake
+def _(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    return outputs(x, "avg", Windows.of(size, stride, padding))[0]
+
+
+@torch.library.custom_op("unet3d::avg_pool3d_backward", mutates_args=())
+def avg_pool3d_backward(
+    grad: Tensor,
+    shape: Sequence[int],
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    """The input's gradient: the transpose of the mean, whose derivative is the mean again."""
+    windows = Windows.of(size, stride, padding)
+    if fast := kernels.of(grad):
+        return fast.backward(grad, "avg", windows, shape, channels_last)
+    format = memory_format(channels_last)
+    return average_gradient(grad, shape, windows).contiguous(memory_format=format)
+
+
+@avg_pool3d_backward.register_fake
+def _(
+    grad: Tensor,
+    shape: Sequence[int],
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    return empty(shape, grad, channels_last)
+
+
+def _context(ctx, inputs: tuple, output: Tensor) -> None:
+    x, *ctx.windows = inputs
+    ctx.shape, ctx.last = x.shape, is_channels_last(x)
+
+
+def _gradient(ctx, grad: Tensor) -> tuple:
+    grad = grad.contiguous(memory_format=memory_format(ctx.last))
+    return avg_pool3d_backward(grad, ctx.shape, *ctx.windows, ctx.last), None, None, None
+
+
+def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
+    _, _, *ctx.windows, ctx.last = inputs
+
+
+def _second_gradient(ctx, grad: Tensor) -> tuple:
+    grad = grad.contiguous(memory_format=memory_format(ctx.last))
+    return avg_pool3d(grad, *ctx.windows), *[None] * 5
+
+
+avg_pool3d.register_autograd(_gradient, setup_context=_context)
+avg_pool3d_backward.register_autograd(_second_gradient, setup_context=_backward_context)

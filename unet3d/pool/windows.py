@@ -1,6 +1,6 @@
 """The windows of a pooling, as strided views of the input: nothing is unfolded or copied."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -40,12 +40,27 @@ class Windows:
         pads = three(padding, "padding")
         if min(size) < 1 or min(steps) < 1 or min(pads) < 0:
             raise Misuse(
-                "a pooling needs kernel_size >= 1, stride >= 1 and padding >= 0, "
-                f"got {size}, {steps} and {pads}"
+                "a pooling needs kernel_size >= 1, stride >= 1, padding >= 0, "
+                f"got {size}, {steps}, {pads}"
             )
         if any(2 * p > k for p, k in zip(pads, size, strict=True)):
             raise Misuse(f"padding must be at most half of kernel_size, got {pads} for {size}")
+        if prod(size) > 256:  # a place in a window is kept in a byte
+            raise Misuse(f"a pooling window may hold at most 256 elements, got {size}")
         return cls(size, steps, pads)
+
+    def __str__(self) -> str:
+        return f"kernel_size={self.size}, stride={self.stride}, padding={self.padding}"
+
+    @property
+    def axes(self) -> tuple[tuple[int, int, int], ...]:
+        """(size, stride, padding), each per axis."""
+        return self.size, self.stride, self.padding
+
+    @property
+    def overlap(self) -> bool:
+        """Whether an element can be in several windows."""
+        return any(k > s for k, s in zip(self.size, self.stride, strict=True))
 
     @property
     def elements(self) -> int:
@@ -55,33 +70,39 @@ class Windows:
     def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """(D, H, W) of the output for an input whose last three sizes are `shape`'s."""
         space = tuple(shape)[-3:]
-        out = tuple(
+        d, h, w = (
             (n + 2 * p - k) // s + 1
             for n, k, s, p in zip(space, self.size, self.stride, self.padding, strict=True)
         )
-        if min(out) < 1:
+        if min(d, h, w) < 1:
             raise Misuse(
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
                 "use fewer levels, a smaller window, or a larger patch"
             )
-        return out[0], out[1], out[2]
+        return d, h, w
 
     def views(self, x: Tensor, fill: float) -> Iterator[Tensor]:
-        """Yield the i-th element of every window, i = 0 .. K - 1; padding reads as `fill`."""
+        """Yield K tensors shaped as the output: the i-th element of each window, padding `fill`."""
         out = self.output_shape(x.shape)
         if any(self.padding):
             pd, ph, pw = self.padding
             x = F.pad(x, (pw, pw, ph, ph, pd, pd), value=fill)
         for start in product(*(range(k) for k in self.size)):
-            yield x[
-                (
-                    ...,
-                    *(
-                        slice(b, b + s * (n - 1) + 1, s)
-                        for b, s, n in zip(start, self.stride, out, strict=True)
-                    ),
-                )
-            ]
+            axes = zip(start, self.stride, out, strict=True)
+            yield x[(..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in axes))]
+
+    def spread(self, shape: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
+        """The transpose of `views`: what K parts, shaped as the output, add to their elements."""
+        pd, ph, pw = self.padding
+        *batch, d, h, w = shape
+        padded = torch.empty(0)
+        unpadded = Windows(self.size, self.stride, (0, 0, 0))
+        for i, part in enumerate(parts):
+            if i == 0:
+                padded = part.new_zeros(*batch, d + 2 * pd, h + 2 * ph, w + 2 * pw)
+                places = list(unpadded.views(padded, fill=0))
+            places[i] += part
+        return padded[..., pd : pd + d, ph : ph + h, pw : pw + w]
 
     def inside(self, x: Tensor) -> list[Tensor] | None:
         """For each of the K elements, which windows have it inside the volume; None: all do."""

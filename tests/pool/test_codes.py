@@ -1,0 +1,36 @@
+"""Codes: a byte holds what it was told, for every window."""
+
+import pytest
+import torch
+
+from tests.pool.volumes import WINDOWS
+from unet3d.pool.codes import Code, code_of, decode, encode
+from unet3d.pool.max_reference import maximum
+from unet3d.pool.median_reference import median
+from unet3d.pool.windows import Windows
+
+
+@pytest.mark.parametrize("name", ["median", "max"])
+@pytest.mark.parametrize("window", [*WINDOWS.values(), (4, 4, 2), ((5, 5, 1), 2, (2, 2, 0))])
+def test_places_come_back_from_their_code(name, window):
+    windows, x = Windows.of(*window), torch.randn(2, 3, 9, 10, 7)
+    places = {"median": median, "max": maximum}[name](x, windows)[1]
+    code = code_of(name, windows)
+    again = decode(encode(places, code, windows, x.shape), code, windows, x.shape)
+    assert torch.equal(torch.minimum(*again), torch.minimum(*places))
+    assert torch.equal(torch.maximum(*again), torch.maximum(*places))
+
+
+@pytest.mark.parametrize(
+    ("window", "code"),
+    [
+        ((2, None, 0), Code.MASK),
+        ((3, 2, 0), Code.PAIR),
+        ((3, 2, 1), Code.PAIR),
+        ((5, 5, 0), Code.PAIR),
+        (((4, 2, 2), None, 0), Code.PAIR),
+        ((4, None, 0), Code.TWO),
+    ],
+)
+def test_odd_windows_and_even_ones_up_to_sixteen_need_one_byte(window, code):
+    assert code_of("median", Windows.of(*window)) == code

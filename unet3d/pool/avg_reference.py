@@ -1,0 +1,23 @@
+"""The mean, written to be read. Padding counts as zeros, as in nn.AvgPool3d."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unet3d.pool.windows import Windows
+
+
+def average(x: Tensor, windows: Windows) -> Tensor:
+    """The mean of each window."""
+    values = x.to(torch.promote_types(x.dtype, torch.float32))
+    total = torch.zeros((), dtype=values.dtype, device=x.device)
+    for view in windows.views(values, fill=0):
+        total = total + view
+    return (total / windows.elements).to(x.dtype)
+
+
+def average_gradient(grad: Tensor, shape: Sequence[int], windows: Windows) -> Tensor:
+    """Each element's share of its windows' gradients."""
+    share = grad.to(torch.promote_types(grad.dtype, torch.float32)) / windows.elements
+    return windows.spread(shape, (share for _ in range(windows.elements))).to(grad.dtype)

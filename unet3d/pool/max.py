@@ -1,0 +1,58 @@
+"""The maximum of each window: nn.MaxPool3d's values and gradients for an eighth of what it keeps.
+
+torch keeps the input and an int64 for each output; this keeps one byte (see codes.py), and its
+backward adds nothing atomically. The first of equals is taken; NaN is greater than any number.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unet3d.pool import kernels
+from unet3d.pool.codes import code_of, encode
+from unet3d.pool.layout import is_channels_last, memory_format, outputs, prepared
+from unet3d.pool.max_reference import maximum
+from unet3d.pool.spread import selection_backward, selection_context
+from unet3d.pool.windows import Windows
+from unet3d.types import Size
+
+
+class MaxPool3d(nn.Module):
+    """Max pooling, called as nn.MaxPool3d is."""
+
+    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
+        super().__init__()
+        self.windows = Windows.of(kernel_size, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, D, H, W) -> (B, C, D', H', W')."""
+        return max_pool3d(prepared(x), *self.windows.axes)[0]
+
+    def extra_repr(self) -> str:
+        """What print(model) shows."""
+        return str(self.windows)
+
+
+@torch.library.custom_op("unet3d::max_pool3d", mutates_args=())
+def max_pool3d(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The maxima and their places."""
+    windows = Windows.of(size, stride, padding)
+    if fast := kernels.of(x):
+        return fast.forward(x, "max", windows)
+    y, places = maximum(x, windows)
+    format = memory_format(is_channels_last(x))
+    recorded = encode(places, code_of("max", windows), windows, x.shape)
+    return y.contiguous(memory_format=format), recorded.contiguous(memory_format=format)
+
+
+@max_pool3d.register_fake
+def _(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return outputs(x, "max", Windows.of(size, stride, padding))
+
+
+max_pool3d.register_autograd(selection_backward("max"), setup_context=selection_context)

@@ -1,0 +1,48 @@
+"""Comparators that bring the middle of K values to its place: a sorting network, cut to need."""
+
+from functools import cache
+
+Comparator = tuple[int, int, int]
+"""Two wires, and what is kept: 1 the lesser on the first, 2 the greater on the second, 3 both."""
+
+EIGHT: tuple[Comparator, ...] = (
+    *((0, 1, 3), (2, 4, 3), (0, 2, 3), (1, 4, 3), (1, 2, 3)),  # sorts wires 0 1 2 4
+    *((3, 5, 3), (6, 7, 3), (3, 6, 3), (5, 7, 3), (5, 6, 3)),  # sorts wires 3 5 6 7
+    *((0, 3, 2), (2, 6, 1), (2, 3, 2)),
+    *((4, 7, 1), (1, 5, 2), (4, 5, 1)),
+)
+"""For 8 values: 26 times the lesser or the greater. The middle two end on wires 3 and 4."""
+
+
+@cache
+def middle_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
+    """Put rank (K - 1) // 2 of K = `wires` values on the wire of that number.
+
+    For a `pair` also the next rank on the next wire.
+
+    >>> middle_network(3, pair=False)
+    ((0, 1, 3), (0, 2, 2), (1, 2, 1))
+    """
+    middle = (wires - 1) // 2
+    needed = {middle, middle + 1} if pair and wires > 1 else {middle}
+    kept: list[Comparator] = []
+    for low, high in reversed(list(merge_sort(wires))):
+        keep = (low in needed) + 2 * (high in needed)
+        if keep:
+            kept.append((low, high, keep))
+            needed |= {low, high}
+    return tuple(reversed(kept))
+
+
+def merge_sort(wires: int):
+    """Yield the comparators of Batcher's odd-even merge sort, for any number of wires."""
+    block = 1
+    while block < wires:
+        step = block
+        while step >= 1:
+            for start in range(step % block, wires - step, 2 * step):
+                for low in range(start, min(start + step, wires - step)):
+                    if low // (2 * block) == (low + step) // (2 * block):
+                        yield low, low + step
+            step //= 2
+        block *= 2
