@@ -49,7 +49,7 @@ def check_fit(prediction: Prediction, request: Request, device: torch.device) ->
 
 def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: bool) -> list[str]:
     """The same for a card of `total` bytes."""
-    needed = (prediction.peak.reserved or 0) + CONTEXT
+    needed = taken(prediction) + CONTEXT
     if needed <= total:
         return []
     said = f"a step takes {size(needed)} with CUDA's own, the GPU has {size(total)}"
@@ -61,21 +61,27 @@ def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: 
 
 def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy]:
     """The first few changes that are predicted to fit `total` bytes (or to take less than now)."""
-    limit = total if total is not None else (forecast(request).peak.reserved or 0) + CONTEXT
+    limit = total if total is not None else taken(forecast(request)) + CONTEXT
     found = []
     for overrides in REMEDIES:
         words = tuple(halved(word, request) for word in overrides)
         if any(word in request.overrides for word in words):
             continue
         try:
-            reserved = forecast(changed(request, *words)).peak.reserved or 0
+            reserved = taken(forecast(changed(request, *words)))
         except Misuse:
             continue  # not for this network or this patch
-        if reserved + CONTEXT <= limit and reserved > 0:
+        if reserved + CONTEXT < limit:
             found.append(Remedy(words, reserved))
         if len(found) == count:
             break
     return found
+
+
+def taken(prediction: Prediction) -> int:
+    """What a step takes from the device: on a CPU there is no cache that reserves more."""
+    peak = prediction.peak
+    return peak.reserved or peak.allocated or 0
 
 
 def halved(word: str, request: Request) -> str:

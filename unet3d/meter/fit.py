@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unet3d.meter.allocator import replay
+from unet3d.meter.allocator import UNIT, replay
 from unet3d.meter.predict import Prediction
 from unet3d.meter.record import MemoryRecord
 
@@ -19,6 +19,7 @@ class AnyBatch:
         events = list(in_order(two.trace.events))
         self.affine = events == list(in_order(three.trace.events))
         self._events = events
+        self._steady = two.steady
         if self.affine:
             at_two, at_three = (
                 np.array([b.nbytes for b in p.trace.blocks], np.int64) for p in (two, three)
@@ -27,10 +28,16 @@ class AnyBatch:
             self._start = at_two - 2 * self._slope
 
     def peak(self, batch: int) -> MemoryRecord:
-        """The peak over the traced steps."""
-        sizes = (self._start + batch * self._slope).tolist()
-        allocator, _ = replay(self._events, sizes)
-        return MemoryRecord(allocated=allocator.peak_allocated, reserved=allocator.peak_reserved)
+        """The peak of a steady step."""
+        sizes = self._start + batch * self._slope
+        begun, ended = self._steady
+        events = np.array(self._events)
+        taken = np.where(sizes > 0, -(-sizes // UNIT) * UNIT, 0)
+        curve = np.cumsum(np.sign(events) * taken[np.abs(events) - 1])
+        _, reserved = replay(self._events, sizes.tolist())
+        return MemoryRecord(
+            allocated=int(curve[begun:ended].max()), reserved=max(reserved[begun:ended])
+        )
 
 
 def in_order(events: list[int]) -> Iterator[int]:
