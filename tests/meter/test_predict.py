@@ -241,6 +241,7 @@ def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
         (["view=timeline", "format=png"], "output=FILE.png"),
         (["study=channels", "model=dynunet"], "model.width"),
         (["model.depth=9"], "data.patch_size"),
+        (["measure=true"], "needs a GPU"),
         (["precision=12"], "precision must be one of"),
         (["data=decathlon", "data.root=/no/such"], "no dataset.json"),
     ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,21 @@ from unet3d.build.objects import Request, make, network, optimizer_factory
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.precision import in_half
 from unet3d.machine.device import Precision
-from unet3d.meter.trace import Trace
 
 HALF = {"16": torch.float16, "bf16": torch.bfloat16}
 PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+
+
+class Phases(Protocol):
+    """Who is told what a step is doing: a meter's Trace, or nobody."""
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+        ...
+
+    def name(self, tensors: Any, kind: str) -> None:
+        """These tensors are of that kind."""
+        ...
 
 
 class TrainingStep:
@@ -34,14 +46,15 @@ class TrainingStep:
         clip: float | None,
         autocast: torch.dtype | None,
         dtype: torch.dtype,
+        device: str = "cpu",
     ):
         self.model, self.loss, self.optimizer, self.infer = model, loss, optimizer, infer
         self.patch, self.volume = list(patch), list(volume)
         self.batch_size, self.channels = batch_size, channels
         self.micro_batches, self.clip = micro_batches, clip
-        self.autocast, self.dtype = autocast, dtype
+        self.autocast, self.dtype, self.device = autocast, dtype, device
 
-    def train(self, trace: Trace) -> None:
+    def train(self, trace: Phases) -> None:
         """One optimizer step."""
         for micro in range(self.micro_batches):
             trace.enter("forward")
@@ -60,7 +73,7 @@ class TrainingStep:
         for state in self.optimizer.state.values():
             trace.name(list(state.values()), "optimizer state")
 
-    def validate(self, trace: Trace) -> None:
+    def validate(self, trace: Phases) -> None:
         """One validation case, window by window."""
         trace.enter("validation")
         image, _ = self._batch(trace, 1, self.volume)
@@ -72,22 +85,30 @@ class TrainingStep:
     def _loss(self, image: Tensor, label: Tensor) -> Tensor:
         return self.loss(self.model(image), label)
 
-    def _batch(self, trace: Trace, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
-        image = torch.empty(size, self.channels, *space, dtype=self.dtype)
-        label = torch.zeros(size, *space, dtype=torch.uint8)
+    def _batch(self, trace: Phases, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
+        image = torch.zeros(size, self.channels, *space, dtype=self.dtype, device=self.device)
+        label = torch.zeros(size, *space, dtype=torch.uint8, device=self.device)
         trace.name([image, label], "input")
         return image, label
 
     def _autocast(self) -> AbstractContextManager:
         if self.autocast is None:
             return nullcontext()
-        return torch.autocast("cpu", dtype=self.autocast)
+        return torch.autocast(self.device, dtype=self.autocast)
 
 
 def step_maker(
-    request: Request, used: Precision, *, cuda: bool, volume: Sequence[int] | None = None
+    request: Request,
+    used: Precision,
+    *,
+    cuda: bool,
+    volume: Sequence[int] | None = None,
+    device: str = "cpu",
 ) -> Callable[[], TrainingStep]:
-    """A function that makes the configured step; to be called under FakeTensorMode."""
+    """A function that makes the configured step, to be called under FakeTensorMode; or a real one.
+
+    `cuda` says whose habits the step has, `device` where its tensors lie.
+    """
     cfg = request.config
 
     def make_step() -> TrainingStep:
@@ -96,6 +117,8 @@ def step_maker(
         dtype = PURE.get(used.used, torch.float32)
         if dtype != torch.float32:
             in_half(model, dtype)
+        if device != "cpu":
+            model.to(device)
         optimizer = optimizer_factory(cfg, used)(model.parameters())
         for group in optimizer.param_groups:
             if cuda and group.get("foreach", False) is None and not group.get("fused"):
@@ -113,6 +136,7 @@ def step_maker(
             clip=cfg.trainer.gradient_clip_val,
             autocast=HALF.get(used.used),
             dtype=dtype,
+            device=device,
         )
 
     return make_step

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unet3d.build.forecast import forecast, savings
+from unet3d.build.measured import Measurement, measured
 from unet3d.build.objects import Request
 from unet3d.build.study import study
 from unet3d.commands.run import deliver, run
 from unet3d.meter.pictures import draw_study, draw_timeline
 from unet3d.meter.predict import Prediction
-from unet3d.meter.show import as_json, layer_table, peak_table, sentence, study_table
+from unet3d.meter.show import (
+    as_json,
+    layer_rows,
+    layer_table,
+    measured_table,
+    peak_table,
+    sentence,
+    study_table,
+)
 from unet3d.types import Misuse
 
 VIEWS = ("peak", "layers", "timeline")
@@ -34,17 +43,32 @@ def memory(request: Request, folder: Path) -> int:
     if (cfg.view == "timeline") != (cfg.format == "png"):
         raise Misuse("view=timeline is a picture: give format=png and output=FILE.png with it")
     prediction = forecast(request, cfg.volume)
+    real = measured(request) if cfg.measure else None
     words = sentence(prediction, savings(request, prediction))
     if cfg.format == "json":
-        deliver(json.dumps(as_json(prediction)), cfg.output)
+        found = as_json(prediction)
+        if real is not None:
+            found["measured_phases"] = {k: v.known() for k, v in real.phases.items()}
+            found["measured_layers"] = layer_rows(real.layers)
+        deliver(json.dumps(found), cfg.output)
     elif cfg.format == "png":
         picture(prediction, request, cfg.output)
     else:
-        table = peak_table if cfg.view == "peak" else layer_table
-        deliver(f"{table(prediction)}\n\n{words}", cfg.output)
+        deliver(tables(prediction, real, cfg.view) + f"\n\n{words}", cfg.output)
         return 0
     print(words, file=sys.stderr)
     return 0
+
+
+def tables(prediction: Prediction, real: Measurement | None, view: str) -> str:
+    """The prediction, and below it what was measured, if it was."""
+    if view == "peak":
+        parts = [peak_table(prediction)]
+        parts += [] if real is None else [measured_table(prediction, real.phases)]
+    else:
+        parts = [layer_table(prediction.layers)]
+        parts += [] if real is None else ["measured on this GPU:", layer_table(real.layers)]
+    return "\n\n".join(parts)
 
 
 def swept(request: Request, what: str) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unet3d.meter.predict import KINDS, Prediction
-from unet3d.meter.record import MIB
+from unet3d.meter.predict import KINDS, Layer, Prediction
+from unet3d.meter.record import MIB, MemoryRecord
 
 GIB = 2**30
 
@@ -29,10 +29,10 @@ def peak_table(prediction: Prediction) -> str:
     return "\n\n".join(parts)
 
 
-def layer_table(prediction: Prediction) -> str:
+def layer_table(layers: Sequence[Layer]) -> str:
     """One row per call of a module."""
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
-    for layer in prediction.layers:
+    for layer in layers:
         change = f"{layer.change:+,}"
         sizes = (mib(layer.allocated), change, mib(layer.reserved))
         rows.append((layer.name, layer.type, layer.phase, *sizes))
@@ -83,19 +83,34 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
             for phase, record in prediction.phases.items()
         },
         "kinds": prediction.kinds,
-        "layers": [
-            {
-                "name": layer.name,
-                "type": layer.type,
-                "phase": layer.phase,
-                "allocated_bytes": layer.allocated,
-                "change_bytes": layer.change,
-                "reserved_bytes": layer.reserved,
-            }
-            for layer in prediction.layers
-        ],
+        "layers": layer_rows(prediction.layers),
         "interval": {"least_allocated_bytes": least, "most_allocated_bytes": most},
     }
+
+
+def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """Layers as JSON."""
+    return [
+        {
+            "name": layer.name,
+            "type": layer.type,
+            "phase": layer.phase,
+            "allocated_bytes": layer.allocated,
+            "change_bytes": layer.change,
+            "reserved_bytes": layer.reserved,
+        }
+        for layer in layers
+    ]
+
+
+def measured_table(prediction: Prediction, phases: dict[str, MemoryRecord]) -> str:
+    """Predicted and measured peaks side by side, with the prediction's error."""
+    rows = [("measured on this GPU", "predicted MiB", "measured MiB", "error")]
+    for phase, record in phases.items():
+        predicted, found = prediction.phases[phase].allocated or 0, record.allocated or 0
+        error = f"{100 * (predicted / found - 1):+.2f} %" if found else "-"
+        rows.append((phase, mib(predicted), mib(found), error))
+    return columns(rows)
 
 
 def size(nbytes: float) -> str:

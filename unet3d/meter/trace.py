@@ -72,9 +72,9 @@ class Trace(TorchDispatchMode):
         self._phase_begun = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by the storage's address
         self._stack: list[str] = []
-        self._begun: list[int] = []
+        self._begun: list[tuple[int, int]] = []  # event and autograd number at the call
         self._paths: dict[nn.Module, str] = {}
-        self._types: dict[str, str] = {}
+        self._leaves: dict[str, str] = {}  # modules without children: path -> type
         self._node_paths: dict[int, str] = {}  # autograd's sequence number -> module
         self._last_path = ""
 
@@ -99,7 +99,11 @@ class Trace(TorchDispatchMode):
     def watching(self, model: nn.Module) -> Generator["Trace"]:
         """Record while the body runs, with allocations attributed to the model's modules."""
         self._paths = {module: path or "model" for path, module in model.named_modules()}
-        self._types = {path: type(module).__name__ for module, path in self._paths.items()}
+        self._leaves = {
+            path: type(module).__name__
+            for module, path in self._paths.items()
+            if next(module.children(), None) is None
+        }
         self.name(list(model.parameters()), "parameters")
         self.name(list(model.buffers()), "parameters")
         handles: list[Any] = [
@@ -129,8 +133,6 @@ class Trace(TorchDispatchMode):
         if func.overloadpacket is aten.arange and _short(args):
             return _known_arange(func, args, kwargs)
         in_backward = torch._C._current_graph_task_id() != -1
-        if self._stack and torch.is_grad_enabled():
-            self._node_paths[_sequence_number() - 1] = self._stack[-1]
         if in_backward and not self._stack:
             self._backward_call(self._path())
             if func is aten.add.Tensor and self._accumulates(args):
@@ -226,25 +228,24 @@ class Trace(TorchDispatchMode):
             return ""
         number = node._sequence_nr()
         if number < 1 << 62:  # else it accumulates a gradient for the node before it
-            near = range(number, max(number - 8, -1), -1)
-            found = next((n for n in near if n in self._node_paths), None)
-            self._last_path = "" if found is None else self._node_paths[found]
+            self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
     def _call_begins(self, module: nn.Module, inputs: Any) -> None:
         if module in self._paths:
             self._stack.append(self._paths[module])
-            self._begun.append(len(self.events))
+            self._begun.append((len(self.events), _sequence_number()))
 
     def _call_ends(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if module not in self._paths:
             return
-        path, begun = self._stack.pop(), self._begun.pop()
-        leaf = next(module.children(), None) is None
-        if leaf and self.phase == "forward":
-            self.calls.append(Mark(path, self._types[path], "forward", begun, len(self.events)))
+        path, (begun, first_node) = self._stack.pop(), self._begun.pop()
+        for number in range(first_node, _sequence_number()):
+            self._node_paths.setdefault(number, path)  # a child has named its own already
+        if path in self._leaves and self.phase == "forward":
+            self.calls.append(Mark(path, self._leaves[path], "forward", begun, len(self.events)))
 
-    _call: str | None = None  # the module whose backward runs
+    _call = ""  # the module whose backward runs
     _call_begun = 0
 
     def _backward_call(self, path: str) -> None:
@@ -253,10 +254,10 @@ class Trace(TorchDispatchMode):
             self._call, self._call_begun = path, len(self.events)
 
     def _end_backward_call(self) -> None:
-        if self._call:
-            kind, now = self._types.get(self._call, ""), len(self.events)
+        if self._call in self._leaves:
+            kind, now = self._leaves[self._call], len(self.events)
             self.calls.append(Mark(self._call, kind, "backward", self._call_begun, now))
-        self._call = None
+        self._call = ""
 
     def _gradient_is_done(self, parameter: Tensor) -> None:
         if parameter.grad is not None:

@@ -1,0 +1,72 @@
+"""A step of a config run for real on this machine's GPU, measured by phase and by layer."""
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import torch
+
+from unet3d.build.forecast import forecast
+from unet3d.build.objects import Request
+from unet3d.build.step import step_maker
+from unet3d.machine.device import precision
+from unet3d.meter.layers import LayerRecorder
+from unet3d.meter.peak import PeakMeter
+from unet3d.meter.predict import Layer
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import Misuse
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a step took, by phase and by layer."""
+
+    phases: dict[str, MemoryRecord]
+    layers: list[Layer]
+
+    @property
+    def peak(self) -> MemoryRecord:
+        """Of the whole step."""
+        return reduce(or_, self.phases.values())
+
+
+class MeasuredPhases:
+    """Reads the peak of each phase."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.meter = device, PeakMeter()
+        self.peaks: dict[str, MemoryRecord] = {}
+        self.phase: str | None = None
+
+    def enter(self, phase: str) -> None:
+        """End the phase that was and begin another."""
+        if self.phase is not None:
+            record = self.meter.read(self.device)
+            self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
+        self.phase = phase
+        self.meter.start(self.device)
+
+    def name(self, tensors: Any, kind: str) -> None:
+        """Nothing to do: the device knows no kinds."""
+
+
+def measured(request: Request) -> Measurement:
+    """The same step run on this machine's GPU: the second one, as predictions have it."""
+    if not torch.cuda.is_available():
+        raise Misuse("measure=true needs a GPU, and torch finds none here")
+    forecast(request)  # fills in what the data set says, and refuses what cannot be
+    device = torch.device("cuda", 0)
+    used = precision(request.config.precision, "cuda")
+    step = step_maker(request, used, cuda=True, device="cuda")()
+    phases = MeasuredPhases(device)
+    step.train(phases)
+    recorder = LayerRecorder(
+        lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+    )
+    phases = MeasuredPhases(device)
+    step.train(phases)
+    phases.enter("end")
+    with recorder.watching(step.model):  # reading costs time but no memory: a step of its own
+        step.train(MeasuredPhases(device))
+    return Measurement(phases=phases.peaks, layers=recorder.layers)
