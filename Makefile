@@ -39,6 +39,9 @@ types: $(TEST_NEEDS)
 floors: $(TEST_NEEDS)
 	$(TEST) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache
 
+gpu: $(TEST_NEEDS)
+	$(TEST) scripts/gpu_report.py $(ARGS)
+
 format: $(TEST_NEEDS)
 	$(TEST) -m ruff format .
 	$(TEST) -m ruff check --fix .

@@ -41,3 +41,7 @@ def help_text() -> str:
         "exit codes: 0 done, 1 some cases failed or faults found, 2 misuse, 3 out of memory,\n"
         "4 a fault at run time, 130 or 143 stopped"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

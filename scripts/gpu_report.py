@@ -1,0 +1,171 @@
+"""Everything that needs a GPU, in parts that can be run one by one: `make gpu`.
+
+Each part takes under ten minutes and adds its results to benchmarks/<device>.json; parts that are
+there already are skipped unless they are named. Without a GPU it says so and leaves with 2.
+
+    python scripts/gpu_report.py                # the parts that are missing
+    python scripts/gpu_report.py pool forum  # these, again
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+GRID = {
+    "model": ("unet_small", "unet_nn"),
+    "precision": ("32", "16", "bf16", "16-true"),
+    "checkpointing": ("none", "blocks"),
+    "optimizer": ("adamw", "sgd"),
+}
+"""32 configurations on each patch; each is predicted and measured in a process of its own."""
+
+
+def unet3d(*words: str) -> dict[str, Any]:
+    """Run a verb that prints one JSON object."""
+    done = run([sys.executable, "-m", "unet3d.commands.main", *words])
+    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-500:]}
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def tests() -> dict[str, Any]:
+    """The tests that are marked gpu."""
+    done = run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--override-ini", "addopts="])
+    return {"exit_code": done.returncode, "summary": done.stdout.strip().splitlines()[-1:]}
+
+
+def pool() -> dict[str, Any]:
+    """The poolings against nn.MaxPool3d; writes its own file as well."""
+    done = run([sys.executable, "scripts/bench_pool.py"])
+    return {
+        "exit_code": done.returncode,
+        "output": done.stdout[-6000:],
+        "error": done.stderr[-500:],
+    }
+
+
+def predict(patch: str) -> dict[str, Any]:
+    """Predicted against measured over the grid, on one patch."""
+    rows: list[dict[str, Any]] = []
+    for values in product(*GRID.values()):
+        words = [f"{key}={value}" for key, value in zip(GRID, values, strict=True)]
+        words.append(f"data.patch_size={patch}")
+        rows.append({"overrides": words, **compared(words)})
+    errors: list[float] = sorted(r["error_percent"] for r in rows if "error_percent" in r)
+    sizes = sorted(abs(error) for error in errors)
+    summary = {
+        "configurations": len(rows),
+        "failed": sum("error_percent" not in row for row in rows),
+        "median_error_percent": statistics.median(sizes) if sizes else None,
+        "p95_error_percent": sizes[int(0.95 * (len(sizes) - 1))] if sizes else None,
+        "most_too_low_percent": errors[0] if errors else None,
+    }
+    return {"summary": summary, "rows": rows}
+
+
+def compared(words: list[str]) -> dict[str, Any]:
+    """One configuration: what was predicted, what was measured, and how far apart they are."""
+    found = unet3d("memory", *words, "data.num_classes=5", "format=json", "measure=true")
+    if "error" in found:
+        return found
+    phases = found["measured_phases"].values()
+    allocated = max(phase["allocated"] for phase in phases)
+    predicted = found["peak_allocated_bytes"]
+    return {
+        "predicted_allocated_bytes": predicted,
+        "measured_allocated_bytes": allocated,
+        "error_percent": 100 * (predicted / allocated - 1),
+        "predicted_reserved_bytes": found["peak_reserved_bytes"],
+        "measured_reserved_bytes": max(phase["reserved"] for phase in phases),
+        "predicted_by_phase": found["phases"],
+        "measured_by_phase": found["measured_phases"],
+    }
+
+
+def forum() -> dict[str, Any]:
+    """The forum's job as it was written and with the project's own network."""
+    job = ["data.patch_size=[320,150,26]", "data.batch_size=2", "data.num_classes=5"]
+    choices = {
+        "as the forum ran it": ["experiment=forum_small"],
+        "as written, mixed 16": ["model=forum_small", "precision=16", *job],
+        "unet_small, mixed 16": ["model=unet_small", "precision=16", *job],
+        "unet_small, mixed 16, blocks": [
+            "model=unet_small",
+            "precision=16",
+            "checkpointing=blocks",
+            *job,
+        ],
+    }
+    return {name: compared(words) for name, words in choices.items()}
+
+
+def hippocampus() -> dict[str, Any]:
+    """Dice against time on the Decathlon's Task04, if it lies under data/."""
+    if not (ROOT / "data" / "Task04_Hippocampus" / "dataset.json").is_file():
+        return {"skipped": "data/Task04_Hippocampus is not there"}
+    folder = ROOT / "outputs" / "gpu_report"
+    words = ["experiment=hippocampus", "trainer.max_time=00:00:07:00", f"hydra.run.dir={folder}"]
+    done = run([sys.executable, "train.py", *words, "trainer.enable_progress_bar=false"])
+    report = folder / "report.json"
+    if done.returncode or not report.is_file():
+        return {"exit_code": done.returncode, "error": done.stderr[-500:]}
+    content = json.loads(report.read_text())
+    return {key: content[key] for key in ("metrics", "memory", "speed", "steps", "precision")}
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "tests": tests,
+    "pool": pool,
+    "predict_cube": partial(predict, "[64,64,64]"),
+    "predict_flat": partial(predict, "[160,144,32]"),
+    "forum": forum,
+    "hippocampus": hippocampus,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; none: what is missing")
+    parts = parser.parse_args().parts
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        print(f"no part {unknown[0]!r}; the parts are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    import torch
+
+    if not torch.cuda.is_available():
+        print("gpu_report needs a GPU, and torch finds none here", file=sys.stderr)
+        return 2
+    device = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+    path = ROOT / "benchmarks" / f"{device}.json"
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    for name in parts or [part for part in PARTS if part not in results]:
+        print(f"{name} ...", flush=True)
+        results[name] = PARTS[name]()
+        results["environment"] = {
+            "device": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps(results[name].get("summary", results[name]))[:2000], flush=True)
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

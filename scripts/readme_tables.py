@@ -1,0 +1,63 @@
+"""Take the README's measured tables from benchmarks/: `python scripts/readme_tables.py`.
+
+Between `<!-- NAME -->` and `<!-- end -->` stands what the function of that name makes; a test
+compares.
+A figure that no result file has reads "not measured yet".
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+OPEN = "not measured yet"
+POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
+
+
+def pooling() -> str:
+    """Forward + backward against eager nn.MaxPool3d, and bytes for each output."""
+    content = json.loads((ROOT / "benchmarks" / "cpu-pool.json").read_text())
+    lines = [
+        "| | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 | saved bytes fp32 | "
+        "peak bytes fp32 / bf16 | GPU |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in POOLS:
+        rows = {}
+        for volume in content["results"]:
+            key = (tuple(volume["shape"]), volume["dtype"], volume["channels_last"])
+            rows[key] = {row["pool"]: row for row in volume["rows"]}[name]
+        flat, last = (1, 8, 320, 150, 26), (1, 64, 32, 64, 64)
+        wide, half = rows[flat, "float32", False], rows[flat, "bfloat16", False]
+        wide_last, half_last = rows[last, "float32", True], rows[last, "bfloat16", True]
+        kept = " + input" if wide["keeps_input"] else ""
+        lines.append(
+            f"| `{name}` | {wide['both_ratio']:.2f}x / {half['both_ratio']:.2f}x "
+            f"| {wide_last['both_ratio']:.2f}x / {half_last['both_ratio']:.2f}x "
+            f"| {wide['saved_bytes']:.0f}{kept} "
+            f"| {wide['peak_bytes']:.0f} / {half['peak_bytes']:.0f} | {OPEN} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"pooling": pooling}
+
+
+def filled(text: str) -> str:
+    """The text with every table made anew."""
+    for name, table in TABLES.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t()}\n{m[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def main() -> int:
+    README.write_text(filled(README.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
