@@ -193,6 +193,15 @@ def test_a_run_says_its_prediction_first_and_sets_it_beside_the_measured(unet3d,
     assert report["memory"]["predicted"]["allocated"] > 0
 
 
+def test_a_cpu_run_that_would_fill_the_memory_warns_as_well(composed, monkeypatch):
+    from unet3d.build import misfit
+
+    request = composed()
+    monkeypatch.setattr(misfit, "available_bytes", lambda device: CONTEXT)
+    lines = misfit.check_fit(forecast(request), request, torch.device("cpu"))
+    assert lines[0].startswith("predicted not to fit")
+
+
 def test_a_bad_choice_for_misfits_is_refused(composed, tmp_path):
     from unet3d.build.misfit import check_fit
     from unet3d.types import Misuse

@@ -42,6 +42,11 @@ def changed(request: Request, *overrides: str) -> Request:
         return request_of(words, request.verb)
 
 
+def composed(request: Request) -> DictConfig:
+    """The config that a request's overrides alone make."""
+    return changed(request).config
+
+
 def request_of(words: Sequence[str], verb: str) -> Request:
     """Compose a verb's config."""
     cfg = compose(verb, overrides=list(words), return_hydra_config=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 from unet3d.build.forecast import changed, forecast
 from unet3d.build.objects import Request
+from unet3d.machine.memory import available_bytes
 from unet3d.meter.fit import CONTEXT
 from unet3d.meter.predict import Prediction
 from unet3d.meter.show import size
@@ -37,23 +38,25 @@ class Remedy:
 
 
 def check_fit(prediction: Prediction, request: Request, device: torch.device) -> list[str]:
-    """Lines that warn of a run predicted not to fit its GPU; Misfit if it is to be stopped."""
+    """Lines that warn of a run predicted not to fit; Misfit if it is to be stopped."""
     choice = request.config.meter.on_misfit
     if choice not in ("warn", "stop", "ignore"):
         raise Misuse(f"meter.on_misfit must be warn, stop or ignore, got {choice!r}")
-    if device.type != "cuda" or choice == "ignore":
+    total = available_bytes(device)
+    if choice == "ignore" or total is None:
         return []
-    total = torch.cuda.get_device_properties(device).total_memory
     return misfit_lines(prediction, request, total, stop=choice == "stop")
 
 
 def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: bool) -> list[str]:
-    """The same for a card of `total` bytes."""
+    """The same for a device that has `total` bytes."""
     needed = taken(prediction) + CONTEXT
     if needed <= total:
         return []
-    said = f"a step takes {size(needed)} with CUDA's own, the GPU has {size(total)}"
-    lines = [f"predicted not to fit: {said}", *advice(remedies(request, total))]
+    lines = [
+        f"predicted not to fit: a step takes {size(needed)}, {size(total)} are there",
+        *advice(remedies(request, total)),
+    ]
     if stop:
         raise Misfit("\n".join(lines))
     return lines

@@ -185,13 +185,11 @@ def foresee(
         raise
     except Exception as error:  # what a network does may be beyond tensors without values
         return None, [f"a step of this network cannot be predicted: {first_line(error)}"]
-    peak = prediction.peak
-    if not cuda:
-        said = f"predicted: {size(peak.allocated or 0)} of tensors at the peak of a step"
-        return prediction, [said]
     least, most = prediction.interval
-    said = f"predicted peak of a step: {size(least)} to {size(most)} allocated"
-    return prediction, [said, *check_fit(prediction, request, torch.device("cuda", 0))]
+    said = f"predicted: {size(least)} of tensors at the peak of a step"
+    if cuda:
+        said = f"predicted peak of a step: {size(least)} to {size(most)} allocated"
+    return prediction, [said, *check_fit(prediction, request, torch.device(device))]
 
 
 def trainer(
@@ -206,6 +204,8 @@ def trainer(
         value = node[key]
         if value is not None and (not isinstance(value, int) or value < 1):
             raise Misuse(f"trainer.{key} must be an int >= 1, got {value!r}")
+    if node.gradient_clip_val is not None and node.gradient_clip_val <= 0:
+        raise Misuse(f"trainer.gradient_clip_val must be above 0 or null: {node.gradient_clip_val}")
     if node.max_steps is None and node.max_epochs is None and node.max_time is None:
         node.max_epochs = DEFAULT_EPOCHS
     node.max_steps = -1 if node.max_steps is None else node.max_steps

@@ -5,7 +5,9 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 
 import hydra
@@ -16,14 +18,18 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir", "output")
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
+
+WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib")
+"""Keys that take both, and are checked where they are read."""
 
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
 
@@ -43,12 +49,13 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         words = ["--config-dir", str(own), *words]
 
     def job(cfg: DictConfig) -> None:
-        composed = HydraConfig.get()
-        request = Request(cfg, dict(composed.runtime.choices), composed.overrides.task, config)
-        folder = Path(composed.runtime.output_dir)
+        own = HydraConfig.get()
+        request = Request(cfg, dict(own.runtime.choices), own.overrides.task, config)
+        folder = Path(own.runtime.output_dir)
 
         def checked() -> int:
             refuse_unknown(cfg, config)
+            refuse_words_for_numbers(request)
             return verb(request, folder)
 
         codes.append(answered(checked, debug=bool(cfg.get("debug"))))
@@ -90,6 +97,8 @@ def exit_code(error: Exception) -> int:
     """2 misuse, 3 out of memory, 4 any other fault."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return 2
+    if isinstance(error, OSError) and error.errno in (ENOENT, EACCES, EPERM, ENOTDIR, EROFS):
+        return 2  # a path that cannot be
     if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
         return 3
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 4)
@@ -115,6 +124,8 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
         return str(error)  # a report of several lines
     if isinstance(error, Misuse | Fault):
         return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HydraException | OmegaConfBaseException):
         return text
@@ -137,10 +148,10 @@ def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            composed = compose(config, overrides=chosen)
+            known = compose(config, overrides=chosen)
     except HydraException:  # another override is wrong as well
         return
-    yield from flat(composed)
+    yield from flat(known)
 
 
 def refuse_unknown(cfg: DictConfig, config: str) -> None:
@@ -153,6 +164,21 @@ def refuse_unknown(cfg: DictConfig, config: str) -> None:
     for key in map(str, cfg):
         if key not in known:
             raise Misuse(f"no key or group {key!r}{_near(key, known)}")
+
+
+def refuse_words_for_numbers(request: Request) -> None:
+    """A word where the option's default is a number, a list or a truth value is a slip."""
+    groups = {p.name for p in conf_folder().iterdir() if p.is_dir()}
+    values = [word for word in request.overrides if word.split("=")[0] not in groups]
+    usual = composed(replace(request, overrides=[w for w in request.overrides if w not in values]))
+    for word in values:
+        key = word.split("=")[0].lstrip("+~")
+        given, default = (OmegaConf.select(c, key) for c in (request.config, usual))
+        if key in WORDS_OR_NUMBERS or default is None or isinstance(default, str):
+            continue
+        if isinstance(given, str):
+            like = "a list" if isinstance(default, ListConfig) else type(default).__name__
+            raise Misuse(f"{key} must be {like} as in {key}={default}, got {given!r}")
 
 
 def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
