@@ -72,6 +72,14 @@ def test_a_run_that_ends_within_an_epoch_validates_what_it_reached(composed, tmp
     assert steps == [2]
 
 
+def test_a_run_that_ends_by_time_validates_what_it_reached(composed, tmp_path):
+    limits = ["trainer.max_steps=null", "trainer.max_time=00:00:00:01"]
+    run = build(composed(*limits, "trainer.check_val_every_n_epoch=999"), tmp_path)
+    run.trainer.fit(run.task, run.train_loader, run.val_loader)
+    steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
+    assert steps == [run.trainer.global_step - 1]
+
+
 def test_fold_none_trains_on_every_case_without_validation(unet3d, tmp_path):
     assert unet3d("fold=none") == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())

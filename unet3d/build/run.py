@@ -8,8 +8,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import TQDMProgressBar
-from omegaconf import DictConfig
+from lightning.pytorch.callbacks import Timer, TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
 
 from unet3d.build.misfit import check_fit, out_of_memory
@@ -211,6 +212,9 @@ def trainer(
     node.max_steps = -1 if node.max_steps is None else node.max_steps
     node.max_epochs = -1 if node.max_epochs is None else node.max_epochs
     node.accelerator = device
+    if node.max_time is not None:  # first, so that callbacks after it see that the time is over
+        callbacks = [timer(node.max_time), *callbacks]
+        node.max_time = None
     plugins: list[Any] = [WholeCheckpoints()]
     choice = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
@@ -226,6 +230,15 @@ def trainer(
         use_distributed_sampler=False,
         **choice,
     )
+
+
+def timer(max_time: Any) -> Timer:
+    """Ends the run after `max_time`; checkpoints hold what has passed."""
+    limit: Any = OmegaConf.to_object(max_time) if OmegaConf.is_config(max_time) else max_time
+    try:
+        return Timer(limit)
+    except (MisconfigurationException, TypeError, ValueError):
+        raise Misuse(f"trainer.max_time must be DD:HH:MM:SS, got {max_time!r}") from None
 
 
 def start(run: Run) -> tuple[Path | None, list[str]]:
