@@ -242,6 +242,8 @@ def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
         (["study=channels", "model=dynunet"], "model.width"),
         (["model.depth=9"], "data.patch_size"),
         (["measure=true"], "needs a GPU"),
+        (["study=batch", "measure=true"], "needs a GPU"),
+        (["model=dynunet", "data.patch_size=[10,10,10]"], "cannot be traced"),
         (["precision=12"], "precision must be one of"),
         (["data=decathlon", "data.root=/no/such"], "no dataset.json"),
     ],

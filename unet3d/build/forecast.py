@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
-from unet3d.build.objects import Request, conf_folder, described, make
+from unet3d.build.objects import Request, conf_folder, described, first_line, make
 from unet3d.build.step import step_maker
 from unet3d.machine.device import PRECISIONS, Precision, precision
 from unet3d.meter.predict import Prediction, predict
@@ -22,7 +22,25 @@ def forecast(request: Request, volume: Sequence[int] | None = None) -> Predictio
         described(cfg, description.classes, description.channels)
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
-    return predict(step_maker(request, used, cuda=cuda, volume=volume), cuda=cuda)
+    return traced(request, used, cuda=cuda, volume=volume)
+
+
+def traced(
+    request: Request, used: Precision, *, cuda: bool, volume: Sequence[int] | None
+) -> Prediction:
+    """A prediction, or in one line why this network cannot have one."""
+    try:
+        return predict(step_maker(request, used, cuda=cuda, volume=volume), cuda=cuda)
+    except Misuse:
+        raise
+    except Exception as error:  # what a network does may be beyond tensors without values
+        raise Untraceable(
+            f"a step of this network cannot be traced: {first_line(error)}"
+        ) from error
+
+
+class Untraceable(Misuse):
+    """The network looks at values, or is compiled, or cannot take this patch."""
 
 
 def cuda_precision(cfg: DictConfig) -> Precision:

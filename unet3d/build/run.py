@@ -13,11 +13,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
 
+from unet3d.build.forecast import Untraceable, traced
 from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
     Request,
     described,
-    first_line,
     fold_of,
     make,
     network,
@@ -27,7 +27,6 @@ from unet3d.build.objects import (
     preparation_of,
     seed_of,
 )
-from unet3d.build.step import step_maker
 from unet3d.data.prepared import Volume, prepared
 from unet3d.data.split import split
 from unet3d.data.volumes import loaders
@@ -45,7 +44,7 @@ from unet3d.lit.start import finished, initialised, resumed_from
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.meter.peak import PeakMeter
-from unet3d.meter.predict import Prediction, predict
+from unet3d.meter.predict import Prediction
 from unet3d.meter.show import size
 from unet3d.metric.dice import Dice
 from unet3d.report.report import versions
@@ -181,11 +180,9 @@ def foresee(
     cuda = device == "cuda"
     largest = max((v.label.shape for v in validation), key=prod, default=None)
     try:
-        prediction = predict(step_maker(request, used, cuda=cuda, volume=largest), cuda=cuda)
-    except Misuse:
-        raise
-    except Exception as error:  # what a network does may be beyond tensors without values
-        return None, [f"a step of this network cannot be predicted: {first_line(error)}"]
+        prediction = traced(request, used, cuda=cuda, volume=largest)
+    except Untraceable as reason:
+        return None, [str(reason)]
     least, most = prediction.interval
     said = f"predicted: {size(least)} of tensors at the peak of a step"
     if cuda:

@@ -1,14 +1,17 @@
 """One thing of a config swept, everything else as it is: why cost follows what it follows."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
 from unet3d.build.forecast import changed, forecast
+from unet3d.build.measured import measured
 from unet3d.build.objects import Request, conf_folder
 from unet3d.meter.predict import Prediction, predict
+from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Trace
 from unet3d.types import Misuse
 
@@ -24,21 +27,35 @@ STUDIES = (
 )
 
 
-def study(request: Request, what: str) -> Iterator[tuple[str, Prediction | str]]:
-    """(label, prediction) for each value of the thing that is swept, or why there is none."""
+@dataclass(frozen=True)
+class Point:
+    """One value of the thing that is swept: what a step takes, or why it cannot be."""
+
+    label: str
+    found: Prediction | str
+    measured: MemoryRecord | None = None  # on this machine's GPU, if that was asked for
+
+
+def study(request: Request, what: str, *, measure: bool = False) -> Iterator[Point]:
+    """One point for each value of the thing that is swept."""
+    if measure and not torch.cuda.is_available():
+        raise Misuse("measure=true needs a GPU, and torch finds none here")
     if what not in STUDIES:
         raise Misuse(f"study must be one of {', '.join(STUDIES)}, got {what!r}")
     cuda = str(request.config.trainer.accelerator) != "cpu"
     for override in values(request, what):
         try:
-            yield override, forecast(changed(request, override))
+            trial = changed(request, override)
+            real = measured(trial).peak if measure else None
+            yield Point(override, forecast(trial), real)
         except Misuse as reason:
-            yield override, str(reason)
+            yield Point(override, str(reason))
     if what in ("kernel", "padding"):
         for size in (16, 32):
             for kernel, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
                 label = f"Conv3d(16, 32, {kernel}, padding={padding}) at {size}^3"
-                yield label, predict(partial(OneConv, kernel, padding, size), cuda=cuda)
+                made = predict(partial(OneConv, kernel, padding, size), cuda=cuda)
+                yield Point(label, made)
 
 
 def values(request: Request, what: str) -> list[str]:

@@ -74,14 +74,23 @@ def tables(prediction: Prediction, real: Measurement | None, view: str) -> str:
 def swept(request: Request, what: str) -> int:
     """Show how the cost follows one thing of the config."""
     cfg = request.config
-    points = list(study(request, what))
+    points = []
+    for point in study(request, what, measure=cfg.measure):
+        if isinstance(point.found, str):
+            print(f"{point.label}: {point.found}", file=sys.stderr)
+        else:
+            points.append((point.label, point.found, point.measured))
     if cfg.format == "png":
         if cfg.output is None:
             raise Misuse("a picture needs output=FILE.png")
-        draw_study(points, Path(cfg.output), f"study={what}, model={request.choices.get('model')}")
+        drawn = [(label, found) for label, found, _ in points]
+        draw_study(drawn, Path(cfg.output), f"study={what}, model={request.choices.get('model')}")
         print(cfg.output, file=sys.stderr)
     elif cfg.format == "json":
-        rows = [{"value": v, **as_json(p)} for v, p in points if isinstance(p, Prediction)]
+        rows = []
+        for label, found, real in points:
+            rows.append({"value": label, **as_json(found)})
+            rows[-1] |= {} if real is None else {"measured": real.known()}
         deliver(json.dumps(rows), cfg.output)
     else:
         deliver(study_table(points), cfg.output)

@@ -96,11 +96,10 @@ def draw_timeline(prediction: Prediction, path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_study(points: Sequence[tuple[str, Prediction | str]], path: Path, title: str) -> None:
+def draw_study(drawn: Sequence[tuple[str, Prediction]], path: Path, title: str) -> None:
     """A bar per value that was tried, split by what is alive at its peak."""
     from matplotlib.figure import Figure
 
-    drawn = [(label, p) for label, p in points if isinstance(p, Prediction)]
     figure = Figure(figsize=(10, 1.5 + 0.4 * len(drawn)), layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(drawn))

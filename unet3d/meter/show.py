@@ -39,17 +39,15 @@ def layer_table(layers: Sequence[Layer]) -> str:
     return columns(rows, left=3)
 
 
-def study_table(points: Sequence[tuple[str, Prediction | str]]) -> str:
-    """One row per value that was tried, split by kind."""
-    rows = [("", "peak MiB", "reserved MiB", *KINDS)]
-    for label, found in points:
-        if isinstance(found, str):
-            rows.append((label, found, *[""] * (1 + len(KINDS))))
-        else:
-            kinds = [mib(found.kinds.get(kind, 0)) for kind in KINDS]
-            rows.append((label, mib(found.peak.allocated), mib(found.peak.reserved), *kinds))
-    refused = [f"{row[0]}: {row[1]}" for row in rows if len(row[1]) > 20]
-    return "\n".join([columns(row for row in rows if len(row[1]) <= 20), *refused])
+def study_table(points: Sequence[tuple[str, Prediction, MemoryRecord | None]]) -> str:
+    """One row per (value, prediction, measured peak), split by kind."""
+    measured = any(real is not None for _, _, real in points)
+    rows = [("", "peak MiB", *(["measured MiB"] if measured else []), "reserved MiB", *KINDS)]
+    for label, found, real in points:
+        beside = [mib(real.allocated) if real else "-"] if measured else []
+        kinds = [mib(found.kinds.get(kind, 0)) for kind in KINDS]
+        rows.append((label, mib(found.peak.allocated), *beside, mib(found.peak.reserved), *kinds))
+    return columns(rows)
 
 
 def sentence(prediction: Prediction, savings: Sequence[tuple[str, int]]) -> str:
