@@ -29,7 +29,10 @@ COPIES_UNLESS_CONTIGUOUS = {
     aten.upsample_nearest3d_backward,
     aten.max_pool3d_with_indices_backward,
 }
-"""CUDA kernels that first make a contiguous copy of a gradient with gaps."""
+"""Kernels that first make a contiguous copy of a gradient with gaps, on CUDA and on a CPU."""
+
+BETWEEN = (__name__, "torch._compile", "torch._dynamo.eval_frame")
+"""Modules whose frames lie between torch and what __torch_dispatch__ calls: torch wraps it."""
 
 
 @dataclass(slots=True)
@@ -131,20 +134,23 @@ class Trace(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return _scalar(func, args)
         if func.overloadpacket is aten.arange and _short(args):
-            return _known_arange(func, args, kwargs)
+            known = _known_arange(func, args, kwargs)
+            self._see(known, None, "arange")
+            return known
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
             self._backward_call(self._path())
             if func is aten.add.Tensor and self._accumulates(args):
                 # The engine adds a second gradient in place; under a dispatch mode it does not.
                 return args[0].add_(args[1])
+            if func is aten.view.default and _leads_to_a_changed_view():
+                return self._through_the_storage(args[0], func(*args))
         out = func(*args, **kwargs)
         op = str(func.overloadpacket).removeprefix("aten.")
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor, None, op)
-        if self.cuda and func.overloadpacket in COPIES_UNLESS_CONTIGUOUS:
-            self._hidden_copies(args, op)
+        self._hidden_copies(func.overloadpacket, args, out, op)
         if func.overloadpacket in (aten.convolution, aten.convolution_backward):
             self.workspaces.append((len(self.events), _workspace(args, out)))
         return out
@@ -186,17 +192,36 @@ class Trace(TorchDispatchMode):
         block, _ = self._live.pop(address)
         self._free(block)
 
-    def _hidden_copies(self, args: tuple, op: str) -> None:
-        nbytes = sum(
-            t.numel() * t.element_size()
-            for t in args
-            if isinstance(t, Tensor)
-            and t.dim() == 5
-            and not t.is_contiguous()
-            and not t.is_contiguous(memory_format=torch.channels_last_3d)
-        )
-        if nbytes:
-            self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
+    def _hidden_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
+        """What a kernel copies for itself and frees before it returns."""
+        if operation in COPIES_UNLESS_CONTIGUOUS:
+            nbytes = sum(
+                t.numel() * t.element_size()
+                for t in args
+                if isinstance(t, Tensor)
+                and t.dim() == 5
+                and not t.is_contiguous()
+                and not t.is_contiguous(memory_format=torch.channels_last_3d)
+            )
+            if nbytes:
+                self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
+        elif operation is aten.sum and args[0].dtype != out.dtype:
+            fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
+            if not (self.cuda and fused):  # labels and masks are summed as int64
+                nbytes = args[0].numel() * out.element_size()
+                self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
+
+    def _through_the_storage(self, grad: Tensor, as_view: Tensor) -> Tensor:
+        """The gradient of a view that was changed in place, as AsStridedBackward makes it.
+
+        autograd copies it into new memory, and the old is free if nobody else holds it. Fake
+        tensors would go back through the view itself and copy nothing.
+        """
+        whole = torch.empty_like(as_view, memory_format=torch.contiguous_format)
+        self._see(whole, None, "as_strided_backward")
+        if _address(grad) in self._live and _held_alone(grad, tensors=5, storages=3):
+            self._drop(_address(grad))  # torch keeps it as the base of what is returned here
+        return whole
 
     def _accumulates(self, args: tuple) -> bool:
         """Whether this addition is the engine's, into a gradient that nobody else holds."""
@@ -215,7 +240,7 @@ class Trace(TorchDispatchMode):
             and block.kind is None
             and first._base is None
             and storage.nbytes() == first.numel() * first.element_size()
-            and torch._C._storage_Use_Count(storage._cdata) <= 3
+            and _held_alone(first, tensors=4, storages=2)
         )
 
     # Modules.
@@ -272,9 +297,24 @@ def _sequence_number() -> int:
 def _called_by_the_engine() -> bool:
     """Whether no Python code stands between this operation and the running backward pass."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_globals.get("__name__") in BETWEEN:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _held_alone(grad: Tensor, *, tensors: int, storages: int) -> bool:
+    """Whether the engine alone holds a gradient: so many references are the dispatch's own."""
+    count = grad._use_count()  # ty: ignore[missing-attribute]
+    return count <= tensors and torch._C._storage_Use_Count(_address(grad)) <= storages
+
+
+def _leads_to_a_changed_view() -> bool:
+    """Whether the running node of autograd is a view's that was changed in place afterwards."""
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() != "ViewBackward0":
+        return False
+    before, _ = node.next_functions[0]
+    return before is not None and before.name() == "torch::autograd::CopySlices"
 
 
 def _address(tensor: Tensor) -> int:
