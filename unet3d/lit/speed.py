@@ -14,6 +14,7 @@ class StepSpeed(Callback):
     def __init__(self) -> None:
         self.begun: float | None = None  # None: what came before was not a step
         self.volumes = 0
+        self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds: list[float] = []
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -31,8 +32,6 @@ class StepSpeed(Callback):
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.stepping = True
-
-    stepping = False
 
     def on_train_batch_end(
         self,
