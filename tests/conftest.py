@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
 
-from unet3d.build.objects import Request, conf_folder
+from unet3d.build.forecast import composed as request_of_words
+from unet3d.build.objects import Request
 from unet3d.data.synthetic import write
 
 Compose = Callable[..., Request]
@@ -45,14 +43,7 @@ def composed(small: list[str]) -> Compose:
     """Compose train.yaml as the command line would."""
 
     def request(*overrides: str, base: Sequence[str] = small) -> Request:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            words = [*base, *overrides]
-            cfg = compose("train", overrides=words, return_hydra_config=True)
-            choices = dict(cfg.hydra.runtime.choices)
-            HydraConfig.instance().cfg = None
-            with open_dict(cfg):
-                del cfg["hydra"]
-        return Request(cfg, choices, words)
+        return request_of_words([*base, *overrides], "train")
 
     return request
 

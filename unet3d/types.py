@@ -5,6 +5,8 @@ from typing import Protocol, TypedDict, runtime_checkable
 
 from torch import Tensor, nn
 
+MIB, GIB = 2**20, 2**30
+
 IGNORE = 255
 """The label of voxels that count in neither loss nor metric, whatever the files call it."""
 

@@ -5,7 +5,8 @@ import torch
 from unet3d.build.run import build
 from unet3d.lit.memory import StepMemory
 from unet3d.meter.peak import PeakMeter
-from unet3d.meter.record import MIB, MemoryRecord
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import MIB
 
 
 class Logged(pl.Callback):

@@ -1,4 +1,5 @@
-from unet3d.meter.allocator import MIB, CachingAllocator, replay
+from unet3d.meter.allocator import CachingAllocator, replay
+from unet3d.types import MIB
 
 
 def test_small_requests_share_a_segment_of_2_mib():

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from unet3d.meter.peak import PeakMeter
-from unet3d.meter.record import MIB, MemoryRecord
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import MIB
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from unet3d.commands.main import main
 from unet3d.lit.precision import in_half
 from unet3d.meter.pictures import draw_timeline, kinds_over_time
 from unet3d.meter.predict import KINDS, predict
-from unet3d.meter.record import MIB
 from unet3d.model.unet_reference import ForumUNet3D
+from unet3d.types import MIB
 
 FORUM = {
     "small": {"encoder": [64, 128, 256, 256], "decoder": [256, 128, 64]},

@@ -8,7 +8,7 @@ from math import prod
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unet3d.build.forecast import changed, cuda_precision, forecast, with_batch
+from unet3d.build.forecast import changed, cuda_precision, forecast, scaled, with_batch
 from unet3d.build.objects import Request
 from unet3d.build.step import step_maker
 from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
@@ -70,8 +70,7 @@ def patches(request: Request) -> list[str]:
     for share in cfg.patches:
         if not 0 < share <= 4:
             raise Misuse(f"patches must be shares of data.patch_size in 0..4, got {share}")
-        sizes = [n if share == 1 else max(8, round(n * share / 8) * 8) for n in cfg.data.patch_size]
-        found["[" + ",".join(map(str, sizes)) + "]"] = None
+        found[scaled(cfg.data.patch_size, share)] = None
     return list(found)
 
 

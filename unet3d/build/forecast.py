@@ -53,25 +53,34 @@ def cuda_precision(cfg: DictConfig) -> Precision:
 
 def changed(request: Request, *overrides: str) -> Request:
     """The same request as if these overrides had been typed behind its own."""
-    words = [*request.overrides, *overrides]
+    return composed([*request.overrides, *overrides], request.verb)
+
+
+def composed(words: Sequence[str], verb: str) -> Request:
+    """A verb's config with overrides, within a running Hydra or without one."""
     if GlobalHydra.instance().is_initialized():
-        return request_of(words, request.verb)
+        return request_of(words, verb)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return request_of(words, request.verb)
-
-
-def composed(request: Request) -> DictConfig:
-    """The config that a request's overrides alone make."""
-    return changed(request).config
+        return request_of(words, verb)
 
 
 def request_of(words: Sequence[str], verb: str) -> Request:
-    """Compose a verb's config."""
+    """Compose within Hydra as it was initialized."""
     cfg = compose(verb, overrides=list(words), return_hydra_config=True)
     choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]
     return Request(cfg, choices, words, verb)
+
+
+def scaled(patch: Sequence[int], share: float) -> str:
+    """A patch of about `share` of each side, in steps of 8 voxels, as an override's value.
+
+    >>> scaled([320, 150, 26], 0.5), scaled([320, 150, 26], 1)
+    ('[160,72,16]', '[320,150,26]')
+    """
+    sides = [n if share == 1 else max(8, round(n * share / 8) * 8) for n in patch]
+    return f"[{','.join(map(str, sides))}]"
 
 
 def with_batch(request: Request, batch_size: int) -> Request:

@@ -51,10 +51,15 @@ class MeasuredPhases:
         """Nothing to do: the device knows no kinds."""
 
 
-def measured(request: Request) -> Measurement:
-    """The same step run on this machine's GPU: the second one, as predictions have it."""
+def need_gpu() -> None:
+    """Refuse to measure where there is nothing to measure on."""
     if not torch.cuda.is_available():
         raise Misuse("measure=true needs a GPU, and torch finds none here")
+
+
+def measured(request: Request) -> Measurement:
+    """The same step run on this machine's GPU: the second one, as predictions have it."""
+    need_gpu()
     forecast(request)  # fills in what the data set says, and refuses what cannot be
     device = torch.device("cuda", 0)
     used = precision(request.config.precision, "cuda")

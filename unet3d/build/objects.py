@@ -42,6 +42,11 @@ def conf_folder() -> Path:
     return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
 
 
+def groups() -> list[str]:
+    """The folders of the configs: what a user chooses options of."""
+    return [p.name for p in conf_folder().iterdir() if p.is_dir()]
+
+
 def make(node: DictConfig, **objects: Any) -> Any:
     """Call a node's `_target_` with its values and `objects`: here alone configs become code."""
     where = str(node._get_full_key(None)) or node.get("_target_")

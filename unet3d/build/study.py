@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from unet3d.build.forecast import changed, forecast
-from unet3d.build.measured import measured
+from unet3d.build.forecast import changed, forecast, scaled
+from unet3d.build.measured import measured, need_gpu
 from unet3d.build.objects import Request, conf_folder
 from unet3d.meter.predict import Prediction, predict
 from unet3d.meter.record import MemoryRecord
@@ -38,8 +38,8 @@ class Point:
 
 def study(request: Request, what: str, *, measure: bool = False) -> Iterator[Point]:
     """One point for each value of the thing that is swept."""
-    if measure and not torch.cuda.is_available():
-        raise Misuse("measure=true needs a GPU, and torch finds none here")
+    if measure:
+        need_gpu()
     if what not in STUDIES:
         raise Misuse(f"study must be one of {', '.join(STUDIES)}, got {what!r}")
     cuda = str(request.config.trainer.accelerator) != "cpu"
@@ -63,8 +63,7 @@ def values(request: Request, what: str) -> list[str]:
     cfg = request.config
     if what == "resolution":
         shares = (0.25, 0.5, 0.75, 1.0, 1.25)
-        sizes = [[max(8, round(n * s / 8) * 8) for n in cfg.data.patch_size] for s in shares]
-        return [f"data.patch_size=[{','.join(map(str, size))}]" for size in sizes]
+        return [f"data.patch_size={scaled(cfg.data.patch_size, share)}" for share in shares]
     if what == "batch":
         return [f"data.batch_size={n}" for n in (1, 2, 3, 4, 6, 8)]
     if what == "kernel":

@@ -12,9 +12,7 @@ from unet3d.build.fitting import Fit, combinations, fits
 from unet3d.build.objects import Request
 from unet3d.commands.run import deliver, run
 from unet3d.meter.show import columns, mib
-from unet3d.types import Misuse
-
-GIB = 2**30
+from unet3d.types import GIB, Misuse
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -81,10 +81,9 @@ def swept(request: Request, what: str) -> int:
         else:
             points.append((point.label, point.found, point.measured))
     if cfg.format == "png":
-        if cfg.output is None:
-            raise Misuse("a picture needs output=FILE.png")
+        path = picture_path(cfg.output)
         drawn = [(label, found) for label, found, _ in points]
-        draw_study(drawn, Path(cfg.output), f"study={what}, model={request.choices.get('model')}")
+        draw_study(drawn, path, f"study={what}, model={request.choices.get('model')}")
         print(cfg.output, file=sys.stderr)
     elif cfg.format == "json":
         rows = []
@@ -97,10 +96,16 @@ def swept(request: Request, what: str) -> int:
     return 0
 
 
-def picture(prediction: Prediction, request: Request, output: str | None) -> None:
-    """Draw the timeline into a file."""
+def picture_path(output: str | None) -> Path:
+    """Where a picture goes: it cannot go to the screen."""
     if output is None:
         raise Misuse("a picture needs output=FILE.png")
+    return Path(output)
+
+
+def picture(prediction: Prediction, request: Request, output: str | None) -> None:
+    """Draw the timeline into a file."""
+    path = picture_path(output)
     title = f"model={request.choices.get('model')}, precision={request.config.precision}"
-    draw_timeline(prediction, Path(output), f"one training step, predicted: {title}")
+    draw_timeline(prediction, path, f"one training step, predicted: {title}")
     print(output, file=sys.stderr)

@@ -5,12 +5,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
     ConfigCompositionException,
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from unet3d.build.forecast import composed
-from unet3d.build.objects import Request, conf_folder
+from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir", "output")
@@ -139,24 +139,19 @@ def _near(word: str, known: Sequence[str]) -> str:
 
 def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
     """Every key and group of the config as the other overrides make it."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    groups = {p.name for p in conf_folder().iterdir() if p.is_dir()}
-    yield from groups
-    chosen = [w for w in words if w.split("=")[0] in groups and w.split("=")[0] != bad]
+    yield from groups()
+    chosen = [w for w in words if w.split("=")[0] in groups() and w.split("=")[0] != bad]
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            known = compose(config, overrides=chosen)
+        known = composed(chosen, config)
     except HydraException:  # another override is wrong as well
         return
-    yield from flat(known)
+    yield from flat(known.config)
 
 
 def refuse_unknown(cfg: DictConfig, config: str) -> None:
     """`+key=` may add an option to a group, but no key that nobody reads."""
-    known = [p.name for p in conf_folder().iterdir() if p.is_dir()]
+    known = groups()
     for name in {"train", config}:
         own = OmegaConf.load(conf_folder() / f"{name}.yaml")
         assert isinstance(own, DictConfig)
@@ -168,9 +163,8 @@ def refuse_unknown(cfg: DictConfig, config: str) -> None:
 
 def refuse_words_for_numbers(request: Request) -> None:
     """A word where the option's default is a number, a list or a truth value is a slip."""
-    groups = {p.name for p in conf_folder().iterdir() if p.is_dir()}
-    values = [word for word in request.overrides if word.split("=")[0] not in groups]
-    usual = composed(replace(request, overrides=[w for w in request.overrides if w not in values]))
+    values = [word for word in request.overrides if word.split("=")[0] not in groups()]
+    usual = composed([w for w in request.overrides if w not in values], request.verb).config
     for word in values:
         key = word.split("=")[0].lstrip("+~")
         given, default = (OmegaConf.select(c, key) for c in (request.config, usual))

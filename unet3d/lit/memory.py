@@ -6,7 +6,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.meter.peak import PeakMeter
-from unet3d.meter.record import MIB, MemoryRecord
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import MIB
 
 PHASES = ("forward", "backward", "optimizer")
 

@@ -9,7 +9,8 @@ CUDACachingAllocator.cpp: one stream, default settings.)
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-MIB = 2**20
+from unet3d.types import MIB
+
 UNIT = 512
 SMALL = MIB
 SMALL_SEGMENT = 2 * MIB

@@ -7,8 +7,9 @@ import numpy as np
 from unet3d.meter.allocator import UNIT, replay
 from unet3d.meter.predict import Prediction
 from unet3d.meter.record import MemoryRecord
+from unet3d.types import MIB
 
-CONTEXT = 600 * 2**20
+CONTEXT = 600 * MIB
 """Left aside on a card for what torch's allocator does not see: CUDA's context, cuDNN's kernels."""
 
 

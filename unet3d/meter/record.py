@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, dataclass
 
-MIB = 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecord:

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unet3d.meter.predict import KINDS, Layer, Prediction
-from unet3d.meter.record import MIB, MemoryRecord
-
-GIB = 2**30
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import GIB, MIB
 
 
 def peak_table(prediction: Prediction) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d import __version__
+from unet3d.types import MIB
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
@@ -44,9 +45,9 @@ def predicted_row(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
     if measured is None:
-        return [("predicted", f"{predicted / 2**20:.0f} MiB of tensors")]
+        return [("predicted", f"{predicted / MIB:.0f} MiB of tensors")]
     off = f"{100 * (predicted / measured - 1):+.1f} %"
-    return [("predicted", f"{predicted / 2**20:.0f} MiB allocated, {off} of what was measured")]
+    return [("predicted", f"{predicted / MIB:.0f} MiB allocated, {off} of what was measured")]
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -72,7 +73,7 @@ def table(report: Mapping[str, Any]) -> str:
         if name == "steady_step" and figures is None:
             figures = report["memory"].get("first_step")
         if figures:
-            shown = [f"{v / 2**20:.0f} MiB {k}" for k, v in figures.items() if k != "phases"]
+            shown = [f"{v / MIB:.0f} MiB {k}" for k, v in figures.items() if k != "phases"]
             rows.append((label, ", ".join(shown)))
     rows += predicted_row(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
