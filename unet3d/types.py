@@ -1,6 +1,7 @@
 """Names for what crosses a border between rooms."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
 
 from torch import Tensor, nn
@@ -32,6 +33,22 @@ class HasBlocks(Protocol):
     def blocks(self) -> Iterable[tuple[int, nn.Module]]:
         """Yield (level, module) for each heavy part, as forward runs them; level 0 is full size."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Where a prepared volume lies in the grid of its file.
+
+    The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
+    to a shape whose outer edges are the box's: voxel i covers [i, i + 1] of n, so that linear
+    interpolation reads at (i + 0.5) * n_from / n_to - 0.5, clipped to the volume.
+    """
+
+    file_shape: Triple
+    axes: Triple  # the file's axis that becomes axis 0, 1, 2
+    flips: tuple[bool, bool, bool]  # of the transposed axes
+    box: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # start, stop, after the flips
+    shape: Triple  # of the prepared volume
 
 
 class Sample(TypedDict):

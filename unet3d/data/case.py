@@ -1,5 +1,6 @@
 """One patient's images and label, and where they lie."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +20,8 @@ class Description:
     """What a data set says of itself."""
 
     channels: tuple[str, ...]
-    classes: tuple[str, ...]  # the background first
+    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
+    regions: Mapping[str, tuple[int, ...]] | None = None  # overlapping classes made of labels
 
 
 class Source(Protocol):
