@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unet3d.data.case import Case
+from unet3d.data.preparation import Preparation
 from unet3d.data.prepared import prepared
-from unet3d.data.transforms import Preparation
 from unet3d.data.volumes import EpochOrder, TrainingPatches, cut, loaders
 from unet3d.types import IGNORE, Misuse
 
@@ -44,7 +44,7 @@ def test_volumes_are_turned_to_one_orientation_and_spacing(tmp_path):
     case = write_case(tmp_path, noise(6, 6, 6), label, affine=flipped)
     settings = Preparation(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
     volume = prepared([case], settings, tmp_path / "cache")[0]
-    assert volume.label.shape == volume.image.shape[1:] == (6, 6, 11)
+    assert volume.label.shape == volume.image.shape[1:] == (6, 6, 12)
     assert volume.label[-1].all()
     assert not volume.label[:-1].any()
 
@@ -82,7 +82,7 @@ def test_labels_to_ignore_are_told_apart_from_classes(tmp_path):
         (np.full((8, 8, 8), 2, np.int16), r"labels must be 0\.\.1, it holds 2"),
         (np.full((8, 8, 8), -2, np.int16), "it holds -2"),
         (np.full((8, 8, 8), 0.5, np.float32), "it holds 0.5"),
-        (np.zeros((8, 8, 4), np.int16), r"has shape \[8, 8, 8\] and its label .* \[8, 8, 4\]"),
+        (np.zeros((8, 8, 4), np.int16), r"has shape \[8, 8, 4\] and its image \[8, 8, 8\]"),
         (np.zeros((8, 8, 8, 2), np.int16), "one label per voxel"),
         (np.zeros((8, 8), np.int16), "must be a 3D volume"),
     ],
@@ -117,7 +117,9 @@ def test_nan_in_an_image_is_refused(tmp_path):
     "bad",
     [
         {"num_classes": 1},
-        {"normalize": "max"},
+        {"normalize": ("max",)},
+        {"crop": "some"},
+        {"orientation": "RAX"},
         {"ignore_label": 1},
         {"spacing_mm": (1.0, 0.0, 1.0)},
     ],

@@ -18,8 +18,7 @@ def forecast(request: Request, volume: Sequence[int] | None = None) -> Predictio
     """The predicted cost: for CUDA unless trainer.accelerator=cpu, whatever this machine is."""
     cfg = request.config
     if cfg.data.num_classes is None or cfg.data.in_channels is None:
-        description = make(cfg.data.source).describe()
-        described(cfg, description.classes, description.channels)
+        described(cfg, make(cfg.data.source).describe())
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
     return traced(request, used, cuda=cuda, volume=volume)

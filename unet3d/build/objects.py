@@ -13,7 +13,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from unet3d.data.transforms import Preparation
+from unet3d.data.case import Case, Description
+from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
+from unet3d.data.preparation import Preparation
 from unet3d.machine.device import Precision
 from unet3d.types import Misuse
 
@@ -68,37 +70,77 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def described(
-    cfg: DictConfig, classes: Sequence[str], channels: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fill in data.num_classes and data.in_channels where null; name classes and channels."""
+def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fill in what the config leaves to the data set; name classes and channels."""
     if cfg.data.num_classes is None:
-        cfg.data.num_classes = len(classes)
+        cfg.data.num_classes = len(said.classes)
     if cfg.data.in_channels is None:
-        cfg.data.in_channels = len(channels)
+        cfg.data.in_channels = len(said.channels)
+    if cfg.data.regions is None and said.regions is not None:
+        cfg.data.regions = {name: list(labels) for name, labels in said.regions.items()}
     for key, least in (("num_classes", 2), ("in_channels", 1)):
         if not isinstance(cfg.data[key], int) or cfg.data[key] < least:
             raise Misuse(f"data.{key} must be an int >= {least}, got {cfg.data[key]}")
-    if cfg.data.in_channels != len(channels):
+    if cfg.data.in_channels != len(said.channels):
         raise Misuse(
-            f"data.in_channels={cfg.data.in_channels}, but the data set has {len(channels)}: "
-            f"{', '.join(channels)}"
+            f"data.in_channels={cfg.data.in_channels}, but the data set has {len(said.channels)}: "
+            f"{', '.join(said.channels)}"
         )
-    unnamed = (f"class_{n}" for n in range(len(classes), cfg.data.num_classes))
-    return (*classes, *unnamed)[: cfg.data.num_classes], tuple(channels)
+    unnamed = (f"class_{n}" for n in range(len(said.classes), cfg.data.num_classes))
+    regions_of(cfg)
+    return (*said.classes, *unnamed)[: cfg.data.num_classes], tuple(said.channels)
 
 
-def preparation_of(cfg: DictConfig) -> Preparation:
-    """How volumes are made ready."""
+def regions_of(cfg: DictConfig) -> dict[str, tuple[int, ...]] | None:
+    """The overlapping classes, each with its labels, as data.regions has them."""
+    if cfg.data.regions is None:
+        return None
+    known = range(1, cfg.data.num_classes)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, labels in dict(cfg.data.regions).items():
+        labels = [labels] if isinstance(labels, int) else list(labels)
+        if not labels or any(label not in known for label in labels):
+            raise Misuse(
+                f"data.regions.{name} must be labels of 1..{cfg.data.num_classes - 1}, got {labels}"
+            )
+        found[str(name)] = tuple(labels)
+    return found
+
+
+def preparation_of(cfg: DictConfig, cases: Sequence[Case], channels: Sequence[str]) -> Preparation:
+    """How volumes are made ready; what is the data set's own is looked up in all of its cases."""
     data = cfg.data
     spacing = data.spacing_mm
+    if spacing == "median":
+        spacing = median_spacing(cases, data.orientation)
+    asked = [data.normalize] if isinstance(data.normalize, str) else list(data.normalize)
+    if len(asked) not in (1, len(channels)):
+        raise Misuse(
+            f"data.normalize must be one word or one for each of the {len(channels)} channels, "
+            f"got {asked}"
+        )
+    if asked == ["auto"]:
+        asked = ["ct" if name.upper() == "CT" else "zscore" for name in channels]
+    elif len(asked) == 1:
+        asked *= len(channels)
+    prints = None
+    if "ct" in asked:
+        prints = fingerprint(cases, data.orientation, Path(data.cache))
     return Preparation(
         num_classes=data.num_classes,
         orientation=data.orientation,
-        spacing_mm=None if spacing is None else tuple(spacing),
-        normalize=data.normalize,
+        spacing_mm=None if spacing is None else _three_numbers(spacing),
+        crop=data.crop,
+        normalize=tuple(asked),
+        intensities=None if prints is None else intensities(prints),
         ignore_label=data.ignore_label,
     )
+
+
+def _three_numbers(spacing: Any) -> Any:
+    if isinstance(spacing, str):
+        raise Misuse(f"data.spacing_mm must be three numbers, median or null, got {spacing!r}")
+    return tuple(float(s) for s in spacing)
 
 
 def fold_of(cfg: DictConfig) -> int | None:
@@ -126,6 +168,10 @@ def network(request: Request) -> nn.Module:
         raise Misuse(
             "model.channels says the channels exactly: leave out model.depth and model.width"
         )
+    regions = regions_of(cfg)
+    if regions is not None:  # one output each, and none for the background
+        cfg = cfg.copy()
+        cfg.data.num_classes = len(regions)
     parameters = inspect.signature(get_object(cfg.model._target_)).parameters
     if "pool" in parameters:
         return make(cfg.model, pool=make(cfg.pool))

@@ -43,6 +43,7 @@ from unet3d.lit.speed import StepSpeed
 from unet3d.lit.start import finished, initialised, resumed_from
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
+from unet3d.machine.memory import available_bytes
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.meter.show import size
@@ -99,13 +100,13 @@ def build(request: Request, folder: Path) -> Run:
     used = precision(cfg.precision, device)
 
     source = make(cfg.data.source)
-    description = source.describe()
-    class_names, channels = described(cfg, description.classes, description.channels)
-    preparation = preparation_of(cfg)
-    training, validation = split(source.cases(), fold_of(cfg))
-    cache = Path(cfg.data.cache)
-    training = prepared(training, preparation, cache)
-    validation = prepared(validation, preparation, cache)
+    class_names, channels = described(cfg, source.describe())
+    cases = source.cases()
+    preparation = preparation_of(cfg, cases, channels)
+    cache, free = Path(cfg.data.cache), available_bytes(torch.device("cpu"))
+    training, validation = (
+        prepared(part, preparation, cache, ram=free) for part in split(cases, fold_of(cfg))
+    )
 
     pl.seed_everything(seed_of(cfg), verbose=False)
     model = network(request)
@@ -178,7 +179,7 @@ def foresee(
     if not request.config.meter.predict:
         return None, []
     cuda = device == "cuda"
-    largest = max((v.label.shape for v in validation), key=prod, default=None)
+    largest = max((v.shape for v in validation), key=prod, default=None)
     try:
         prediction = traced(request, used, cuda=cuda, volume=largest)
     except Untraceable as reason:

@@ -125,7 +125,7 @@ def step_maker(
                 group["foreach"] = True  # torch's own choice on CUDA
         return TrainingStep(
             model=model,
-            loss=make(cfg.loss),
+            loss=make(cfg.loss).to(device),
             optimizer=optimizer,
             infer=SlidingWindow(list(cfg.data.patch_size), **cfg.infer),
             patch=cfg.data.patch_size,

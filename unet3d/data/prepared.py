@@ -1,29 +1,48 @@
-"""Prepared volumes on disk: each made once, shared by runs and workers, read a patch at a time."""
+"""Prepared volumes on disk: each made once, shared by runs, ranks and workers, read by patches."""
 
+import fcntl
 import json
+import logging
+import os
 import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2s
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.transforms import Preparation, prepare
-from unet3d.types import IGNORE
+from unet3d.data.geometry import orientation, shape_at, spacing
+from unet3d.data.nifti import opened, volume_shape
+from unet3d.data.preparation import Preparation, prepare
+from unet3d.types import GIB, IGNORE, MIB, Misuse
 
 PLACES_PER_CLASS = 2000
 """So many voxels of each class are remembered, for sampling patches around them."""
+
+HEAD = 2**16
+"""Bytes at a file's start that tell its content, beside its length and gzip's checksum."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Volume:
     """A prepared case; the arrays are mapped from disk, not loaded."""
 
-    name: str
+    case: Case
     folder: Path
+
+    @property
+    def name(self) -> str:
+        """The case's."""
+        return self.case.name
 
     @property
     def image(self) -> np.ndarray:
@@ -40,42 +59,140 @@ class Volume:
         """(N, 4): class, then d, h, w, of some voxels of each foreground class; sorted by class."""
         return np.load(self.folder / "places.npy", mmap_mode="r")
 
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """D, H, W."""
+        return self.label.shape
 
-def prepared(cases: Sequence[Case], preparation: Preparation, cache: Path) -> list[Volume]:
-    """Every case, from the cache or prepared now; faults in files are found here."""
-    volumes = []
-    for case in cases:
-        folder = cache / f"{case.name}-{_key(case, preparation)}"
-        if not folder.exists():
-            _write(folder, *prepare(case, preparation))
-        volumes.append(Volume(case.name, folder))
+
+def prepared(
+    cases: Sequence[Case], preparation: Preparation, cache: Path, *, ram: int | None = None
+) -> list[Volume]:
+    """Every case, from the cache or prepared now; faults in files are found here.
+
+    As many are prepared at a time as there are cores, if half of the free `ram` holds them.
+    """
+    volumes = [Volume(c, cache / f"{c.name}-{key(c, preparation)}") for c in cases]
+    missing = [v for v in volumes if not v.folder.exists()]
+    if missing:
+        cache.mkdir(parents=True, exist_ok=True)
+        costs = [cost(v.case, preparation) for v in missing]
+        threads = side_by_side(max(c.ram for c in costs), ram)
+        log.info(
+            "preparing %d cases into %s: %s on disk, at most %s of RAM for %d at a time",
+            len(missing),
+            cache,
+            _size(sum(c.disk for c in costs)),
+            _size(threads * max(c.ram for c in costs)),
+            threads,
+        )
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda volume: _make(volume, preparation), missing))
     return volumes
 
 
-def _key(case: Case, preparation: Preparation) -> str:
-    files = [*case.images, case.label]
-    stats = [file.stat() if file.exists() else None for file in files]
-    told = [
-        preparation.settings(),
-        [str(file.resolve()) for file in files],
-        [(s.st_size, s.st_mtime_ns) for s in stats if s],
-    ]
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that preparing a case takes, from its headers alone."""
+
+    ram: int
+    disk: int
+
+
+def cost(case: Case, preparation: Preparation) -> Cost:
+    """An upper bound: the box around what is not zero is not known yet."""
+    images = [opened(file) for file in case.images]
+    shapes = [volume_shape(image) for image in images]
+    channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
+    axes, _ = orientation(images[0].affine, preparation.orientation)
+    old_mm = spacing(images[0].affine, axes)
+    shape = shape_at([shapes[0][a] for a in axes], old_mm, preparation.spacing_mm or old_mm)
+    old, new = prod(shapes[0][:3]), prod(shape)
+    item = max(4, *(image.get_data_dtype().itemsize for image in images))
+    reading = item * channels * old * (2 if len(images) > 1 else 1)
+    resampling = 4 * (2 * old + 2 * max(old, new)) + 4 * channels * new
+    return Cost(ram=reading + resampling + 8 * MIB, disk=(4 * channels + 1) * new)
+
+
+def side_by_side(cost: int, ram: int | None) -> int:
+    """How many cases are prepared at a time."""
+    cores = os.cpu_count() or 1
+    return cores if ram is None else max(1, min(cores, ram // 2 // cost))
+
+
+def key(case: Case, preparation: Preparation) -> str:
+    """By content and settings; where the files lie and what they are called does not matter."""
+    told: list[Any] = [preparation.settings()]
+    told += [content(file) for file in (*case.images, case.label)]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
-def _write(folder: Path, image: np.ndarray, label: np.ndarray) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+def content(file: Path) -> list[Any]:
+    """What tells a file from another without reading all of it.
+
+    A gzip file ends with the checksum of all it holds; of others the time of writing counts too.
+    """
+    if not file.is_file():
+        raise Misuse(f"{file.absolute()} is missing")
+    with file.open("rb") as stream:
+        head = blake2s(stream.read(HEAD)).hexdigest()
+        length = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, length - 8))
+        tail = stream.read().hex()
+    return [length, head, tail] + ([] if file.suffix == ".gz" else [file.stat().st_mtime_ns])
+
+
+def _make(volume: Volume, preparation: Preparation) -> None:
+    with alone(volume.folder) as draft:
+        if draft is None:
+            return
+        scan, label = prepare(volume.case, preparation)
+        _save(draft / "image.npy", scan.image)
+        _save(draft / "label.npy", label)
+        _save(draft / "places.npy", _places(label))
+
+
+@contextmanager
+def alone(folder: Path) -> Generator[Path | None]:
+    """An empty folder that becomes `folder` when all went well; None if it is there already.
+
+    Whoever else wants the same folder waits, be it a thread, a rank or another run; what a killed
+    process left behind is used anew.
+    """
+    draft = folder.with_name(f".{folder.name}")
+    while not folder.exists():
+        draft.mkdir(exist_ok=True)
+        handle = os.open(draft, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # the system lets go of it when a process dies
+            if not _same(handle, draft):
+                continue  # it has become the folder, or was given up, while we waited
+            for leftover in draft.iterdir():
+                leftover.unlink()
+            try:
+                yield draft
+                draft.rename(folder)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            return
+        finally:
+            os.close(handle)
+    yield None
+
+
+def _same(handle: int, path: Path) -> bool:
     try:
-        np.save(draft / "image.npy", image)
-        np.save(draft / "label.npy", label)
-        np.save(draft / "places.npy", _places(label))
-        draft.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another run has prepared the same case meanwhile
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _places(label: np.ndarray) -> np.ndarray:
@@ -89,3 +206,7 @@ def _places(label: np.ndarray) -> np.ndarray:
             where = where[np.sort(rng.choice(len(where), PLACES_PER_CLASS, replace=False))]
         rows.append(np.insert(where, 0, c, axis=1).astype(np.int32))
     return np.concatenate(rows)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count > GIB else f"{count / MIB:.0f} MiB"

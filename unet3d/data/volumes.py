@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from unet3d.data.augmentation import augmentation
 from unet3d.data.prepared import Volume
-from unet3d.data.transforms import augmentation
 from unet3d.types import Misuse, Sample
 
 

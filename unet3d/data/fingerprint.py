@@ -1,0 +1,123 @@
+"""What a data set is like: sizes, spacings, intensities, shares of the classes."""
+
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2s
+from os import cpu_count
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.case import Case
+from unet3d.data.geometry import cropped, nonzero_box, orientation, oriented, spacing
+from unet3d.data.nifti import opened
+from unet3d.data.preparation import Intensity, channels_of, read_label
+from unet3d.data.prepared import alone, content
+from unet3d.types import Grid
+
+SAMPLES = 10_000
+"""Foreground voxels of a case whose intensities are looked at."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Print:
+    """Of one case, in its orientation and within the box of what is not zero."""
+
+    shape: tuple[int, ...]
+    kept: float  # the box's share of the file's volume
+    spacing_mm: tuple[float, ...]
+    voxels: dict[int, int]  # of each label
+    intensities: np.ndarray  # (C, N): of some foreground voxels
+
+
+def median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, float]:
+    """The median along each axis, from the headers alone."""
+    found = []
+    for case in cases:
+        affine = opened(case.images[0]).affine
+        found.append(spacing(affine, orientation(affine, code)[0]))
+    d, h, w = np.median(found, axis=0)
+    return float(d), float(h), float(w)
+
+
+def fingerprint(cases: Sequence[Case], code: str, cache: Path) -> list[Print]:
+    """Of every case, from the cache or by reading it now."""
+    folders = [cache / "fingerprints" / f"{case.name}-{_key(case, code)}" for case in cases]
+    missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not f.exists()]
+    if missing:
+        (cache / "fingerprints").mkdir(parents=True, exist_ok=True)
+        log.info("reading %d cases for the data set's fingerprint", len(missing))
+        with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
+            list(pool.map(lambda item: _make(*item, code), missing))
+    return [_load(folder) for folder in folders]
+
+
+def intensities(prints: Sequence[Print]) -> tuple[Intensity, ...]:
+    """Of each channel, over the foreground of all cases: what `normalize=ct` needs."""
+    together = np.concatenate([p.intensities for p in prints], axis=1).astype(float)
+    if not together.size:
+        return tuple((0.0, 1.0, -np.inf, np.inf) for _ in together)
+    low, high = np.percentile(together, (0.5, 99.5), axis=1)
+    figures = zip(together.mean(1), together.std(1), low, high, strict=True)
+    return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in figures)
+
+
+def _key(case: Case, code: str) -> str:
+    told = [code, *(content(file) for file in (*case.images, case.label))]
+    return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
+
+
+def _make(case: Case, folder: Path, code: str) -> None:
+    with alone(folder) as draft:
+        if draft is None:
+            return
+        found = read_print(case, code)
+        np.save(draft / "intensities.npy", found.intensities)
+        (draft / "print.json").write_text(
+            json.dumps(
+                {
+                    "shape": found.shape,
+                    "kept": found.kept,
+                    "spacing_mm": found.spacing_mm,
+                    "voxels": found.voxels,
+                }
+            )
+        )
+
+
+def _load(folder: Path) -> Print:
+    told = json.loads((folder / "print.json").read_text())
+    return Print(
+        shape=tuple(told["shape"]),
+        kept=told["kept"],
+        spacing_mm=tuple(told["spacing_mm"]),
+        voxels={int(k): v for k, v in told["voxels"].items()},
+        intensities=np.load(folder / "intensities.npy"),
+    )
+
+
+def read_print(case: Case, code: str) -> Print:
+    """Read a case's files."""
+    channels, affine = channels_of(case.images)
+    labels = read_label(case.label, channels.shape[1:])
+    axes, flips = orientation(affine, code)
+    channels, labels = (oriented(a, axes, flips) for a in (channels, labels))
+    box = nonzero_box(channels)
+    grid = Grid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
+    channels, labels = cropped(channels, grid), cropped(labels, grid)
+    values, counts = np.unique(labels, return_counts=True)
+    there = np.flatnonzero((labels > 0).ravel())
+    if len(there) > SAMPLES:
+        there = np.random.default_rng(0).choice(there, SAMPLES, replace=False)
+    return Print(
+        shape=labels.shape,
+        kept=labels.size / float(np.prod(grid.file_shape)),
+        spacing_mm=spacing(affine, axes),
+        voxels={int(v): int(n) for v, n in zip(values, counts, strict=True)},
+        intensities=np.stack([c.ravel()[there] for c in channels]).astype(np.float32),
+    )

@@ -1,0 +1,128 @@
+"""Volumes in another orientation, box and resolution."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from unet3d.types import Grid, Triple
+
+Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+ANISOTROPIC = 3
+"""From this ratio of spacings on, an axis is coarse: values are not interpolated across it."""
+
+
+def orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool, bool]]:
+    """(axes, flips) that turn a file's volume to `code`, as in Grid.
+
+    >>> orientation(np.diag([-1.0, 1, 1, 1]), "RAS")
+    ((0, 1, 2), (True, False, False))
+    """
+    from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+
+    change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
+    axes = np.argsort(change[:, 0])
+    return (
+        (int(axes[0]), int(axes[1]), int(axes[2])),
+        (change[axes[0], 1] < 0, change[axes[1], 1] < 0, change[axes[2], 1] < 0),
+    )
+
+
+def spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
+    """Millimetres from voxel to voxel along the oriented axes."""
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    return float(sizes[axes[0]]), float(sizes[axes[1]]), float(sizes[axes[2]])
+
+
+def oriented(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:
+    """A view of (..., D, H, W) with its last three axes transposed and flipped."""
+    extra = volume.ndim - 3
+    turned = volume.transpose(*range(extra), *(extra + a for a in axes))
+    return turned[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
+
+
+def cropped(volume: np.ndarray, grid: Grid) -> np.ndarray:
+    """A view of (..., D, H, W) within the grid's box."""
+    return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
+
+
+def whole_box(channels: np.ndarray) -> Box:
+    """All of (C, D, H, W)."""
+    _, d, h, w = channels.shape
+    return (0, d), (0, h), (0, w)
+
+
+def nonzero_box(channels: np.ndarray) -> Box:
+    """The smallest box around what is not 0 in any channel (C, D, H, W); all, if all is 0."""
+    there = (channels != 0).any(0)
+
+    def extent(axis: int) -> tuple[int, int]:
+        rows = np.flatnonzero(there.any(tuple(a for a in range(3) if a != axis)))
+        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, there.shape[axis])
+
+    return extent(0), extent(1), extent(2)
+
+
+def shape_at(size: Sequence[int], old_mm: Sequence[float], new_mm: Sequence[float]) -> Triple:
+    """Voxels along each axis at another spacing."""
+    d, h, w = (max(1, round(n * o / s)) for n, o, s in zip(size, old_mm, new_mm, strict=True))
+    return d, h, w
+
+
+def weights(old: int, new: int, order: int) -> np.ndarray:
+    """(new, old) matrix that interpolates along an axis: 0 nearest, 1 linear, 3 cubic spline."""
+    if old == new:
+        return np.eye(old, dtype=np.float32)
+    at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    if order == 0:
+        return np.eye(old, dtype=np.float32)[np.floor(at + 0.5).astype(int).clip(max=old - 1)]
+    if order == 1 or old < 4:
+        below = np.minimum(np.floor(at).astype(int), old - 1)
+        matrix = np.zeros((new, old), np.float32)
+        matrix[np.arange(new), below] = 1 - (at - below)
+        matrix[np.arange(new), np.minimum(below + 1, old - 1)] += at - below
+        return matrix
+    from scipy.ndimage import map_coordinates
+
+    columns = [map_coordinates(unit, at[None], order=3, mode="nearest") for unit in np.eye(old)]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def resampled(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+    """(D, H, W) float32 at another shape, an axis at a time: two copies at most at once."""
+    for axis in sorted(range(3), key=lambda a: shape[a] / volume.shape[a]):  # shrink first
+        old, new = volume.shape[axis], shape[axis]
+        if old == new:
+            continue
+        matrix = weights(old, new, orders[axis])
+        if axis == 0:
+            flat = matrix @ np.ascontiguousarray(volume).reshape(old, -1)
+            volume = flat.reshape(new, *volume.shape[1:])
+        else:
+            volume = volume @ matrix.T if axis == 2 else np.matmul(matrix, volume)
+    return volume
+
+
+def orders_for(old_mm: Sequence[float], new_mm: Sequence[float], order: int) -> list[int]:
+    """`order` along each axis, but the nearest voxel across an axis that is coarse."""
+    for sizes in (old_mm, new_mm):
+        if max(sizes) > ANISOTROPIC * min(sizes):
+            coarse = int(np.argmax(sizes))
+            return [0 if axis == coarse else order for axis in range(3)]
+    return [order] * 3
+
+
+def resampled_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+    """(D, H, W) integers at another shape: at each voxel the label with the largest share there.
+
+    Each label's mask is interpolated by itself, so that none between two others is invented.
+    """
+    if tuple(shape) == labels.shape:
+        return labels
+    best = np.full(tuple(shape), -1, np.float32)
+    result = np.zeros(tuple(shape), labels.dtype)
+    for value in np.unique(labels):
+        share = resampled((labels == value).astype(np.float32), shape, orders)
+        np.copyto(result, value, where=share > best)
+        np.maximum(best, share, out=best)
+    return result

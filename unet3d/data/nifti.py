@@ -1,0 +1,46 @@
+"""NIfTI files -> arrays, with errors that name the file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.types import Misuse
+
+
+def opened(file: Path) -> Any:
+    """An image whose header is read and whose voxels are not."""
+    import nibabel
+
+    if not file.is_file():
+        raise Misuse(f"{file.absolute()} is missing")
+    try:
+        image: Any = nibabel.load(file)
+    except Exception as error:  # the reader's own errors do not name the file
+        raise Misuse(f"{file} cannot be read as a volume: {error}") from error
+    shape = volume_shape(image)
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise Misuse(f"{file} must be a 3D volume, its shape is {list(image.shape)}")
+    return image
+
+
+def volume_shape(image: Any) -> tuple[int, ...]:
+    """The shape without axes of size 1 behind the third."""
+    shape = tuple(image.shape)
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(channels (C, D, H, W) in the file's grid, affine); integers stay integers if not scaled."""
+    image = opened(file)
+    try:
+        voxels = image.dataobj
+        scaled = voxels.slope != 1 or voxels.inter != 0
+        array = voxels.get_scaled(np.float32) if scaled else voxels.get_unscaled()
+    except Exception as error:
+        raise Misuse(f"{file} cannot be read as a volume: {error}") from error
+    array = np.asarray(array).reshape(volume_shape(image))
+    channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
+    return channels, image.affine
