@@ -5,7 +5,7 @@ time, so that neither one-hot labels nor float32 copies of the logits ever exist
 computes stands in dice_ce_reference.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from unet3d.loss.dice_bce import DiceBCEFunction, members
+from unet3d.loss.slabs import slabs, wide
 from unet3d.types import IGNORE, Misuse
-
-SLAB_ELEMENTS = 4 * 2**20
-"""Logits of one volume that are in float32 at once: 16 MiB for each of a few temporaries."""
 
 
 class DiceCE(nn.Module):
@@ -25,6 +24,7 @@ class DiceCE(nn.Module):
     Voxels labelled IGNORE count in neither. With `batch_dice` a class has one Dice over the
     whole batch, else one per volume. Networks with deep supervision give a list of logits, finest
     first: each counts half of the one before, and sees the labels at its own resolution.
+    Overlapping `regions` (name -> labels) have an output each, and binary cross-entropy.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class DiceCE(nn.Module):
         ce: float = 1.0,
         smooth: float = 1e-5,
         batch_dice: bool = True,
+        regions: Mapping[str, Sequence[int]] | None = None,
     ):
         super().__init__()
         if min(dice, ce) < 0 or dice + ce == 0 or smooth <= 0:
@@ -42,6 +43,8 @@ class DiceCE(nn.Module):
                 f"got {dice}, {ce} and {smooth}"
             )
         self.dice, self.ce, self.smooth, self.batch_dice = dice, ce, smooth, batch_dice
+        table = None if regions is None else members(list(regions.values()))
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
@@ -54,7 +57,10 @@ class DiceCE(nn.Module):
         return torch.stack(losses).sum() / sum(weights)
 
     def _one(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return _DiceCE.apply(logits, labels, self.dice, self.ce, self.smooth, self.batch_dice)
+        choices = (self.dice, self.ce, self.smooth, self.batch_dice)
+        if self.table is None:
+            return _DiceCE.apply(logits, labels, *choices)
+        return DiceBCEFunction.apply(logits, labels, self.table, *choices)
 
 
 def resized(labels: Tensor, size: Sequence[int]) -> Tensor:
@@ -64,19 +70,6 @@ def resized(labels: Tensor, size: Sequence[int]) -> Tensor:
             centres = (torch.arange(new, device=labels.device) + 0.5) * (old / new)
             labels = labels.index_select(axis, centres.long())
     return labels
-
-
-def slabs(logits: Tensor) -> Iterator[slice]:
-    """Cut the first spatial axis so that a slab has at most SLAB_ELEMENTS logits."""
-    _, k, rows, h, w = logits.shape
-    step = max(1, SLAB_ELEMENTS // max(1, k * h * w))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32, or float64 if it is already."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _DiceCE(Function):

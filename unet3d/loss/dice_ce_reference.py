@@ -1,5 +1,7 @@
 """What dice_ce.py computes, written to be read: one-hot labels, float32 copies."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,3 +30,25 @@ def dice_ce(
     scores = (2 * overlap + smooth) / (total + smooth)
     entropy = -(logits.log_softmax(1) * truth).sum() / valid.sum().clamp(min=1)
     return dice * (1 - scores[..., 1:].mean()) + ce * entropy
+
+
+def dice_bce(
+    logits: Tensor,
+    labels: Tensor,
+    regions: Sequence[Sequence[int]],
+    *,
+    dice: float = 1.0,
+    ce: float = 1.0,
+    smooth: float = 1e-5,
+    batch_dice: bool = True,
+) -> Tensor:
+    """The same for regions that overlap: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    valid = (labels != IGNORE)[:, None]
+    truth = torch.stack([torch.isin(labels, torch.tensor(r)) for r in regions], dim=1).to(logits)
+    p = logits.sigmoid() * valid
+    over = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
+    overlap, total = (p * truth).sum(over), (p + truth).sum(over)
+    scores = (2 * overlap + smooth) / (total + smooth)
+    entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * valid
+    return dice * (1 - scores.mean()) + ce * entropy.sum() / (valid.sum() * len(regions))

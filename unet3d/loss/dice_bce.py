@@ -1,0 +1,87 @@
+"""Soft Dice + binary cross-entropy of overlapping regions; keeps logits and 8-bit labels alone.
+
+A region is a set of labels and has an output of its own through a sigmoid. What is computed stands
+in dice_ce_reference.py; as in dice_ce.py, float32 exists a slab at a time.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from unet3d.loss.slabs import slabs, wide
+from unet3d.types import IGNORE
+
+
+def members(regions: Sequence[Sequence[int]]) -> Tensor:
+    """(R, 256) bool: whether a label belongs to a region."""
+    table = torch.zeros(len(regions), 256, dtype=torch.bool)
+    for row, labels in zip(table, regions, strict=True):
+        row[list(labels)] = True
+    return table
+
+
+class DiceBCEFunction(Function):
+    """(logits (B, R, D, H, W), labels (B, D, H, W), table (R, 256), weights ...) -> scalar."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        logits: Tensor,
+        labels: Tensor,
+        table: Tensor,
+        dice: float,
+        ce: float,
+        smooth: float,
+        batch_dice: bool,
+    ) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            b, r = logits.shape[:2]
+            sums = wide(logits.new_zeros(())).new_zeros(4, b, r)
+            overlap, predicted, reference, entropy = sums
+            voxels = sums.new_zeros(())
+            for rows in slabs(logits):
+                slab = labels[:, rows].long()
+                valid = slab != IGNORE
+                voxels += valid.sum()
+                for c in range(r):
+                    x, here = wide(logits[:, c, rows]), table[c][slab]
+                    p = torch.where(valid, x.sigmoid(), 0)
+                    cross = F.softplus(x) - torch.where(here, x, 0)
+                    entropy[:, c] += torch.where(valid, cross, 0).flatten(1).sum(1)
+                    reference[:, c] += here.flatten(1).sum(1)
+                    overlap[:, c] += torch.where(here, p, 0).flatten(1).sum(1)
+                    predicted[:, c] += p.flatten(1).sum(1)
+            if batch_dice:
+                overlap, predicted, reference = (
+                    s.sum(0, keepdim=True) for s in (overlap, predicted, reference)
+                )
+            counted = (voxels * r).clamp(min=1)
+            union = predicted + reference + smooth
+            scores = (2 * overlap + smooth) / union
+            ctx.save_for_backward(logits, labels, table, union, scores, counted)
+            ctx.dice, ctx.ce = dice, ce
+            return dice * (1 - scores.mean()) + ce * entropy.sum() / counted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, table, union, scores, counted = ctx.saved_tensors
+        with torch.autocast(logits.device.type, enabled=False):
+            weight = torch.full_like(union, ctx.dice / union.numel())
+            pull, push = (2 * weight / union), (weight * scores / union)
+            result = torch.empty_like(logits)
+            for rows in slabs(logits):
+                slab = labels[:, rows].long()
+                scale = grad * (slab != IGNORE)
+                for c in range(logits.shape[1]):
+                    p, here = wide(logits[:, c, rows]).sigmoid(), table[c][slab]
+                    slope = push[:, c, None, None, None] - torch.where(
+                        here, pull[:, c, None, None, None], 0
+                    )
+                    g = slope * p * (1 - p) + (p - here.to(p.dtype)) * (ctx.ce / counted)
+                    result[:, c, rows] = g * scale
+            return result, None, None, None, None, None, None
