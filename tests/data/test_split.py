@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,31 @@ def test_a_fold_that_is_not_there_is_refused(fold):
 def test_too_few_cases_for_folds_are_refused_with_the_way_out():
     with pytest.raises(Misuse, match="fold=none"):
         split(cases(4), 0)
+
+
+def test_a_file_may_say_what_the_folds_are(tmp_path):
+    file = tmp_path / "splits.json"
+    file.write_text(json.dumps([{"train": ["case_000", "case_002"], "val": ["case_001"]}]))
+    training, validation = split(cases(4), 0, file)
+    assert [c.name for c in training] == ["case_000", "case_002"]
+    assert [c.name for c in validation] == ["case_001"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "must be a JSON list"),
+        ('[{"train": []}]', "must be a JSON list"),
+        ('[{"train": ["case_009"], "val": []}]', "has not: case_009"),
+        ('[{"train": ["case_001"], "val": ["case_001"]}]', "trains and validates on case_001"),
+        ('[{"train": [], "val": ["case_001"]}]', "no cases to train on"),
+        ("[]", "fold must be"),
+        (None, "there is no"),
+    ],
+)
+def test_a_file_of_folds_that_makes_no_sense_is_refused(tmp_path, content, said):
+    file = tmp_path / "splits.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(Misuse, match=said):
+        split(cases(4), 0, file)

@@ -144,7 +144,7 @@ def _three_numbers(spacing: Any) -> Any:
 
 
 def fold_of(cfg: DictConfig) -> int | None:
-    """0..4, or None for `none`."""
+    """The number of a fold, or None for `none`."""
     if cfg.fold in (None, "none"):
         return None
     if not isinstance(cfg.fold, int):

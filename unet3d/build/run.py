@@ -103,9 +103,10 @@ def build(request: Request, folder: Path) -> Run:
     class_names, channels = described(cfg, source.describe())
     cases = source.cases()
     preparation = preparation_of(cfg, cases, channels)
+    splits = None if cfg.data.splits is None else Path(cfg.data.splits)
     cache, free = Path(cfg.data.cache), available_bytes(torch.device("cpu"))
     training, validation = (
-        prepared(part, preparation, cache, ram=free) for part in split(cases, fold_of(cfg))
+        prepared(part, preparation, cache, ram=free) for part in split(cases, fold_of(cfg), splits)
     )
 
     pl.seed_everything(seed_of(cfg), verbose=False)

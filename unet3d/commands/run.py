@@ -25,7 +25,10 @@ from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.types import Fault, Misfit, Misuse
 
-PATHS = ("data.root", "data.cache", "resume", "init", "hydra.run.dir", "hydra.sweep.dir", "output")
+PATHS = (
+    *("data.root", "data.cache", "data.splits", "resume", "init", "output"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
+)
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
 WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib")
