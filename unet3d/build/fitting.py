@@ -33,7 +33,7 @@ def fits(request: Request, budget: int) -> Iterator[tuple[tuple[str, ...], Fit |
     pinned = request.sets("data.batch_size")
     for overrides in combinations(request):
         trial = changed(request, *overrides)
-        found = (_as_given if pinned else _largest)(trial, overrides, budget)
+        found = (as_given if pinned else largest)(trial, budget)
         if found is None:
             yield overrides, None
             continue
@@ -74,22 +74,25 @@ def patches(request: Request) -> list[str]:
     return list(found)
 
 
-def _largest(
-    trial: Request, overrides: tuple[str, ...], budget: int
+def largest(
+    trial: Request, budget: int, *, most: int | None = None
 ) -> tuple[int, MemoryRecord] | None:
+    """The largest batch that fits, at most `most`, and its peak; None if not even 1 does."""
     two, three = (forecast(with_batch(trial, n)) for n in (2, 3))
     any_batch = AnyBatch(two, three)
     if not any_batch.affine:
-        raise Misuse(f"the step's operations change with the batch size for {' '.join(overrides)}")
+        said = " ".join(trial.overrides)
+        raise Misuse(f"the step's operations change with the batch size for {said}")
     batch = largest_batch(any_batch, budget)
+    if most is not None:
+        batch = min(batch, most)
     if batch >= 2:
         return batch, any_batch.peak(batch)
-    return _as_given(with_batch(trial, 1), overrides, budget)
+    return as_given(with_batch(trial, 1), budget)
 
 
-def _as_given(
-    trial: Request, overrides: tuple[str, ...], budget: int
-) -> tuple[int, MemoryRecord] | None:
+def as_given(trial: Request, budget: int) -> tuple[int, MemoryRecord] | None:
+    """The batch as it is configured, if it fits."""
     peak = forecast(trial).peak
     if (peak.reserved or 0) + CONTEXT > budget:
         return None

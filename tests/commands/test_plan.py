@@ -1,0 +1,85 @@
+import json
+from math import prod
+
+import pytest
+import yaml
+
+from unet3d.build.forecast import composed, forecast
+from unet3d.build.objects import conf_folder
+from unet3d.commands.main import main
+from unet3d.meter.fit import CONTEXT
+from unet3d.types import GIB
+
+
+@pytest.fixture
+def plan(decathlon_folder, tmp_path, monkeypatch):
+    """Run `unet3d plan` on a small data set in an empty folder; return the exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        words = ["data=decathlon", f"data.root={decathlon_folder}", "model.width=4", *words]
+        return main(["plan", *words])
+
+    return command
+
+
+def composed_from(own):
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return composed(["experiment=planned", f"hydra.searchpath=[{own}]"], "train")
+
+
+def experiment(folder, name="planned"):
+    return yaml.safe_load((folder / "conf" / "experiment" / f"{name}.yaml").read_text())
+
+
+def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
+    assert plan("budget_gib=1") == 0
+    assert "a step is predicted to reserve" in capsys.readouterr().out
+    written = experiment(tmp_path)
+    assert written["data"]["patch_size"] == [16, 16, 16]
+    assert written["data"]["spacing_mm"] == [1.0, 1.0, 2.0]
+    assert (tmp_path / "conf" / "experiment" / "planned.png").stat().st_size > 10_000
+    steps = ["trainer.max_epochs=null", "trainer.max_steps=1", "trainer.accelerator=cpu"]
+    assert main(["train", "experiment=planned", "hydra.run.dir=run", *steps]) == 0
+    config = json.loads((tmp_path / "run" / "report.json").read_text())["config"]
+    assert config["data"]["batch_size"] == written["data"]["batch_size"]
+    assert config["model"]["window"] == written["model"]["window"]
+
+
+def test_what_is_planned_is_predicted_to_fit(plan, tmp_path):
+    assert plan("budget_gib=0.595", "data.spacing_mm=[0.5,0.5,1]") == 0
+    peak = forecast(composed_from(tmp_path / "conf")).peak
+    assert 0 < peak.reserved <= 0.595 * GIB - CONTEXT
+    assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
+
+
+def test_an_edited_plan_is_not_written_over(plan, tmp_path, capsys):
+    assert plan("budget_gib=1", "name=mine") == 0
+    assert plan("budget_gib=1", "name=mine") == 2
+    assert "conf/experiment/mine.yaml is there already" in capsys.readouterr().err
+    assert plan("budget_gib=1", "name=mine", "overwrite=true", "pool=median") == 0
+    assert {"override /pool": "median"} in experiment(tmp_path, "mine")["defaults"]
+
+
+def test_what_the_command_line_says_stays(plan, tmp_path):
+    assert plan("budget_gib=1", "data.patch_size=[8,16,8]", "data.batch_size=3", "seed=7") == 0
+    written = experiment(tmp_path)
+    assert (written["data"]["patch_size"], written["data"]["batch_size"]) == ([8, 16, 8], 3)
+    assert written["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["budget_gib=x"], 2, "budget_gib must be above 0"),
+        ([], 2, "budget_gib must be given"),
+        (["budget_gib=4", "name=a/b"], 2, "name must be of letters"),
+        (["budget_gib=0.1"], 3, "no patch down to"),
+        (["budget_gib=4", "data.root=/no/such"], 2, "no dataset.json in /no/such"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_answered_in_one_line(plan, capsys, words, code, said):
+    assert plan(*words) == code
+    assert said in capsys.readouterr().err

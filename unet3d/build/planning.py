@@ -1,0 +1,244 @@
+"""A data set and a budget -> spacing, patch, levels, checkpointing and batch that fit it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from unet3d.build.fitting import as_given, largest
+from unet3d.build.forecast import changed, with_batch
+from unet3d.build.objects import Request, described, make
+from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
+from unet3d.data.fingerprint import Print, fingerprint
+from unet3d.data.geometry import shape_at
+from unet3d.meter.record import MemoryRecord
+from unet3d.types import Misfit, Triple
+
+STRATEGIES = (
+    ("checkpointing=none",),
+    ("checkpointing=blocks", "checkpointing.levels=[0]"),
+    ("checkpointing=blocks",),
+)
+"""Tried in this order for a patch: a larger patch is worth redoing convolutions, a batch is not."""
+
+BATCH_SHARE = 0.05
+"""A batch holds no more of the data set's voxels than this, but two patches at least."""
+
+MOST_BATCH = 32
+
+OWN_KEYS = ("budget_gib", "name", "overwrite", "debug")
+"""Of planning, not of the run that is planned."""
+
+EPOCH_STEPS, EPOCHS = 250, 200
+
+MASKED = 0.75
+"""Below this median share of the box in the file, normalisation looks at what is not zero alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was decided, and from what."""
+
+    cases: int
+    channels: tuple[str, ...]
+    spacing_mm: tuple[float, float, float]
+    median: Triple  # voxels of the median case at that spacing
+    normalize: list[str]
+    first: Triple  # the patch that no budget would make smaller
+    patch: Triple
+    levels: Levels
+    batch: int
+    strategy: tuple[str, ...]
+    peak: MemoryRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A data set, looked at."""
+
+    prints: list[Print]
+    classes: tuple[str, ...]
+    channels: tuple[str, ...]
+
+
+def look(request: Request) -> Told:
+    """Read the data set, or what is remembered of it."""
+    cfg = request.config
+    source = make(cfg.data.source)
+    classes, channels = described(cfg, source.describe())
+    prints = fingerprint(source.cases(), cfg.data.orientation, Path(cfg.data.cache))
+    return Told(prints=prints, classes=classes, channels=channels)
+
+
+def planned(request: Request, told: Told, budget: int) -> Plan:
+    """The largest patch that fits with a batch of two, then the largest batch."""
+    data = request.config.data
+    shapes, spacings = [p.shape for p in told.prints], [p.spacing_mm for p in told.prints]
+    target = target_spacing(spacings, shapes)
+    if data.spacing_mm not in (None, "median"):
+        d, h, w = (float(s) for s in data.spacing_mm)
+        target = (d, h, w)
+    at_target = [shape_at(s, o, target) for s, o in zip(shapes, spacings, strict=True)]
+    d, h, w = (max(1, int(n)) for n in np.median(at_target, axis=0))
+    median = (d, h, w)
+    voxels = sum(prod(s) for s in at_target)
+    patches = candidates(request, target, median)
+    patch = patches[first_that(lambda p: fits(request, p, levels(target, p), budget), patches)]
+    most = max(2, min(MOST_BATCH, int(BATCH_SHARE * voxels / prod(patch))))
+    if request.sets("data.batch_size"):
+        most = data.batch_size
+    shape = levels(target, patch)
+    strategy, batch, peak = best_of(request, patch, shape, budget, most)
+    return Plan(
+        cases=len(told.prints),
+        channels=told.channels,
+        spacing_mm=target,
+        median=median,
+        normalize=normalization(request, told),
+        first=patches[0],
+        patch=patch,
+        levels=shape,
+        batch=batch,
+        strategy=strategy,
+        peak=peak,
+    )
+
+
+def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
+    """The place of the first that fits, where each after one that fits does too: by halving."""
+    low, high = 0, len(patches)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(patches[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(patches):
+        raise Misfit(
+            f"no patch down to {' x '.join(map(str, patches[-1]))} fits the budget with a batch of "
+            "2 and checkpointing=blocks: a narrower network (model.width=16) may"
+        )
+    return low
+
+
+def candidates(request: Request, spacing_mm: Sequence[float], median: Triple) -> list[Triple]:
+    """Patches from the largest down, or the one that was asked for."""
+    if request.sets("data.patch_size"):
+        d, h, w = request.config.data.patch_size
+        return [(d, h, w)]
+    first = first_patch(spacing_mm, median)
+    patch: Triple | None = whole(first, levels(spacing_mm, first).factor)
+    found = []
+    while patch is not None:
+        found.append(patch)
+        patch = smaller(patch, spacing_mm, median)
+    return found
+
+
+def trial(request: Request, patch: Triple, shape: Levels, strategy: Sequence[str]) -> Request:
+    """The request with a patch, its levels and a strategy."""
+    words = [f"data.patch_size={listed(patch)}", *model_words(request, shape), *strategy]
+    return changed(request, *words)
+
+
+def strategies(request: Request) -> Sequence[tuple[str, ...]]:
+    """What to try; nothing, if the command line says it."""
+    return [()] if request.sets("checkpointing") else STRATEGIES
+
+
+def fits(request: Request, patch: Triple, shape: Levels, budget: int) -> bool:
+    """Whether a patch fits with the leanest strategy and the least batch."""
+    leanest = trial(request, patch, shape, strategies(request)[-1])
+    least = 2 if not request.sets("data.batch_size") else request.config.data.batch_size
+    return as_given(with_batch(leanest, least), budget) is not None
+
+
+def best_of(
+    request: Request, patch: Triple, shape: Levels, budget: int, most: int
+) -> tuple[tuple[str, ...], int, MemoryRecord]:
+    """The strategy with the least work that fits a batch of two, and the largest batch of it."""
+    found = None
+    for strategy in strategies(request):
+        found = largest(trial(request, patch, shape, strategy), budget, most=most)
+        if found is not None and found[0] >= min(2, most):
+            return strategy, *found
+    raise Misfit(f"a batch of {most} does not fit with any strategy")
+
+
+def model_words(request: Request, shape: Levels) -> list[str]:
+    """The levels as overrides, where the command line leaves them open."""
+    if request.sets("model.depth") or request.sets("model.channels"):
+        return []
+    return [
+        f"model.depth={len(shape.kernels)}",
+        f"model.window=[{','.join(listed(w) for w in shape.windows)}]",
+        f"model.kernel=[{','.join(listed(k) for k in shape.kernels)}]",
+    ]
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """As an override's value.
+
+    >>> listed((1, 2, 2))
+    '[1,2,2]'
+    """
+    return f"[{','.join(map(str, numbers))}]"
+
+
+def normalization(request: Request, told: Told) -> list[str]:
+    """For each channel: by modality, and within what is not zero where most of a volume is."""
+    asked = request.config.data.normalize
+    if asked != "auto":
+        return [asked] if isinstance(asked, str) else list(asked)
+    masked = float(np.median([p.kept for p in told.prints])) < MASKED
+    usual = "zscore_nonzero" if masked else "zscore"
+    return ["ct" if name.upper() == "CT" else usual for name in told.channels]
+
+
+def experiment(request: Request, plan: Plan) -> str:
+    """The plan as an experiment's YAML, with what the command line said."""
+    patches = max(1, round(EPOCH_STEPS * plan.batch / plan.cases))
+    values: dict[str, Any] = {
+        "data": {
+            "spacing_mm": list(plan.spacing_mm),
+            "normalize": plan.normalize,
+            "patch_size": list(plan.patch),
+            "batch_size": plan.batch,
+            "patches_per_case": patches,
+        },
+        "trainer": {"max_epochs": EPOCHS, "check_val_every_n_epoch": 10},
+    }
+    words = [
+        *model_words(request, plan.levels),
+        *plan.strategy,
+        f"precision={request.config.precision}",
+    ]
+    words += [w for w in request.overrides if w.split("=")[0] not in OWN_KEYS]
+    chosen = dict(request.choices) | {"checkpointing": "none"}
+    groups = {"data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss"}
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in groups:
+            chosen[key] = value
+        elif not key.startswith("hydra"):
+            place(values, key.split("."), yaml.safe_load(value))
+    said = [f"  - override /{group}: {chosen[group]}" for group in sorted(groups & set(chosen))]
+    body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
+    return "\n".join(["defaults:", *said, body])
+
+
+def place(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a nested key.
+
+    >>> values = {}
+    >>> place(values, ["a", "b"], 1)
+    >>> values
+    {'a': {'b': 1}}
+    """
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
