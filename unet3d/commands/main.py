@@ -9,6 +9,7 @@ from unet3d import __version__
 
 VERBS = {
     "train": "train a network; `unet3d train --help` lists every option",
+    "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "fit": "what fits a card: batch, patch, precision, checkpointing",

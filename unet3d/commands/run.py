@@ -28,6 +28,7 @@ from unet3d.types import Fault, Misfit, Misuse
 PATHS = (
     *("data.root", "data.cache", "data.splits", "resume", "init", "output"),
     *("hydra.run.dir", "hydra.sweep.dir"),
+    *("predictions", "references", "images"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 

@@ -4,7 +4,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,21 @@ def versions() -> dict[str, str]:
     }
 
 
-def write(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report whole or not at all; what is not a number becomes null, as JSON wants it."""
+@contextmanager
+def whole(path: Path) -> Generator[Path]:
+    """Where to write a file that shall be there whole or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")
-    draft.replace(path)
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report; what is not a number becomes null, as JSON wants it."""
+    with whole(path) as draft:
+        draft.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:

@@ -21,25 +21,33 @@ def middle_slices(image: Tensor, reference: Tensor, prediction: Tensor) -> np.nd
     `image` is (D, H, W), the others hold classes; the planes go through the reference's middle.
     """
     colours = palette(256)
-    volume = image.float().cpu().numpy()
-    low, high = np.percentile(volume, (1, 99))
-    grey = np.clip((volume - low) / max(high - low, 1e-6), 0, 1)
+    grey = windowed(image.float().cpu().numpy())
     found = np.argwhere((reference > 0).cpu().numpy())
-    centre = found.mean(0).round().astype(int) if len(found) else np.array(volume.shape) // 2
+    centre = found.mean(0).round().astype(int) if len(found) else np.array(grey.shape) // 2
     columns = []
     for axis in range(3):
         plane = np.repeat(grey.take(centre[axis], axis)[..., None], 3, axis=-1)
         rows = [plane]
         for labels in (reference, prediction):
             classes = labels.cpu().numpy().take(centre[axis], axis)
-            overlay = np.where(classes[..., None] > 0, 0.4 * plane + 0.6 * colours[classes], plane)
-            rows.append(overlay)
+            rows.append(overlay(plane, classes, colours))
         columns.append(rows)
     height = max(rows[0].shape[0] for rows in columns)
     padded = [np.concatenate([_pad(r, height) for r in rows]) for rows in columns]
     picture = np.concatenate(padded, axis=1)
     enlarged = max(1, SIDE // max(picture.shape))  # whole pixels, so that voxels stay sharp
     return picture.repeat(enlarged, 0).repeat(enlarged, 1).transpose(2, 0, 1)
+
+
+def windowed(image: np.ndarray) -> np.ndarray:
+    """Grey values 0..1 from the 1st to the 99th percentile."""
+    low, high = np.percentile(image, (1, 99))
+    return np.clip((image - low) / max(high - low, 1e-6), 0, 1)
+
+
+def overlay(plane: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """A plane (H, W, 3) with the foreground of its classes (H, W) coloured."""
+    return np.where(classes[..., None] > 0, 0.4 * plane + 0.6 * colours[classes], plane)
 
 
 def _pad(plane: np.ndarray, height: int) -> np.ndarray:

@@ -1,0 +1,137 @@
+import csv
+import math
+
+import numpy as np
+import pytest
+
+from unet3d.report.compared import (
+    Compared,
+    box,
+    draw_compared,
+    middle_slice,
+    painted,
+    panels,
+    slicing_axis,
+    wrong_voxels,
+)
+from unet3d.report.evaluation import draw_boxes, rows, write_csv
+from unet3d.report.slices import palette
+
+NAN = math.nan
+
+
+def scores(dice, hd95_mm=1.0, reference_ml=1.0, prediction_ml=1.0):
+    keys = {"hd95_mm": hd95_mm, "reference_ml": reference_ml, "prediction_ml": prediction_ml}
+    return {"dice": dice, **keys}
+
+
+def volumes(**changed):
+    reference, prediction = np.zeros((2, 30, 40, 20), np.uint8)
+    reference[10:16, 12:20, 4:9] = 1
+    prediction[10:16, 12:20, 4:8] = 1
+    prediction[10:14, 12:20, 12] = 2
+    settings = {
+        "reference": reference,
+        "prediction": prediction,
+        "image": None,
+        "spacing_mm": (1.0, 1.0, 1.0),
+        "classes": {"a": (1,), "b": (2,)},
+    }
+    return Compared(**(settings | changed))
+
+
+def size_of(path):
+    from matplotlib.image import imread
+
+    return imread(path).shape
+
+
+def test_the_table_of_cases_has_a_row_per_case_and_class(tmp_path):
+    cases = {"x": {"a": scores(0.25), "b": scores(NAN)}, "y, z": {"a": scores(1.0)}}
+    write_csv(cases, tmp_path / "e.csv")
+    with (tmp_path / "e.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(r["case"], r["class"], r["dice"]) for r in found] == [
+        ("x", "a", "0.25"),
+        ("x", "b", ""),
+        ("y, z", "a", "1.0"),
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["e.csv"]
+
+
+def test_the_short_table_shows_means_intervals_and_what_was_left_out():
+    mean = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    alone = {"mean": 0.5, "low": NAN, "high": NAN}
+    none = {"mean": NAN, "low": NAN, "high": NAN}
+    per_class = {
+        name: {k: m | {"cases": n} for k in ("dice", "iou", "hd95_mm", "surface_dice")}
+        | {"absent_from_one": 3}
+        for name, m, n in (("a", mean, 7), ("b", alone, 1), ("c", none, 0))
+    }
+    overall = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), mean)
+    assert rows({"per_class": per_class, "mean": overall})[1:] == [
+        ("a", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "7", "3"),
+        ("b", "0.5000", "0.5000", "0.50", "0.5000", "1", "3"),
+        ("c", "-", "-", "-", "-", "0", "3"),
+        ("mean", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "", ""),
+    ]
+
+
+def test_the_box_plot_grows_with_the_classes_and_takes_ones_without_cases(tmp_path):
+    few = {"x": {"a": scores(0.5)}, "y": {"a": scores(0.0, 9.0, prediction_ml=0.0)}}
+    many = {"x": {f"class {n}": scores(NAN if n == 3 else 0.5) for n in range(10)}}
+    for name, cases in (("few", few), ("many", many)):
+        draw_boxes(cases, list(cases["x"]), tmp_path / f"{name}.png")
+    assert size_of(tmp_path / "many.png")[0] > 2 * size_of(tmp_path / "few.png")[0]
+
+
+def test_the_worst_slice_has_the_most_wrong_voxels_and_the_middle_one_half_the_reference():
+    case = volumes()
+    wrong = wrong_voxels(case, 2)
+    assert {int(i): int(wrong[i]) for i in np.flatnonzero(wrong)} == {8: 48, 12: 32}
+    assert middle_slice(case, 2) == 6
+    assert middle_slice(volumes(reference=np.zeros_like(case.reference)), 2) == 6
+    assert (
+        middle_slice(volumes(reference=0 * case.reference, prediction=0 * case.reference), 2) == 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("spacing_mm", "axis"), [((1, 1, 1), 2), ((1.2, 1.1, 1), 2), ((3, 1, 1), 0), ((1, 1, 5), 2)]
+)
+def test_slices_are_axial_unless_another_axis_has_long_voxels(spacing_mm, axis):
+    assert slicing_axis(spacing_mm) == axis
+
+
+def test_the_window_holds_both_structures_with_a_margin_and_ends_at_the_border():
+    assert box(volumes(), 2) == (slice(0, 26), slice(2, 30))
+    assert box(volumes(spacing_mm=(1, 10, 1)), 2) == (slice(0, 26), slice(11, 21))
+    empty = np.zeros((30, 40, 20), np.uint8)
+    assert box(volumes(reference=empty, prediction=empty), 2) == (slice(0, 30), slice(0, 40))
+
+
+def test_where_classes_overlap_the_smaller_is_on_top():
+    labels = np.array([[0, 1, 2, 3, 300]])
+    found = painted(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
+    assert found.tolist() == [[0, 2, 1, 3, 0]]
+    assert painted(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
+
+
+def test_labels_alone_have_their_colours_and_an_image_shines_through():
+    case, colours = volumes(), palette(3)
+    (alone,) = panels(case, 2, [6], (slice(0, 30), slice(0, 40)))
+    assert (alone["reference"][12, 15] == colours[1]).all()
+    image = np.random.default_rng(0).random(case.reference.shape)
+    (over,) = panels(volumes(image=image), 2, [6], (slice(0, 30), slice(0, 40)))
+    assert list(over) == ["image", *alone]
+    below = over["image"][12, 15]
+    assert over["reference"][12, 15] == pytest.approx(0.4 * below + 0.6 * colours[1])
+    assert (over["reference"][0, 0] == over["image"][0, 0]).all()
+
+
+def test_a_picture_has_a_row_for_the_middle_and_one_for_the_worst_slice(tmp_path):
+    same = volumes(prediction=volumes().reference)
+    for name, case in (("two", volumes()), ("one", same)):
+        draw_compared(case, tmp_path / f"{name}.png", title=name, legend={"a": "Dice 0.5"})
+    heights = {name: size_of(tmp_path / f"{name}.png")[0] for name in ("two", "one")}
+    assert heights["two"] > 1.5 * heights["one"]

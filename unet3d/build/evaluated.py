@@ -1,0 +1,159 @@
+"""What an evaluation leaves behind: means over the cases, files, and pictures of the worst."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.build.evaluating import Evaluation, Judged
+from unet3d.data.geometry import orientation, oriented, spacing
+from unet3d.data.labels import volumes_in
+from unet3d.data.nifti import read
+from unet3d.metric import interval
+from unet3d.metric.scores import RULES, SCORES, without_ignored
+from unet3d.report import report
+from unet3d.report.compared import Compared, draw_compared
+from unet3d.report.evaluation import Cases, draw_boxes, write_csv
+from unet3d.types import Misuse
+
+ABSENT = {score: 0.0 if score.endswith("_ml") else np.nan for score in SCORES}
+"""The scores of a class in a case that has no voxel of it."""
+
+LEGEND = 12
+"""A picture has room to speak of so many classes."""
+
+
+def result(evaluation: Evaluation, judged: Sequence[Judged]) -> dict[str, Any]:
+    """All that evaluation.json says."""
+    if evaluation.names is not None:
+        classes = dict(evaluation.names.classes)
+    else:
+        classes = {str(c): (c,) for c in sorted({int(name) for j in judged for name in j.scores})}
+    cases = {
+        j.name: {name: j.scores.get(name, ABSENT) for name in classes}
+        for j in judged
+        if j.fault is None
+    }
+    tolerance = evaluation.tolerance_mm
+    per_class, overall = summary(cases, list(classes))
+    return {
+        "predictions": evaluation.config["predictions"],
+        "references": evaluation.config["references"],
+        "definitions": SCORES | RULES | {"means": interval.DEFINITION},
+        "classes": classes,
+        "ignore_label": evaluation.ignore_label,
+        "tolerance_mm": dict.fromkeys(classes, tolerance)
+        if isinstance(tolerance, float)
+        else tolerance,
+        "mean": overall,
+        "per_class": per_class,
+        "worst": worst(judged, evaluation.config["worst"]),
+        "cases": cases,
+        "faults": {j.name: j.fault for j in judged if j.fault is not None},
+        "predictions_without_reference": list(evaluation.without_reference),
+        "versions": report.versions(),
+    }
+
+
+def summary(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Means over the cases: by class and score, and over the classes by score."""
+    if not cases or not classes:
+        return {}, {}
+    table = {
+        score: np.array([[case[name][score] for name in classes] for case in cases.values()])
+        for score in SCORES
+    }
+    per_class: dict[str, Any] = {name: {} for name in classes}
+    overall = {}
+    for score, values in table.items():  # (cases, classes)
+        of_classes, overall[score] = interval.means(values)
+        for name, found in zip(classes, of_classes, strict=True):
+            per_class[name][score] = found
+    there = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)
+    for column, name in enumerate(classes):
+        per_class[name]["absent_from_both"] = int((there[:, column] == 0).sum())
+        per_class[name]["absent_from_one"] = int((there[:, column] == 1).sum())
+    return per_class, overall
+
+
+def worst(judged: Sequence[Judged], most: int) -> list[dict[str, Any]]:
+    """The cases with the lowest Dice."""
+    ranked = sorted((j.dice, j.name) for j in judged if not np.isnan(j.dice))
+    return [
+        {"case": name, "dice": dice, "picture": f"worst/{rank}_{name}.png"}
+        for rank, (dice, name) in enumerate(ranked[:most], start=1)
+    ]
+
+
+def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
+    """evaluation.json, evaluation.csv and evaluation.png, as far as there is something in them."""
+    whole, table, boxes = (folder / f"evaluation.{suffix}" for suffix in ("json", "csv", "png"))
+    report.write(found, whole)
+    if not found["per_class"]:
+        for earlier in (table, boxes):
+            earlier.unlink(missing_ok=True)  # another evaluation's
+        return [whole]
+    write_csv(found["cases"], table)
+    draw_boxes(found["cases"], list(found["classes"]), boxes)
+    return [whole, table, boxes]
+
+
+def draw_worst(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterator[str]:
+    """Draw the worst cases; yields what to say of it."""
+    folder = evaluation.output / "worst"
+    for earlier in folder.glob("[0-9]*_*.png"):
+        earlier.unlink()  # another evaluation's
+    pairs = {pair.name: pair for pair in evaluation.pairs}
+    for rank, entry in enumerate(found["worst"], start=1):
+        folder.mkdir(exist_ok=True)
+        name = entry["case"]
+        prediction, reference, affine = evaluation.read(pairs[name])
+        image = None
+        if evaluation.config["images"] is not None:
+            try:
+                image = image_of(name, Path(evaluation.config["images"]), reference.shape)
+            except Misuse as reason:
+                yield f"{name} is drawn without its image: {reason}"
+        prediction, reference = without_ignored(prediction, reference, evaluation.ignore_label)
+        axes, flips = orientation(affine, "RAS")
+        draw_compared(
+            Compared(
+                reference=oriented(reference, axes, flips),
+                prediction=oriented(prediction, axes, flips),
+                image=None if image is None else oriented(image, axes, flips),
+                spacing_mm=spacing(affine, axes),
+                classes=found["classes"],
+            ),
+            evaluation.output / entry["picture"],
+            title=f"{name}: Dice {entry['dice']:.4f}, worst {rank} of {len(found['cases'])}",
+            legend=legend(found["cases"][name]),
+        )
+
+
+def legend(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """What a picture says of the classes of a case; of many, of the worst."""
+    there = [name for name, scores in case.items() if not np.isnan(scores["dice"])]
+    said = {}
+    for name in sorted(there, key=lambda name: case[name]["dice"])[:LEGEND]:
+        scores = case[name]
+        said[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
+        if not scores["reference_ml"]:
+            said[name] = "not in the reference"
+        elif not scores["prediction_ml"]:
+            said[name] = "not predicted"
+    return said
+
+
+def image_of(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
+    """The image of a case, of several channels the first."""
+    if images.is_dir():
+        files = volumes_in(images)
+        given = files.get(name) or files.get(f"{name}_0000")
+        if not given:
+            raise Misuse(f"{images} has neither {name}.nii.gz nor {name}_0000.nii.gz")
+        images = given[0]
+    image = read(images)[0][0]
+    if image.shape != tuple(shape):
+        raise Misuse(f"{images} has shape {list(image.shape)} and its labels {list(shape)}")
+    return image

@@ -1,0 +1,173 @@
+"""From the config of `unet3d evaluate` to the scores of every case, faults beside them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.build.objects import Request, plain
+from unet3d.build.scored import ignored, scored, tolerance
+from unet3d.data.geometry import spacing
+from unet3d.data.label_names import LabelNames
+from unet3d.data.labels import read_labels, volumes_in
+from unet3d.metric.scores import labels_in, scores
+from unet3d.types import Misuse
+
+SAME_AFFINE = 1e-3
+"""Affines that differ by more than this, in mm, are different grids."""
+
+MOST_FOUND = 255
+"""A file with more different labels than this, none of them named, is taken for an image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The files of one case: one each, unless one is missing or several have its name."""
+
+    name: str
+    prediction: Sequence[Path]
+    reference: Sequence[Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One case's scores by class, or why there are none."""
+
+    name: str
+    scores: Mapping[str, Mapping[str, float]]
+    fault: str | None = None
+
+    @property
+    def dice(self) -> float:
+        """The mean over the classes that the case has; NaN if it has none."""
+        found = [s["dice"] for s in self.scores.values() if not np.isnan(s["dice"])]
+        return sum(found) / len(found) if found else np.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is compared with what, and how."""
+
+    config: Mapping[str, Any]
+    pairs: Sequence[Pair]
+    without_reference: Sequence[str]
+    names: LabelNames | None  # None: every label found is a class
+    ignore_label: int | None
+    tolerance_mm: float | Mapping[str, float]
+
+    @property
+    def output(self) -> Path:
+        return Path(self.config["output"])
+
+    def judged(self) -> Iterator[Judged]:
+        """Every case in the order of the names, each as soon as it is known."""
+        pool = ThreadPoolExecutor(self.config["workers"])
+        try:
+            yield from pool.map(self.judge, self.pairs)
+        finally:  # Ctrl-C does not wait for the cases that have not begun
+            pool.shutdown(cancel_futures=True)
+
+    def judge(self, pair: Pair) -> Judged:
+        """Read and compare one case."""
+        try:
+            prediction, reference, affine = self.read(pair)
+            labels = self.checked(pair.prediction[0], prediction)
+            labels |= self.checked(pair.reference[0], reference)
+        except Misuse as fault:
+            return Judged(name=pair.name, scores={}, fault=" ".join(str(fault).split()))
+        if self.names is None:
+            classes = {str(c): (c,) for c in sorted(labels - {0})}
+        else:
+            classes = self.names.classes
+        found = scores(
+            prediction,
+            reference,
+            spacing_mm=spacing(affine, (0, 1, 2)),
+            classes=classes,
+            tolerance_mm=self.tolerance_mm,
+            ignore_label=self.ignore_label,
+        )
+        return Judged(name=pair.name, scores=found)
+
+    def read(self, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Prediction and reference on one grid, and its affine."""
+        if not pair.prediction:
+            raise Misuse(f"{pair.reference[0]} has no prediction in {self.config['predictions']}")
+        for files in (pair.prediction, pair.reference):
+            if len(files) > 1:
+                raise Misuse(f"several files of one name: {', '.join(map(str, files))}")
+        (predicted,), (referred,) = pair.prediction, pair.reference
+        prediction, given = read_labels(predicted)
+        reference, affine = read_labels(referred)
+        if prediction.shape != reference.shape:
+            raise Misuse(
+                f"{predicted} has the shape {list(prediction.shape)} and {referred} "
+                f"{list(reference.shape)}"
+            )
+        if np.abs(given - affine).max() > SAME_AFFINE:
+            raise Misuse(
+                f"{predicted} has the affine {given[:3].round(4).tolist()} and {referred} "
+                f"{affine[:3].round(4).tolist()}"
+            )
+        return prediction, reference, affine
+
+    def checked(self, file: Path, volume: np.ndarray) -> set[int]:
+        """The labels in a volume; some that nothing names are a fault."""
+        found = set(labels_in(volume)) - {self.ignore_label}
+        known = self.names.known if self.names else None
+        if self.names is None and len(found) > MOST_FOUND:
+            raise Misuse(f"{file} holds {len(found)} different values: is it an image?")
+        strange = sorted(c for c in found if c < 0 or (known is not None and c not in known))
+        if strange:
+            shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
+            wanted = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
+            raise Misuse(f"{file}: labels must be {wanted}, it holds {shown}")
+        return found
+
+
+def evaluation(request: Request) -> Evaluation:
+    """Check the config and match the files."""
+    cfg = plain(request.config)
+    for key, least in (("workers", 1), ("worst", 0)):
+        if not isinstance(cfg[key], int) or cfg[key] < least:
+            raise Misuse(f"{key} must be an int >= {least}, got {cfg[key]!r}")
+    if Path(cfg["output"]).exists() and not Path(cfg["output"]).is_dir():
+        raise Misuse(f"output: {cfg['output']} is a file; it must be a folder")
+    if cfg["images"] is not None and not Path(cfg["images"]).exists():
+        raise Misuse(f"images: {cfg['images']} is neither a file nor a folder")
+    pairs, without_reference = matched(Path(cfg["predictions"]), Path(cfg["references"]))
+    names = scored(cfg)
+    return Evaluation(
+        config=cfg,
+        pairs=pairs,
+        without_reference=without_reference,
+        names=names,
+        ignore_label=ignored(cfg, names),
+        tolerance_mm=tolerance(cfg["tolerance_mm"], names),
+    )
+
+
+def matched(predictions: Path, references: Path) -> tuple[list[Pair], list[str]]:
+    """Files of the same name, suffixes apart; and the predictions without a reference."""
+    for key, path in (("predictions", predictions), ("references", references)):
+        if not path.exists():
+            raise Misuse(f"{key}: {path} is neither a file nor a folder")
+    if predictions.is_file() != references.is_file():
+        raise Misuse("predictions and references must be two folders or two files")
+    if references.is_file():
+        name = references.name.removesuffix(".gz").removesuffix(".nii")
+        return [Pair(name=name, prediction=[predictions], reference=[references])], []
+    given, wanted = volumes_in(predictions), volumes_in(references)
+    if not given.keys() & wanted.keys():
+        raise Misuse(
+            f"no .nii or .nii.gz in {predictions} ({len(given)} files) has the name of one in "
+            f"{references} ({len(wanted)} files)"
+        )
+    pairs = [
+        Pair(name=name, prediction=given.get(name, []), reference=files)
+        for name, files in sorted(wanted.items())
+    ]
+    return pairs, sorted(given.keys() - wanted.keys())
