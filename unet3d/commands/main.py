@@ -9,6 +9,7 @@ from unet3d import __version__
 
 VERBS = {
     "train": "train a network; `unet3d train --help` lists every option",
+    "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
     "memory": "what a training step costs, layer by layer, before it runs",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "fit": "what fits a card: batch, patch, precision, checkpointing",

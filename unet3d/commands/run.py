@@ -26,8 +26,8 @@ from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = (
-    *("data.root", "data.cache", "data.splits", "resume", "init", "output"),
-    *("hydra.run.dir", "hydra.sweep.dir"),
+    *("data.root", "data.cache", "data.splits", "resume", "init", "input", "output"),
+    *("checkpoint", "hydra.run.dir", "hydra.sweep.dir"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
