@@ -163,7 +163,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(tmp_path):
 def test_preparing_takes_no_more_memory_than_was_stated(tmp_path, spacing_mm):
     case = a_case(tmp_path, noise(96, 96, 64))
     settings = Preparation(num_classes=2, spacing_mm=spacing_mm)
-    stated = cost(case, settings)
+    stated = cost(case.images, settings)
     tracemalloc.start()
     volume = prepared([case], settings, tmp_path / "cache")[0]
     taken = tracemalloc.get_traced_memory()[1]

@@ -8,10 +8,13 @@ from importlib import import_module
 from unet3d import __version__
 
 VERBS = {
+    "get_data": "fetch a task of the Medical Segmentation Decathlon",
+    "check": "every fault of a data set, before it is trained on",
+    "plan": "what to train on a data set within a budget, as an experiment to edit",
     "train": "train a network; `unet3d train --help` lists every option",
+    "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
-    "plan": "what to train on a data set within a budget, as an experiment to edit",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
 }
 

@@ -26,9 +26,8 @@ from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = (
-    *("data.root", "data.cache", "data.splits", "resume", "init", "output"),
-    *("hydra.run.dir", "hydra.sweep.dir"),
-    *("predictions", "references", "images"),
+    *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
+    *("checkpoint", "resume", "init", "input", "output", "predictions", "references", "images"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 

@@ -76,7 +76,7 @@ def prepared(
     missing = [v for v in volumes if not v.folder.exists()]
     if missing:
         cache.mkdir(parents=True, exist_ok=True)
-        costs = [cost(v.case, preparation) for v in missing]
+        costs = [cost(v.case.images, preparation) for v in missing]
         threads = side_by_side(max(c.ram for c in costs), ram)
         log.info(
             "preparing %d cases into %s: %s on disk, at most %s of RAM for %d at a time",
@@ -99,9 +99,9 @@ class Cost:
     disk: int
 
 
-def cost(case: Case, preparation: Preparation) -> Cost:
+def cost(files: Sequence[Path], preparation: Preparation) -> Cost:
     """An upper bound: the box around what is not zero is not known yet."""
-    images = [opened(file) for file in case.images]
+    images = [opened(file) for file in files]
     shapes = [volume_shape(image) for image in images]
     channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
     axes, _ = orientation(images[0].affine, preparation.orientation)

@@ -16,15 +16,13 @@ PRECISIONS = {
 """What users write, and Lightning's name for it."""
 
 
-def accelerator(asked: str) -> str:
-    """Resolve auto, cpu, gpu or cuda to cpu or cuda."""
+def accelerator(asked: str, key: str = "trainer.accelerator") -> str:
+    """Resolve auto, cpu, gpu or cuda to cpu or cuda; `key` is what asked."""
     if asked not in ("auto", "cpu", "gpu", "cuda"):
-        raise Misuse(f"trainer.accelerator must be auto, cpu or gpu, got {asked!r}")
+        raise Misuse(f"{key} must be auto, cpu or gpu, got {asked!r}")
     there = torch.cuda.is_available()
     if asked in ("gpu", "cuda") and not there:
-        raise Misuse(
-            f"trainer.accelerator={asked}: torch {torch.__version__} finds no CUDA device here"
-        )
+        raise Misuse(f"{key}={asked}: torch {torch.__version__} finds no CUDA device here")
     return "cuda" if there and asked != "cpu" else "cpu"
 
 

@@ -1,0 +1,100 @@
+"""From checkpoints to networks that predict together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unet3d.build.objects import first_line, network_from
+from unet3d.data.preparation import Preparation
+from unet3d.lit.start import loaded
+from unet3d.types import Misuse, Triple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Networks that take the same channels and give the same classes."""
+
+    networks: tuple[nn.Module, ...]
+    channels: tuple[str, ...]
+    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...
+    regions: dict[str, list[int]] | None  # what the networks give instead, if they overlap
+    largest: tuple[str, ...]  # classes of which all members keep the largest piece alone
+    preparation: Preparation
+    patch: Triple
+    precision: str  # of the training
+
+    @property
+    def painted(self) -> list[int] | None:
+        """The label of each region: the one of its labels that no later region has."""
+        if self.regions is None:
+            return None
+        labels = []
+        for number, (name, part) in enumerate(self.regions.items()):
+            later = {
+                label for other in list(self.regions.values())[number + 1 :] for label in other
+            }
+            own = [label for label in part if label not in later]
+            if len(own) != 1:
+                raise Misuse(
+                    f"region {name} must have one label that no later region has, it has {own}"
+                )
+            labels += own
+        return labels
+
+
+def ensemble(paths: Sequence[Path]) -> Ensemble:
+    """The networks of checkpoints; what they must have in common and do not is named."""
+    cards: list[Mapping[str, Any]] = []
+    networks = []
+    for path in paths:
+        content = loaded(path)
+        card, weights = content.get("unet3d"), content.get("state_dict")
+        if not isinstance(card, Mapping) or not isinstance(weights, Mapping):
+            raise Misuse(f"{path} is not a checkpoint of unet3d: it says nothing of its network")
+        if cards:
+            agree(paths[0], cards[0], path, card)
+        cards.append(card)
+        networks.append(restored(path, card, weights))
+    card = cards[0]
+    d, h, w = card["config"]["data"]["patch_size"]
+    chosen = [card.get("largest_component") or () for card in cards]
+    return Ensemble(
+        networks=tuple(networks),
+        channels=tuple(card["channels"]),
+        classes=tuple(card["classes"]),
+        regions=card.get("regions"),
+        largest=tuple(name for name in chosen[0] if all(name in other for other in chosen)),
+        preparation=Preparation.of(card["preparation"]),
+        patch=(d, h, w),
+        precision=str(card["config"]["precision"]),
+    )
+
+
+def restored(path: Path, card: Mapping[str, Any], weights: Mapping[str, Any]) -> nn.Module:
+    """The network of a card, with its weights, ready to predict."""
+    network = network_from(card)
+    own = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
+    try:
+        network.load_state_dict(own)
+    except RuntimeError as error:
+        raise Misuse(f"{path}: its weights are not its network's: {first_line(error)}") from error
+    return network.eval().requires_grad_(False)
+
+
+def agree(first: Path, one: Mapping[str, Any], second: Path, other: Mapping[str, Any]) -> None:
+    """Refuse an ensemble whose members differ in what a prediction depends on."""
+    for what in ("channels", "classes", "regions", "preparation"):
+        if one.get(what) != other.get(what):
+            raise Misuse(
+                f"{first} and {second} differ in their {what}: {one.get(what)} and "
+                f"{other.get(what)}; an ensemble's must be equal"
+            )
+    patches = [card["config"]["data"]["patch_size"] for card in (one, other)]
+    if patches[0] != patches[1]:
+        raise Misuse(
+            f"{first} and {second} differ in data.patch_size: {patches[0]} and {patches[1]}; an "
+            "ensemble's must be equal"
+        )

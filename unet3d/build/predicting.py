@@ -1,0 +1,164 @@
+"""From a config to a predictor and its tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig
+
+from unet3d.build.ensemble import Ensemble, ensemble
+from unet3d.build.objects import Request
+from unet3d.build.predictor import Predictor, Task
+from unet3d.data.scans import ENDINGS, ScanFiles, scans
+from unet3d.machine.device import Precision, accelerator, precision
+from unet3d.meter.show import size
+from unet3d.types import GIB, Misuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Everything that `unet3d predict` needs, ready to start."""
+
+    predictor: Predictor
+    tasks: list[Task]  # without those that are done
+    skipped: int
+    output: Path
+    introduction: str
+
+
+def build(request: Request) -> Prediction:
+    """Check the config, load the networks and list what is to be done."""
+    cfg = request.config
+    device = accelerator(str(cfg.device), "device")
+    members = ensemble(checkpoints(cfg.checkpoint))
+    used = precision_of(cfg, members, device)
+    windows = windows_of(cfg)
+    kept, ram = cleaned(cfg, members), budget_bytes(cfg.memory_gib)
+    source, target = Path(str(cfg.input)), Path(str(cfg.output))
+    every = tasks(
+        scans(source, members.channels), source, target, probabilities=bool(cfg.probabilities)
+    )
+    left = [task for task in every if cfg.overwrite or not task.done]
+    predictor = Predictor(
+        members, device=torch.device(device), used=used, kept=kept, ram=ram, **windows
+    )
+    return Prediction(
+        predictor=predictor,
+        tasks=left,
+        skipped=len(every) - len(left),
+        output=target,
+        introduction=introduction(members, predictor, used, device),
+    )
+
+
+def checkpoints(asked: Any) -> list[Path]:
+    """The files that `checkpoint=` names: a path, several with commas between them, or a list."""
+    if isinstance(asked, ListConfig):
+        words = [str(word) for word in asked]
+    elif Path(str(asked)).exists():
+        words = [str(asked)]
+    else:
+        text = str(asked).strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        words = [word.strip().strip("'\"") for word in text.split(",")]
+    return [checkpoint_of(Path(word)) for word in words]
+
+
+def checkpoint_of(path: Path) -> Path:
+    """A file, or the best (else the last) checkpoint of a run's folder."""
+    if not path.is_dir():
+        return path
+    for name in ("best.ckpt", "last.ckpt"):
+        if (path / "checkpoints" / name).is_file():
+            return path / "checkpoints" / name
+    raise Misuse(f"checkpoint={path}: there is no best.ckpt or last.ckpt in {path / 'checkpoints'}")
+
+
+def precision_of(cfg: DictConfig, members: Ensemble, device: str) -> Precision:
+    """What is asked for, or as the network was trained, as far as the device can."""
+    if cfg.precision is None and members.precision == "16-true" and device == "cpu":
+        return Precision("16-true", "32", "as trained; a CPU does not compute in pure fp16")
+    return precision(members.precision if cfg.precision is None else cfg.precision, device)
+
+
+def windows_of(cfg: DictConfig) -> dict[str, Any]:
+    """How windows are laid, flipped and batched."""
+    if not isinstance(cfg.overlap, int | float) or not 0 <= cfg.overlap < 1:
+        raise Misuse(f"overlap must be in 0..1 (1 excluded), got {cfg.overlap}")
+    if not isinstance(cfg.batch_size, int) or cfg.batch_size < 1:
+        raise Misuse(f"batch_size must be an int >= 1, got {cfg.batch_size}")
+    mirror = cfg.mirror
+    if isinstance(mirror, bool):
+        axes = [0, 1, 2] if mirror else []
+    else:
+        axes = list(mirror) if isinstance(mirror, ListConfig) else [mirror]
+        if len(set(axes)) != len(axes) or any(axis not in (0, 1, 2) for axis in axes):
+            raise Misuse(f"mirror must be true, false or axes of 0, 1 and 2, got {mirror}")
+    return {"overlap": float(cfg.overlap), "batch_size": cfg.batch_size, "mirror": axes}
+
+
+def cleaned(cfg: DictConfig, members: Ensemble) -> list[int]:
+    """The labels of which the largest piece alone is kept."""
+    asked = cfg.clean
+    if asked in (None, "none"):
+        return []
+    if asked == "auto":
+        names: Sequence[str] = members.largest
+    else:
+        words = asked if isinstance(asked, ListConfig) else str(asked).split(",")
+        names = [str(word).strip() for word in words]
+    known = members.classes[1:]
+    for name in names:
+        if name not in known:
+            raise Misuse(f"clean must be auto, none or of {', '.join(known)}, got {name!r}")
+    return [members.classes.index(name) for name in names]
+
+
+def budget_bytes(asked: Any) -> int | None:
+    """GiB as bytes; None for `auto`."""
+    if asked == "auto":
+        return None
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
+        raise Misuse(f"memory_gib must be above 0 or auto, got {asked!r}")
+    return int(asked * GIB)
+
+
+def tasks(
+    found: Sequence[ScanFiles], source: Path, target: Path, *, probabilities: bool
+) -> list[Task]:
+    """Where each scan's results go; their folder is made."""
+    single = target.name.endswith(ENDINGS)
+    folder = target.parent if single else target
+    if single and len(found) > 1:
+        raise Misuse(f"output={target}: {len(found)} scans need a folder")
+    if folder.resolve() == (source if source.is_dir() else source.parent).resolve():
+        raise Misuse(f"output={target}: results need a folder other than that of the images")
+    folder.mkdir(parents=True, exist_ok=True)
+    if probabilities:
+        (folder / "probabilities").mkdir(exist_ok=True)
+    return [
+        Task(
+            scan=scan,
+            labels=target if single else folder / f"{scan.name}{scan.ending}",
+            probabilities=folder / "probabilities" / f"{scan.name}.nii" if probabilities else None,
+        )
+        for scan in found
+    ]
+
+
+def introduction(members: Ensemble, predictor: Predictor, used: Precision, device: str) -> str:
+    """The first line: what predicts, where, in which precision."""
+    parameters = sum(p.numel() for network in members.networks for p in network.parameters())
+    count = len(members.networks)
+    said = f"{type(members.networks[0]).__name__}" if count == 1 else f"{count} networks"
+    said += f", {parameters:,} parameters, precision {used.used}"
+    if used.asked != used.used:
+        said += f" (instead of {used.asked}: {used.why})"
+    patch = "x".join(map(str, members.patch))
+    return (
+        f"{said}, on {device}; windows of {patch} take {size(predictor.window_bytes)}\n"
+        f"channels {', '.join(members.channels)}; classes {', '.join(members.classes)}"
+    )

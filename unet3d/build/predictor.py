@@ -1,0 +1,231 @@
+"""Networks on their device, and what becomes of a scan: prepared, planned, segmented, written."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unet3d.build.ensemble import Ensemble
+from unet3d.build.step import HALF, PURE
+from unet3d.build.window import measured_window
+from unet3d.data.geometry import cropped, oriented
+from unet3d.data.preparation import Scan
+from unet3d.data.prepared import cost
+from unet3d.data.results import probability_bytes, write_labels, written_probabilities
+from unet3d.data.scans import ScanFiles
+from unet3d.infer import clean
+from unet3d.infer.decide import Output, Painted, largest, probabilities
+from unet3d.infer.plan import Budget, Job, Plan, plan
+from unet3d.infer.segment import segment
+from unet3d.infer.windows import Network, mirrorings
+from unet3d.lit.precision import in_half
+from unet3d.machine.device import Precision
+from unet3d.machine.memory import available_bytes, free_bytes
+from unet3d.meter.show import size
+from unet3d.types import MIB, Misfit, Misuse
+
+SPARE = 0.9
+"""The share of what is free that a case may take."""
+
+HEAP = 64 * MIB
+"""What the C library may keep of small blocks that were freed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A scan, and where its labels and perhaps its probabilities go."""
+
+    scan: ScanFiles
+    labels: Path
+    probabilities: Path | None
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is there; what is there is whole."""
+        wanted = [self.labels, *([self.probabilities] if self.probabilities else [])]
+        return all(path.exists() for path in wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A prepared scan and how it will be segmented."""
+
+    task: Task
+    scan: Scan
+    job: Job
+    plan: Plan
+    ram: int  # at most, with reading and cleaning
+    forecast: str  # in a line
+
+
+class Predictor:
+    """`overlap`, `mirror` (axes) and `batch_size` are the windows'; `kept` are labels of which the
+    largest piece alone is kept; `ram` is what a case may take, None: what is free.
+    """
+
+    def __init__(
+        self,
+        members: Ensemble,
+        *,
+        device: torch.device,
+        used: Precision,
+        overlap: float,
+        mirror: Sequence[int],
+        batch_size: int,
+        kept: Sequence[int],
+        ram: int | None,
+    ):
+        self.members, self.device = members, device
+        self.overlap, self.batch_size = overlap, batch_size
+        self.mirrored, self.kept, self.ram = mirrorings(mirror), list(kept), ram
+        self.networks = [callable_of(network, used, device) for network in members.networks]
+        shape = (batch_size, len(members.channels), *members.patch)
+        self.classes, self.window_bytes = measured_window(
+            self.networks, members.networks, shape, device
+        )
+
+    def ready(self, task: Task) -> Ready:
+        """Read and prepare a scan and say what segmenting it takes, if there is memory for it."""
+        budget = self._budget()
+        preparing = cost(task.scan.files, self.members.preparation).ram
+        if preparing > budget.ram:
+            raise Misfit(
+                f"preparing it takes {size(preparing)} of RAM, {size(budget.ram)} are free"
+            )
+        scan = self.members.preparation.scan(task.scan.files)
+        channels = self.members.channels
+        if len(scan.image) != len(channels):
+            raise Misuse(
+                f"{len(scan.image)} channels in {', '.join(f.name for f in task.scan.files)}, but "
+                f"the network takes {len(channels)}: {', '.join(channels)}"
+            )
+        d, h, w = (stop - start for start, stop in scan.grid.box)
+        voxels = prod(scan.grid.file_shape)
+        job = Job(
+            shape=scan.grid.shape,
+            box=(d, h, w),
+            channels=len(channels),
+            classes=self.classes,
+            patch=self.members.patch,
+            overlap=self.overlap,
+            batch_size=self.batch_size,
+            window_bytes=self.window_bytes,
+            held=scan.image.nbytes + voxels + HEAP,
+        )
+        found = plan(job, budget)
+        if not found.fits(budget):
+            raise Misfit(lacking(found, budget))
+        cleaning = clean.BYTES * voxels if self.kept else 0
+        most = max(preparing, found.ram, job.held + cleaning)
+        said = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
+        said += f"{self.classes} classes: {costs(replace(found, ram=most))}"
+        if task.probabilities is not None:
+            file = probability_bytes(scan.grid.file_shape, self.classes)
+            said += f"; probabilities: {size(file)} on disk"
+        return Ready(task=task, scan=scan, job=job, plan=found, ram=most, forecast=said)
+
+    def predict(
+        self, ready: Ready, *, told: Callable[[int], None], say: Callable[[str], None]
+    ) -> None:
+        """Segment and write; what had to be changed meanwhile is said."""
+        task, grid = ready.task, ready.scan.grid
+        labels = np.zeros(grid.file_shape, np.uint8)
+        painted = self.members.painted
+
+        def inside(array: np.ndarray) -> np.ndarray:
+            return cropped(oriented(array, grid.axes, grid.flips), grid)
+
+        outputs = [Output(largest if painted is None else Painted(painted), inside(labels))]
+        with ExitStack() as files:
+            if task.probabilities is not None:
+                array = files.enter_context(
+                    written_probabilities(task.probabilities, self.classes, task.scan.files[0])
+                )
+                if painted is None:
+                    array[0] = 1  # outside of what was prepared all is background
+                decide = probabilities if painted is None else torch.sigmoid
+                outputs.append(Output(decide, inside(array)))
+            self._segment(ready, outputs, told=told, say=say)
+        clean.keep_largest(labels, self.kept)
+        write_labels(task.labels, labels, task.scan.files[0])
+
+    def _segment(
+        self,
+        ready: Ready,
+        outputs: Sequence[Output],
+        *,
+        told: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        def run(found: Plan) -> None:
+            segment(
+                torch.from_numpy(ready.scan.image),
+                self.networks,
+                found,
+                outputs,
+                mirrored=self.mirrored,
+                device=self.device,
+                told=told,
+            )
+
+        try:
+            run(ready.plan)
+            return
+        except torch.OutOfMemoryError:
+            if ready.plan.sums_in_ram:
+                raise
+        torch.cuda.empty_cache()
+        budget = replace(self._budget(), gpu=self.window_bytes)  # no room for sums
+        found = plan(ready.job, budget)
+        if not found.fits(budget):
+            raise Misfit(lacking(found, budget))
+        say(f"{ready.task.scan.name}: out of GPU memory; again with {costs(found)}")
+        run(found)
+
+    def _budget(self) -> Budget:
+        ram = self.ram
+        if ram is None:
+            free = available_bytes(torch.device("cpu"))
+            ram = 2**62 if free is None else int(SPARE * free)
+        if self.device.type != "cuda":
+            return Budget(ram=ram)
+        return Budget(ram=ram, gpu=int(SPARE * free_bytes(self.device)))
+
+
+def callable_of(network: nn.Module, used: Precision, device: torch.device) -> Network:
+    """A network as it predicts: on its device, in its precision, without a gradient."""
+    dtype = PURE.get(used.used, torch.float32)
+    if dtype != torch.float32:
+        in_half(network, dtype)
+    network.to(device)
+
+    def forward(batch: Tensor) -> Tensor:
+        mixed = HALF.get(used.used)
+        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
+        with torch.inference_mode(), autocast:
+            return network(batch.to(dtype))
+
+    return forward
+
+
+def costs(found: Plan) -> str:
+    """What a plan takes, and how it makes do."""
+    said = f"{size(found.ram)} of RAM"
+    if found.gpu:
+        said = f"{size(found.gpu)} on the GPU, {said}"
+        said += " (logits are summed there)" if found.sums_in_ram else ""
+    if len(found.strips) > 1:
+        said += f", in {len(found.strips)} strips with {100 * found.extra:.0f} % more windows"
+    return said
+
+
+def lacking(least: Plan, budget: Budget) -> str:
+    """Why not even the smallest plan fits."""
+    if least.gpu > (budget.gpu or 0):
+        return f"its windows take {size(least.gpu)} on the GPU, {size(budget.gpu or 0)} are free"
+    return f"it takes at least {costs(least)}; {size(budget.ram)} are free"

@@ -1,0 +1,53 @@
+"""`unet3d predict checkpoint=... input=... output=...`: segment scans with a trained network."""
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from unet3d.build.objects import Request, first_line
+from unet3d.build.predicting import build
+from unet3d.build.predictor import Predictor, Task
+from unet3d.commands.run import run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Predict with the overrides of the command line."""
+    return run("predict", predict, arguments)
+
+
+def predict(request: Request, folder: Path) -> int:
+    """One scan after the other; those that fail are reported, and the others still run."""
+    job = build(request)
+    print(job.introduction)
+    if job.skipped:
+        print(
+            f"{job.skipped} have a result already and are skipped (overwrite=true does them anew)"
+        )
+    failed, began = [], time.perf_counter()
+    for number, task in enumerate(job.tasks, start=1):
+        try:
+            segmented(job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}")
+        except Exception as error:
+            if request.config.debug:
+                traceback.print_exc()
+            failed.append(f"{task.scan.name}: {first_line(error)}")
+            print(f"unet3d: {failed[-1]}", file=sys.stderr)
+    done = len(job.tasks) - len(failed)
+    seconds = (time.perf_counter() - began) / max(1, len(job.tasks))
+    print(f"{done} of {len(job.tasks)} scans segmented, {seconds:.1f} s each, in {job.output}")
+    if failed:
+        print(f"{len(failed)} failed:", *failed, sep="\n  ", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def segmented(predictor: Predictor, task: Task, title: str) -> None:
+    """One scan, with its forecast before it and a bar over its windows."""
+    ready = predictor.ready(task)
+    print(ready.forecast, flush=True)
+    total = ready.plan.windows
+    with tqdm(total=total, desc=title, unit="window", leave=False, disable=None) as bar:
+        predictor.predict(ready, told=bar.update, say=tqdm.write)

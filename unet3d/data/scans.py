@@ -1,0 +1,99 @@
+"""A file or a folder of images without labels -> scans to segment."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unet3d.types import Misuse
+
+ENDINGS = (".nii.gz", ".nii")
+
+NUMBERED = re.compile(r"(.+)_(\d{4})")
+"""How nnU-Net names the channels of a case: name_0000, name_0001, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFiles:
+    """The images of a patient: one per channel, or one with all of them. They may be missing."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    @property
+    def ending(self) -> str:
+        """Of the first file: .nii or .nii.gz."""
+        return split_name(self.files[0])[1]
+
+
+def split_name(file: Path) -> tuple[str, str]:
+    """The name and the ending of an image, which is empty if the file is none.
+
+    >>> split_name(Path("scans/case.1.nii.gz"))
+    ('case.1', '.nii.gz')
+    """
+    ending = next((e for e in ENDINGS if file.name.endswith(e)), "")
+    return file.name.removesuffix(ending), ending
+
+
+def scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
+    """All scans of a folder by name, or the one that a file belongs to."""
+    if source.is_dir():
+        found = grouped(_images(source), len(channels))
+        if not found:
+            raise Misuse(f"input={source}: there is no .nii or .nii.gz in {source.absolute()}")
+        return found
+    if not source.is_file():
+        raise Misuse(f"input={source}: there is nothing at {source.absolute()}")
+    if not split_name(source)[1]:
+        raise Misuse(f"input={source} must be a folder, a .nii or a .nii.gz")
+    if len(channels) == 1:
+        return grouped([source], 1)
+    beside = grouped(_images(source.parent), len(channels))
+    return [scan for scan in beside if source in scan.files]
+
+
+def grouped(images: Sequence[Path], channels: int) -> list[ScanFiles]:
+    """Images by the scan that they belong to.
+
+    `name_0000` is channel 0 of `name`. With one channel a number belongs to the name if there are
+    others of it (patient_0000, patient_0001, ...); with several, an image without a number, or
+    without a channel 0 beside it, has to hold all channels.
+    """
+    numbered: dict[str, dict[int, Path]] = defaultdict(dict)
+    found: dict[str, list[ScanFiles]] = defaultdict(list)
+
+    def add(name: str, *files: Path) -> None:
+        found[name].append(ScanFiles(name=name, files=files))
+
+    for image in images:
+        match = NUMBERED.fullmatch(split_name(image)[0])
+        if match:
+            twin = numbered[match[1]].setdefault(int(match[2]), image)
+            if twin != image:
+                raise Misuse(f"input: {twin} and {image} are the same channel of {match[1]}")
+        else:
+            add(split_name(image)[0], image)
+    for name, parts in numbered.items():
+        if 0 not in parts or (channels == 1 and len(parts) > 1):
+            for image in parts.values():
+                add(split_name(image)[0], image)
+            continue
+        there = parts[0]
+        count = max(channels, max(parts) + 1)
+        add(name, *(parts.get(n, _channel(there, name, n)) for n in range(count)))
+    for name, twins in found.items():
+        if len(twins) > 1:
+            files = " and ".join(str(twin.files[0]) for twin in twins)
+            raise Misuse(f"input: {files} are both called {name}")
+    return sorted((twins[0] for twins in found.values()), key=lambda scan: scan.name)
+
+
+def _channel(beside: Path, name: str, number: int) -> Path:
+    return beside.with_name(f"{name}_{number:04d}{split_name(beside)[1]}")
+
+
+def _images(folder: Path) -> list[Path]:
+    files = (p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    return sorted(p for p in files if split_name(p)[1])
