@@ -12,6 +12,7 @@ VERBS = {
     "memory": "what a training step costs, layer by layer, before it runs",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
+    "check": "every fault of a data set: files, headers, labels",
 }
 
 
