@@ -13,6 +13,7 @@ VERBS = {
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
     "check": "every fault of a data set: files, headers, labels",
+    "get_data": "fetch a task of the Medical Segmentation Decathlon",
 }
 
 

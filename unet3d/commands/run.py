@@ -28,7 +28,7 @@ from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = (
     *("data.root", "data.cache", "data.splits", "resume", "init", "output"),
-    *("hydra.run.dir", "hydra.sweep.dir"),
+    *("hydra.run.dir", "hydra.sweep.dir", "root", "url", "md5", "task"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
