@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.data.folders import nnunet, pairs
 from unet3d.build.forecast import composed as request_of_words
 from unet3d.build.objects import Request
 from unet3d.data.synthetic import write
@@ -56,6 +57,16 @@ def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Path):
+    """What each data set that lies on disk needs, beside data=<option>."""
+    return {
+        "decathlon": [f"data.root={decathlon_folder}"],
+        "nnunet": [f"data.root={nnunet(tmp_path_factory.mktemp('nnunet'), 5)}"],
+        "pairs": [f"data.root={pairs(tmp_path_factory.mktemp('pairs'), 5)}", "data.num_classes=3"],
+    }
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ def options() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("group", "option"), [o for o in options() if o[0] != "experiment"])
 def test_every_option_takes_one_training_step(
-    composed, small, group, option, tmp_path, decathlon_folder
+    composed, small, group, option, tmp_path, data_options
 ):
     extra = SHRUNK.get(option, [])
-    if (group, option) == ("data", "decathlon"):
+    if group == "data" and option in data_options:
         base = [w for w in small if "source" not in w and "data.root" not in w]
-        request = composed(f"{group}={option}", f"data.root={decathlon_folder}", base=base)
+        request = composed(f"{group}={option}", *data_options[option], base=base)
     else:
         request = composed(f"{group}={option}", *extra)
     run = build(request, tmp_path)

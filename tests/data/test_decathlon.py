@@ -2,7 +2,10 @@ import json
 
 import pytest
 
+from tests.data.folders import SIZE, decathlon, image, save
+from unet3d.data.check import headers
 from unet3d.data.decathlon import Decathlon
+from unet3d.data.preparation import Preparation, prepare
 from unet3d.types import Misuse
 
 
@@ -22,6 +25,7 @@ def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
         ("[]", "one JSON object"),
         (json.dumps({"labels": {"0": "a"}, "modality": {"0": "CT"}}), "no training cases"),
         (json.dumps({"training": [{"image": "x"}]}), "image and label"),
+        (json.dumps({"training": {"image": "x"}}), "training must be a list"),
     ],
 )
 def test_a_broken_json_is_answered_with_its_name(tmp_path, content, said):
@@ -40,3 +44,20 @@ def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
 def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
     with pytest.raises(Misuse, match=r"no dataset\.json"):
         Decathlon(str(tmp_path / "nowhere")).cases()
+
+
+def test_several_channels_lie_in_one_file(tmp_path):
+    decathlon(tmp_path, 2)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    content["modality"] = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    save(tmp_path / "imagesTr" / "case_00.nii.gz", image(0, (*SIZE, 4)))
+    source = Decathlon(str(tmp_path))
+    assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
+    findings = headers(source.cases(), channels=4)
+    assert [(f.case, f.what) for f in findings] == [
+        ("case_01", "has shape 12 x 10 x 8: 1 channels in all, the data set names 4")
+    ]
+    settings = Preparation(num_classes=3, normalize=("none",))
+    scan, label = prepare(source.cases()[0], settings)
+    assert scan.image.shape == (4, *label.shape) == (4, *SIZE)

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
-from unet3d.build.objects import Request, conf_folder, described, first_line, make
+from unet3d.build.objects import Request, conf_folder, described, first_line, source_of
 from unet3d.build.step import step_maker
 from unet3d.machine.device import PRECISIONS, Precision, precision
 from unet3d.meter.predict import Prediction, predict
@@ -18,7 +18,7 @@ def forecast(request: Request, volume: Sequence[int] | None = None) -> Predictio
     """The predicted cost: for CUDA unless trainer.accelerator=cpu, whatever this machine is."""
     cfg = request.config
     if cfg.data.num_classes is None or cfg.data.in_channels is None:
-        described(cfg, make(cfg.data.source).describe())
+        described(cfg, source_of(cfg).describe())
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
     return traced(request, used, cuda=cuda, volume=volume)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from unet3d.data.case import Case, Description
+from unet3d.data.case import Case, Description, Source
 from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
 from unet3d.data.preparation import Preparation
 from unet3d.machine.device import Precision
@@ -65,6 +65,13 @@ def make(node: DictConfig, **objects: Any) -> Any:
         raise Misuse(f"{factory}: {first_line(error)}") from error
 
 
+def source_of(cfg: DictConfig) -> Source:
+    """The data set's folder in its layout."""
+    if OmegaConf.is_missing(cfg.data, "root"):
+        raise Misuse("data.root must be given: the data set's folder")
+    return make(cfg.data.source)
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, or its name if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -76,6 +83,8 @@ def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tupl
         cfg.data.num_classes = len(said.classes)
     if cfg.data.in_channels is None:
         cfg.data.in_channels = len(said.channels)
+    if cfg.data.ignore_label is None:
+        cfg.data.ignore_label = said.ignore_label
     if cfg.data.regions is None and said.regions is not None:
         cfg.data.regions = {name: list(labels) for name, labels in said.regions.items()}
     for key, least in (("num_classes", 2), ("in_channels", 1)):

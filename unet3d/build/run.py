@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
 
+from unet3d.build.checking import UsableCases
 from unet3d.build.forecast import Untraceable, traced
 from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
@@ -26,8 +27,10 @@ from unet3d.build.objects import (
     plain,
     preparation_of,
     seed_of,
+    source_of,
 )
-from unet3d.data.prepared import Volume, prepared
+from unet3d.data.faults import Finding
+from unet3d.data.prepared import Volume
 from unet3d.data.split import split
 from unet3d.data.volumes import loaders
 from unet3d.infer.sliding import SlidingWindow
@@ -43,7 +46,6 @@ from unet3d.lit.speed import StepSpeed
 from unet3d.lit.start import finished, initialised, resumed_from
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
-from unet3d.machine.memory import available_bytes
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.meter.show import size
@@ -65,6 +67,7 @@ class Run:
     class_names: tuple[str, ...]
     training: list[Volume]
     validation: list[Volume]
+    left_out: list[Finding]
     task: SegmentationTask
     train_loader: DataLoader
     val_loader: DataLoader | None
@@ -99,15 +102,13 @@ def build(request: Request, folder: Path) -> Run:
     device = accelerator(str(cfg.trainer.accelerator))
     used = precision(cfg.precision, device)
 
-    source = make(cfg.data.source)
+    source = source_of(cfg)
     class_names, channels = described(cfg, source.describe())
-    cases = source.cases()
-    preparation = preparation_of(cfg, cases, channels)
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
-    cache, free = Path(cfg.data.cache), available_bytes(torch.device("cpu"))
-    training, validation = (
-        prepared(part, preparation, cache, ram=free) for part in split(cases, fold_of(cfg), splits)
-    )
+    parts = split(source.cases(), fold_of(cfg), splits)  # with faulty cases, so that folds stay
+    usable = UsableCases(cfg, source, channels)
+    preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
+    training, validation = usable.prepared(parts, preparation)
 
     pl.seed_everything(seed_of(cfg), verbose=False)
     model = network(request)
@@ -161,6 +162,7 @@ def build(request: Request, folder: Path) -> Run:
         class_names=class_names,
         training=training,
         validation=validation,
+        left_out=usable.left_out,
         task=task,
         train_loader=train_loader,
         val_loader=val_loader,
@@ -266,6 +268,7 @@ def introduction(run: Run) -> str:
         f"on {run.trainer.strategy.root_device}\n"
         f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
+        + "".join(f"left out: {finding.sentence()}\n" for finding in run.left_out)
         + "".join(f"{line}\n" for line in run.foreseen)
         + f"run: {run.folder}"
     )
@@ -280,6 +283,7 @@ def report_of(run: Run, *, done: bool) -> dict[str, Any]:
         "folder": str(run.folder),
         "steps": run.trainer.global_step,
         "parameters": parameters_of(run.task.model),
+        "left_out": [finding.sentence() for finding in run.left_out],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.memory.summary(),
         "speed": run.speed.summary(),

@@ -23,11 +23,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
+from unet3d.data.faults import Faulty
 from unet3d.types import Fault, Misfit, Misuse
 
 PATHS = (
     *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init", "input", "output", "predictions", "references", "images"),
+    *("root", "url", "md5", "task"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
@@ -123,7 +125,7 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote special characters, as in key=\"'a, b'\""
-    if isinstance(error, Misfit):
+    if isinstance(error, Misfit | Faulty):
         return str(error)  # a report of several lines
     if isinstance(error, Misuse | Fault):
         return " ".join(str(error).split())

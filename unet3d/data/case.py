@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from unet3d.data.faults import Finding
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -22,6 +24,7 @@ class Description:
     channels: tuple[str, ...]
     classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
     regions: Mapping[str, tuple[int, ...]] | None = None  # overlapping classes made of labels
+    ignore_label: int | None = None  # voxels that nobody labelled
 
 
 class Source(Protocol):
@@ -29,4 +32,10 @@ class Source(Protocol):
 
     def describe(self) -> Description: ...
 
-    def cases(self) -> list[Case]: ...
+    def cases(self) -> list[Case]:
+        """Every case that can be told, whether its files are there or not."""
+        ...
+
+    def faults(self) -> list[Finding]:
+        """Entries that are no case, and files that no case names."""
+        ...

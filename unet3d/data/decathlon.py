@@ -1,10 +1,12 @@
 """The layout of the Medical Segmentation Decathlon: dataset.json, imagesTr/, labelsTr/."""
 
-import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from unet3d.data.case import Case, Description
+from unet3d.data.faults import Finding
+from unet3d.data.folder import dataset_json, in_order, miscounted, strays
 from unet3d.types import Misuse
 
 
@@ -14,55 +16,60 @@ class Decathlon:
     def __init__(self, root: str):
         self.root = Path(root)
 
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The dataset.json."""
+        return dataset_json(
+            self.root, "a Decathlon task is a folder with dataset.json, imagesTr/ and labelsTr/"
+        )
+
     def describe(self) -> Description:
         """Channels and classes, in the order of their numbers."""
-        content = self._json()
         return Description(
-            channels=_in_order(content, "modality", self.root),
-            classes=_in_order(content, "labels", self.root),
+            channels=in_order(self.content, "modality", self.root),
+            classes=in_order(self.content, "labels", self.root),
         )
 
     def cases(self) -> list[Case]:
         """The training cases, by name."""
-        found = []
-        for entry in self._json().get("training", []):
-            try:
-                image, label = self.root / entry["image"], self.root / entry["label"]
-            except (KeyError, TypeError):
-                raise Misuse(
-                    f"{self.root / 'dataset.json'}: each entry of training needs image and label, "
-                    f"got {entry!r}"
-                ) from None
-            name = image.name.removesuffix(".gz").removesuffix(".nii")
-            found.append(Case(name=name, images=(image,), label=label))
+        found = [case for entry in self._entries() if (case := self._case(entry))]
         if not found:
-            raise Misuse(f"{self.root / 'dataset.json'} lists no training cases")
+            raise Misuse(
+                f"{self.root / 'dataset.json'} lists no training cases: each entry of training "
+                "needs image and label"
+            )
         return sorted(found, key=lambda case: case.name)
 
-    def _json(self) -> dict[str, Any]:
+    def faults(self) -> list[Finding]:
+        """Entries without image and label, files without an entry, a wrong count."""
         path = self.root / "dataset.json"
+        broken = [
+            Finding(
+                case=f"training[{n}]",
+                file=path,
+                what=f"its entry is {entry!r}",
+                do="give it an image and a label, or take it out",
+            )
+            for n, entry in enumerate(self._entries())
+            if self._case(entry) is None
+        ]
+        cases = self.cases()
+        return [
+            *broken,
+            *strays(self.root, cases, "has no entry in dataset.json"),
+            *miscounted(self.content, len(cases) + len(broken), self.root),
+        ]
+
+    def _entries(self) -> list[Any]:
+        entries = self.content.get("training", [])
+        if not isinstance(entries, list):
+            raise Misuse(f"{self.root / 'dataset.json'}: training must be a list, got {entries!r}")
+        return entries
+
+    def _case(self, entry: Any) -> Case | None:
         try:
-            content = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise Misuse(
-                f"data.root: no dataset.json in {self.root.absolute()}; a Decathlon task is a "
-                "folder with dataset.json, imagesTr/ and labelsTr/"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise Misuse(f"{path} cannot be read as JSON: {error}") from None
-        if not isinstance(content, dict):
-            raise Misuse(f"{path} must hold one JSON object")
-        return content
-
-
-def _in_order(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
-    names = content.get(key)
-    try:
-        numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
-    except (TypeError, ValueError):
-        numbered = {}
-    if not numbered or sorted(numbered) != list(range(len(numbered))):
-        raise Misuse(
-            f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... in a row, got {names!r}"
-        )
-    return tuple(numbered[n] for n in sorted(numbered))
+            image, label = self.root / entry["image"], self.root / entry["label"]
+        except (KeyError, TypeError):
+            return None
+        name = image.name.removesuffix(".gz").removesuffix(".nii")
+        return Case(name=name, images=(image,), label=label)

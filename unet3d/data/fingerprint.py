@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.case import Case
+from unet3d.data.faults import try_all
 from unet3d.data.geometry import cropped, nonzero_box, orientation, oriented, spacing
 from unet3d.data.nifti import opened
 from unet3d.data.preparation import Intensity, channels_of, read_label
@@ -46,14 +47,14 @@ def median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, floa
 
 
 def fingerprint(cases: Sequence[Case], code: str, cache: Path) -> list[Print]:
-    """Of every case, from the cache or by reading it now."""
+    """Of every case, from the cache or read now; all of them are tried before faults are raised."""
     folders = [cache / "fingerprints" / f"{case.name}-{_key(case, code)}" for case in cases]
     missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not f.exists()]
     if missing:
         (cache / "fingerprints").mkdir(parents=True, exist_ok=True)
         log.info("reading %d cases for the data set's fingerprint", len(missing))
         with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
-            list(pool.map(lambda item: _make(*item, code), missing))
+            try_all(pool, lambda m: _make(*m, code), missing, [case.name for case, _ in missing])
     return [_load(folder) for folder in folders]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
+from unet3d.data.faults import try_all
 from unet3d.data.geometry import orientation, shape_at, spacing
 from unet3d.data.nifti import opened, volume_shape
 from unet3d.data.preparation import Preparation, prepare
@@ -68,7 +69,7 @@ class Volume:
 def prepared(
     cases: Sequence[Case], preparation: Preparation, cache: Path, *, ram: int | None = None
 ) -> list[Volume]:
-    """Every case, from the cache or prepared now; faults in files are found here.
+    """Every case, from the cache or prepared now; all of them are tried before faults are raised.
 
     As many are prepared at a time as there are cores, if half of the free `ram` holds them.
     """
@@ -87,7 +88,7 @@ def prepared(
             threads,
         )
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda volume: _make(volume, preparation), missing))
+            try_all(pool, lambda v: _make(v, preparation), missing, [v.name for v in missing])
     return volumes
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from unet3d.data.case import Case, Description
 from unet3d.data.decathlon import Decathlon
+from unet3d.data.faults import Finding
 from unet3d.types import Misuse
 
 SHAPES = ("ball", "tube", "box", "shell")
@@ -68,6 +69,10 @@ class Synthetic:
     def cases(self) -> list[Case]:
         """All volumes, made now if they are not there yet."""
         return self._made().cases()
+
+    def faults(self) -> list[Finding]:
+        """What may have happened to the files since."""
+        return self._made().faults()
 
     def _made(self) -> Decathlon:
         if not self.root.exists():

@@ -1,0 +1,74 @@
+"""A task of the Decathlon as an archive, and a server on this machine that sends it."""
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TASK = "Task00_Test"
+FILES = {"dataset.json": b"{}", "imagesTr/a.nii.gz": b"image" * 99_999, "labelsTr/a.nii.gz": b"l"}
+
+
+def archive(files=FILES, **members):
+    """A tar with a task's folder in it; further members are (name, type) that no task has."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"{TASK}/{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        for name, kind in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            tar.addfile(entry)
+    return written.getvalue()
+
+
+def md5(content):
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one file, with ranges or without, `limit` bytes of it; `asked` tells of requests."""
+
+    def __init__(self, content):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.content, self.ranges, self.limit, self.asked = content, True, None, []
+        self.url = f"http://127.0.0.1:{self.server_port}/{TASK}.tar"
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        wanted = self.headers.get("Range")
+        self.server.asked.append(wanted)
+        if not self.path.endswith(f"/{TASK}.tar"):
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        start = start if self.server.ranges else 0
+        content = self.server.content[start:]
+        if start and not content:
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: self.server.limit])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(content: bytes) -> Iterator[Server]:
+    with Server(content) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,318 @@
+import gzip
+import json
+import re
+import shutil
+from itertools import pairwise
+
+import nibabel
+import numpy as np
+import pytest
+
+from tests.data.folders import AFFINE, SIZE, decathlon, image, label, save
+from unet3d.data.check import headers
+from unet3d.data.check_voxels import contents
+from unet3d.data.decathlon import Decathlon
+from unet3d.data.raw import CHUNK, read_header, voxels
+
+
+def found(root):
+    """Every finding, as `unet3d check` puts them together."""
+    source = Decathlon(str(root))
+    cases, classes = source.cases(), source.describe().classes
+    seen = contents(
+        cases, classes=classes, ignore_label=None, workers=2, progress=lambda done, total: None
+    )
+    return [*dict.fromkeys([*source.faults(), *headers(cases, channels=1), *seen])]
+
+
+def header_of(path, **fields):
+    """Change fields of a header as it lies on disk, whatever nibabel thinks of them."""
+    with gzip.open(path) as file:
+        block = bytearray(file.read())
+    header = nibabel.Nifti1Header(bytes(block[:348]), check=False)
+    for name, value in fields.items():
+        header[name] = value
+    block[:348] = header.binaryblock
+    with gzip.open(path, "wb") as file:
+        file.write(block)
+
+
+def cut(path, share):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+
+
+def without_tail(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def with_value(path, value, dtype=np.float32):
+    array = nibabel.load(path).get_fdata().astype(dtype)
+    array[3, 3, 3] = value
+    save(path, array, nibabel.load(path).affine)
+
+
+def in_json(root, change):
+    path = root / "dataset.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def turned(affine):
+    return affine @ np.diag([-1.0, 1, 1, 1])
+
+
+def moved(affine, mm):
+    return affine + np.array([[0, 0, 0, mm], [0] * 4, [0] * 4, [0] * 4])
+
+
+def uncompressed_and_cut(path):
+    """The file of a case replaced by a plain one that ends early, under the name that is listed."""
+    plain = path.with_name(path.name.removesuffix(".gz"))
+    nibabel.save(nibabel.load(path), plain)
+    cut(plain, 0.5)
+    path.unlink()
+    listing = path.parents[1] / "dataset.json"
+    text = listing.read_text().replace(f"imagesTr/{path.name}", f"imagesTr/{plain.name}")
+    listing.write_text(text)
+
+
+# what is done to (root, image, label) of a case -> what is said of which file
+FAULTS = {
+    "a missing image": (lambda r, i, t: i.unlink(), "image", "is missing"),
+    "a missing label": (lambda r, i, t: t.unlink(), "label", "is missing"),
+    "an empty file": (lambda r, i, t: i.write_bytes(b""), "image", "is empty"),
+    "no volume": (lambda r, i, t: i.write_bytes(gzip.compress(b"x" * 999)), "image", "not a NIfTI"),
+    "no gzip": (lambda r, i, t: i.write_bytes(b"x" * 999), "image", "cannot be read: Not a gzip"),
+    "half a file": (lambda r, i, t: cut(i, 0.5), "image", "cannot be decompressed to its end"),
+    "half a label": (lambda r, i, t: cut(t, 0.5), "label", "cannot be decompressed to its end"),
+    "no checksum": (lambda r, i, t: without_tail(i), "image", "cannot be decompressed to its end"),
+    "half a plain file": (
+        lambda r, i, t: uncompressed_and_cut(i),
+        "plain",
+        "ends after 436 of 960 voxels",
+    ),
+    "a folder": (lambda r, i, t: (i.unlink(), i.mkdir()), "image", "cannot be read: Is a dir"),
+    "NaN": (lambda r, i, t: with_value(i, np.nan), "image", "holds NaN or infinity in 1 of 960"),
+    "infinity": (lambda r, i, t: with_value(i, np.inf), "image", "infinity in 1 of 960 voxels"),
+    "too large": (lambda r, i, t: with_value(i, 1e300, float), "image", "NaN or infinity"),
+    "NaN in a label": (lambda r, i, t: with_value(t, np.nan), "label", "holds NaN"),
+    "a class too many": (lambda r, i, t: with_value(t, 3), "label", r"holds 3: .* must be 0\.\.2"),
+    "a label below 0": (lambda r, i, t: with_value(t, -2), "label", "holds -2: labels must be"),
+    "half a class": (lambda r, i, t: with_value(t, 1.5), "label", "holds 1.5: .* whole numbers"),
+    "constant": (lambda r, i, t: save(i, np.full(SIZE, 7.0)), "image", "is 7 everywhere"),
+    "another shape": (
+        lambda r, i, t: save(t, label(0)[:, :, :6]),
+        "label",
+        r"shape 12 x 10 x 6, case_\d+.nii.gz 12 x 10 x 8",
+    ),
+    "another spacing": (
+        lambda r, i, t: save(t, label(50), np.diag([1.0, 1, 2.5, 1])),
+        "label",
+        "spacing 1 x 1 x 2.5 mm, .* 1 x 1 x 2 mm",
+    ),
+    "another orientation": (
+        lambda r, i, t: save(t, label(51), turned(AFFINE)),
+        "label",
+        "orientation LAS, .* RAS",
+    ),
+    "another place": (
+        lambda r, i, t: save(t, label(52), moved(AFFINE, 3)),
+        "label",
+        r"up to 3 mm beside .* affine \[1 0 0 3, .* and \[1 0 0 0,",
+    ),
+    "4D": (
+        lambda r, i, t: save(i, image(70, (*SIZE, 2))),
+        "image",
+        "shape 12 x 10 x 8 x 2: 2 channels in all, the data set names 1",
+    ),
+    "a 4D label": (
+        lambda r, i, t: save(t, np.stack([label(53)] * 2, -1)),
+        "label",
+        "one 3D volume",
+    ),
+    "2D": (lambda r, i, t: save(i, image(71, (12, 10))), "image", "it must be 3D, or 4D"),
+    "5D": (lambda r, i, t: save(i, image(72, (4, 4, 4, 1, 2))), "image", "it must be 3D, or 4D"),
+    "a slice": (lambda r, i, t: save(i, image(73, (12, 10, 3))), "image", "only 12 x 10 x 3 vox"),
+    "colours": (
+        lambda r, i, t: save(i, np.zeros(SIZE, [("R", "u1"), ("G", "u1"), ("B", "u1")])),
+        "image",
+        "not one number each",
+    ),
+    "no spacing": (
+        lambda r, i, t: header_of(i, pixdim=[1, 1, 0, 1, 0, 0, 0, 0]),
+        "image",
+        "spacing 1 x 0 x 1 mm in its header",
+    ),
+    "an absurd spacing": (
+        lambda r, i, t: header_of(i, pixdim=[1, 1, 1, 9e9, 0, 0, 0, 0]),
+        "image",
+        "spacing 1 x 1 x 9e",
+    ),
+    "a singular affine": (
+        lambda r, i, t: header_of(i, srow_z=[0, 1, 0, 0]),
+        "image",
+        r"affine \[1 0 0 0, 0 1 0 0, 0 1 0 0\], which is no grid in space",
+    ),
+    "NaN in the affine": (
+        lambda r, i, t: header_of(i, srow_x=[np.nan] * 4),
+        "image",
+        "no grid in space",
+    ),
+    "an unknown type": (lambda r, i, t: header_of(i, datatype=999), "image", "header that cannot"),
+    "the same image": (
+        lambda r, i, t: shutil.copy(r / "imagesTr" / "case_00.nii.gz", i),
+        "image",
+        "same voxels as case_00.nii.gz of case_00",
+    ),
+    "the same label": (
+        lambda r, i, t: shutil.copy(r / "labelsTr" / "case_00.nii.gz", t),
+        "label",
+        "same voxels as case_00.nii.gz of case_00",
+    ),
+}
+
+
+def spoil(root, case, fault):
+    """Do a fault to a case; return what must be said of it."""
+    change, kind, said = FAULTS[fault]
+    files = [root / folder / f"{case}.nii.gz" for folder in ("imagesTr", "labelsTr")]
+    change(root, *files)
+    file = {"image": files[0], "label": files[1], "plain": files[0].with_suffix("")}[kind]
+    return case, file, said
+
+
+def is_said(findings, case, file, said):
+    return [f for f in findings if (f.case, f.file) == (case, file) and re.search(said, f.what)]
+
+
+def test_a_healthy_set_has_no_faults(tmp_path):
+    assert found(decathlon(tmp_path, 6)) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_with_its_file_and_nothing_else_is(tmp_path, fault):
+    expected = spoil(decathlon(tmp_path, 3), "case_01", fault)
+    findings = found(tmp_path)
+    assert is_said(findings, *expected)
+    assert {f.case for f in findings} == {"case_01"}
+    assert all(f.do for f in findings)
+    assert len(findings) == len({(f.file, f.what) for f in findings}) <= 3
+
+
+def test_all_faults_at_once_are_all_told(tmp_path):
+    decathlon(tmp_path, len(FAULTS) + 2)
+    expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
+    findings = found(tmp_path)
+    assert not [e for e in expected if not is_said(findings, *e)]
+    assert not [f for f in findings if f.case in ("case_00", f"case_{len(FAULTS) + 1:02d}")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ({"image": "./imagesTr/case_01.nii.gz"}, "its entry is {'image'"),
+        ("./imagesTr/case_01.nii.gz", "its entry is './images"),
+        ({"image": 5, "label": None}, "its entry is"),
+    ],
+)
+def test_an_entry_that_is_no_case_is_told_and_the_others_are_looked_at(tmp_path, entry, what):
+    decathlon(tmp_path, 3)
+    spoil(tmp_path, "case_02", "NaN")
+    in_json(tmp_path, lambda content: content["training"].__setitem__(1, entry))
+    findings = found(tmp_path)
+    assert is_said(findings, "training[1]", tmp_path / "dataset.json", re.escape(what))
+    assert is_said(findings, "case_02", tmp_path / "imagesTr" / "case_02.nii.gz", "NaN")
+
+
+def test_files_without_an_entry_and_a_wrong_count_are_told(tmp_path):
+    decathlon(tmp_path, 3)
+    in_json(tmp_path, lambda content: content["training"].pop())
+    save(tmp_path / "imagesTr" / "._case_00.nii.gz", image(0))  # as macOS leaves them
+    findings = found(tmp_path)
+    for folder in ("imagesTr", "labelsTr"):
+        assert is_said(findings, None, tmp_path / folder / "case_02.nii.gz", "no entry")
+    assert is_said(findings, None, tmp_path / "dataset.json", "numTraining 3, but there are 2")
+    assert len(findings) == 3
+
+
+def test_a_file_that_is_listed_twice_is_told(tmp_path):
+    decathlon(tmp_path, 3)
+    in_json(tmp_path, lambda c: c["training"][1].update(label="./labelsTr/case_00.nii.gz"))
+    in_json(tmp_path, lambda c: c["training"].append(c["training"][2]))
+    findings = found(tmp_path)
+    assert is_said(findings, "case_01", tmp_path / "labelsTr/case_00.nii.gz", "first for case_00")
+    assert is_said(findings, "case_02", None, "two cases have this name")
+
+
+def test_a_class_that_never_occurs_is_told(tmp_path):
+    decathlon(tmp_path, 3)
+    in_json(tmp_path, lambda content: content["labels"].update({"3": "side"}))
+    assert [f.what for f in found(tmp_path)] == ["class 3 (side) occurs in no label"]
+
+
+def test_headers_that_round_are_equal(tmp_path):
+    decathlon(tmp_path, 1)
+    save(tmp_path / "labelsTr" / "case_00.nii.gz", label(0), moved(AFFINE * 1.00001, 0.05))
+    assert found(tmp_path) == []
+
+
+def test_channels_that_differ_are_told(tmp_path):
+    decathlon(tmp_path, 1)
+    case = Decathlon(str(tmp_path)).cases()[0]
+    second = save(tmp_path / "second.nii.gz", image(9), moved(AFFINE, 1))
+    both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
+    findings = headers([both], channels=2)
+    assert [(f.file, f.what[:16]) for f in findings] == [(second, "lies up to 1 mm ")]
+    assert "2 channels in all" in headers([both], channels=1)[0].what
+
+
+def test_a_constant_channel_of_several_is_told(tmp_path):
+    decathlon(tmp_path, 3)
+    array = image(0, (*SIZE, 2))
+    array[..., 1] = 0
+    save(tmp_path / "imagesTr" / "case_00.nii.gz", array)
+    assert "channel 1 is 0 everywhere" in [f.what for f in found(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64, ">i4"])
+def test_voxels_come_in_pieces_as_nibabel_reads_them(tmp_path, name, dtype, monkeypatch):
+    monkeypatch.setattr("unet3d.data.raw.CHUNK", 100)
+    volume = nibabel.Nifti1Image(image(0, (5, 6, 7, 2)).astype(dtype), AFFINE)
+    volume.header.set_slope_inter(0.5, 3)
+    nibabel.save(volume, tmp_path / name)
+    header = read_header(tmp_path / name)
+    pieces = list(voxels(tmp_path / name, header))
+    assert max(len(values) for _, values in pieces) == 100 < CHUNK
+    assert all(a[0] <= b[0] for a, b in pairwise(pieces))
+    whole = np.concatenate([values for _, values in pieces]).reshape(header.shape, order="F")
+    expected = nibabel.load(tmp_path / name).get_fdata(dtype=np.float32)
+    assert np.allclose(whole, expected, rtol=1e-6)
+
+
+def test_progress_is_told_to_the_last_case(tmp_path):
+    cases, told = Decathlon(str(decathlon(tmp_path, 3))).cases(), []
+    contents(
+        cases,
+        classes=["a", "b", "c"],
+        ignore_label=None,
+        workers=1,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_label_to_ignore_is_no_fault(tmp_path):
+    decathlon(tmp_path, 1)
+    with_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
+    for ignore_label, count in ((9, 0), (None, 1)):
+        findings = contents(
+            Decathlon(str(tmp_path)).cases(),
+            classes=["a", "b", "c"],
+            ignore_label=ignore_label,
+            workers=1,
+            progress=lambda done, total: None,
+        )
+        assert len(findings) == count

@@ -1,0 +1,106 @@
+"""A data set's faults: all of them for `unet3d check`, and what training does about them."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from omegaconf import DictConfig
+
+from unet3d.build.objects import Request, described, source_of
+from unet3d.data.case import Case, Source
+from unet3d.data.check import extent, headers
+from unet3d.data.check_voxels import contents
+from unet3d.data.faults import Faulty, Finding
+from unet3d.data.preparation import Preparation
+from unet3d.data.prepared import Volume, prepared
+from unet3d.machine.memory import available_bytes
+from unet3d.types import Misuse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was looked at and what was found."""
+
+    root: Path
+    cases: list[Case]
+    findings: list[Finding]
+    about: str  # the data set in one paragraph, as far as it can be read
+
+
+def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
+    """Look at every file of the configured data set; `progress` is told cases done, and of all."""
+    cfg = request.config
+    workers = (os.cpu_count() or 1) if cfg.workers is None else cfg.workers
+    if not isinstance(workers, int) or workers < 1:
+        raise Misuse(f"workers must be an int >= 1 or null, got {cfg.workers!r}")
+    source = source_of(cfg)
+    classes, channels = described(cfg, source.describe())
+    cases = source.cases()
+    found = [*source.faults(), *headers(cases, channels=len(channels))]
+    if cfg.contents:
+        found += contents(
+            cases,
+            classes=classes,
+            ignore_label=cfg.data.ignore_label,
+            workers=workers,
+            progress=progress,
+        )
+    names = f"channels {', '.join(channels)}; classes {', '.join(classes)}"
+    return Checked(
+        root=Path(cfg.data.root),
+        cases=cases,
+        findings=list(dict.fromkeys(found)),  # a file that cannot be read is found twice
+        about=f"{extent(cases)}; {names}",
+    )
+
+
+class UsableCases:
+    """The cases that a run uses: what data.on_fault says happens to faulty ones."""
+
+    def __init__(self, cfg: DictConfig, source: Source, channels: Sequence[str]):
+        self.cfg = cfg
+        if cfg.data.on_fault not in ("stop", "skip"):
+            raise Misuse(f"data.on_fault must be stop or skip, got {cfg.data.on_fault!r}")
+        self.cases = source.cases()
+        self.left_out: list[Finding] = []
+        self.heed([*source.faults(), *headers(self.cases, channels=len(channels))])
+
+    def heed(self, findings: Sequence[Finding]) -> None:
+        """Stop, or leave out the cases that these faults harm."""
+        harmful = [finding for finding in findings if finding.case is not None]
+        if not harmful:
+            return
+        names = {finding.case for finding in harmful}
+        self.cases = [case for case in self.cases if case.name not in names]
+        if self.cfg.data.on_fault == "stop" or not self.cases:
+            raise Faulty(harmful)
+        self.left_out += harmful
+
+    def through(self, work: Callable[[list[Case]], T]) -> T:
+        """Do something with all cases, which may show faults that the headers do not."""
+        try:
+            return work(self.cases)
+        except Faulty as faulty:
+            self.heed(faulty.findings)
+            return work(self.cases)
+
+    def prepared(
+        self, parts: Sequence[Sequence[Case]], preparation: Preparation
+    ) -> tuple[list[Volume], ...]:
+        """The volumes of each part of the cases, training first."""
+        wanted = {case.name for part in parts for case in part}
+        cache, free = Path(self.cfg.data.cache), available_bytes(torch.device("cpu"))
+
+        def work(cases: list[Case]) -> list[Volume]:
+            return prepared([c for c in cases if c.name in wanted], preparation, cache, ram=free)
+
+        ready = {volume.name: volume for volume in self.through(work)}
+        found = tuple([ready[c.name] for c in part if c.name in ready] for part in parts)
+        if not found[0]:
+            raise Misuse(f"fold={self.cfg.fold}: every case to train on is left out")
+        return found

@@ -1,0 +1,66 @@
+"""`unet3d check`: every fault of a data set in one pass, with the file and what to do."""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from unet3d.build.checking import Checked, check
+from unet3d.build.objects import Request
+from unet3d.commands.progress import Progress
+from unet3d.commands.run import deliver, run
+from unet3d.data.faults import Finding, counted
+from unet3d.types import Misuse
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the data set that the overrides name."""
+    return run("check", report, arguments)
+
+
+def report(request: Request, folder: Path) -> int:
+    """Look at everything, then tell."""
+    cfg = request.config
+    if cfg.format not in ("table", "json"):
+        raise Misuse(f"format must be table or json, got {cfg.format!r}")
+    with Progress("cases") as progress:
+        checked = check(request, progress)
+    deliver((as_json if cfg.format == "json" else table)(checked), cfg.output)
+    return 1 if checked.findings else 0
+
+
+def table(checked: Checked) -> str:
+    """The faults by case, then what the set is like."""
+    faults = counted(checked.findings) if checked.findings else "no faults"
+    lines = [f"{len(checked.cases)} cases, {faults}", checked.about]
+    ordered = sorted(checked.findings, key=lambda f: f.case or "")
+    groups = [(case, list(found)) for case, found in groupby(ordered, lambda f: f.case)]
+    return "\n".join([*(block(case, found, checked.root) for case, found in groups), *lines])
+
+
+def block(case: str | None, findings: Sequence[Finding], root: Path) -> str:
+    """What is wrong with one case."""
+    lines = [case or "the data set"]
+    for finding in findings:
+        file = "" if finding.file is None else f"{shown(finding.file, root)} "
+        lines += [f"  {file}{finding.what}", f"    -> {finding.do}"]
+    return "\n".join([*lines, ""])
+
+
+def as_json(checked: Checked) -> str:
+    """For other programs."""
+    faults = [
+        {
+            "case": finding.case,
+            "file": None if finding.file is None else str(finding.file),
+            "what": finding.what,
+            "do": finding.do,
+        }
+        for finding in checked.findings
+    ]
+    return json.dumps({"cases": len(checked.cases), "about": checked.about, "faults": faults})
+
+
+def shown(file: Path, root: Path) -> Path:
+    """A file within the data set's folder."""
+    return file.relative_to(root) if file.is_relative_to(root) else file

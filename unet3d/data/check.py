@@ -1,0 +1,188 @@
+"""The faults of a data set that its headers show: quick, and so done before every training."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.case import Case
+from unet3d.data.faults import Finding
+from unet3d.data.nifti import volume_shape
+from unet3d.data.raw import Header, Unreadable, read_header
+
+LEAST_SIDE = 4
+"""A volume with fewer voxels along an axis is a slice, or its axes are mixed up."""
+
+SPACINGS_MM = (1e-6, 1e3)
+"""From a nanometre to a metre: other sizes of a voxel are a slip of units."""
+
+SPACING_TOLERANCE = 1e-3
+"""Of a spacing; headers round it."""
+
+PLACE_TOLERANCE = 0.1
+"""Of a voxel, between the corners of an image and of its label."""
+
+RESAMPLE = "resample one onto the other's grid, or take the case out"
+GRID = "if the voxels lie on each other, copy the right header; else resample one onto the other"
+
+
+def headers(cases: Sequence[Case], *, channels: int) -> list[Finding]:
+    """What is wrong with the files, as far as that can be told without decoding a voxel."""
+    return [*repeated(cases), *(f for case in cases for f in header_faults(case, channels))]
+
+
+def repeated(cases: Iterable[Case]) -> Iterator[Finding]:
+    """Names and files that two cases share, or that stand twice in one."""
+    names: set[str] = set()
+    users: dict[Path, str] = {}
+    for case in cases:
+        if case.name in names:
+            do = "give them names of their own: folds and predictions go by name"
+            yield Finding(case=case.name, file=None, what="two cases have this name", do=do)
+        names.add(case.name)
+        for file in (*case.images, case.label):
+            user = users.setdefault(file.resolve(), case.name)
+            if user != case.name or [*case.images, case.label].count(file) > 1:
+                yield Finding(
+                    case=case.name,
+                    file=file,
+                    what=f"is listed twice, first for {user}",
+                    do="name the right file here, or take the case out",
+                )
+
+
+def header_faults(case: Case, channels: int) -> Iterator[Finding]:
+    """The headers of one case, each by itself and against the first image's."""
+    found: dict[Path, Header] = {}
+    for file in (*case.images, case.label):
+        try:
+            found[file] = read_header(file)
+        except Unreadable as reason:
+            yield unreadable(case, file, reason)
+            continue
+        for what, do in alone(found[file], is_label=file == case.label):
+            yield Finding(case=case.name, file=file, what=what, do=do)
+    images = [found[file] for file in case.images if file in found]
+    total = sum(header.num_channels for header in images)
+    if len(images) == len(case.images) and total != channels:
+        shape = shown(images[0].shape)
+        yield Finding(
+            case=case.name,
+            file=case.images[0],
+            what=f"has shape {shape}: {total} channels in all, the data set names {channels}",
+            do="keep the channels that the data set names, or correct its description",
+        )
+    if not images:
+        return
+    first = next(file for file in case.images if file in found)
+    for file, header in found.items():
+        if file != first:
+            for what, do in apart(header, found[first], first.name):
+                yield Finding(case=case.name, file=file, what=what, do=do)
+
+
+def unreadable(case: Case, file: Path, reason: Unreadable) -> Finding:
+    """A file that is not there, or not whole."""
+    do = "add it" if str(reason) == "is missing" else "copy or fetch it again"
+    return Finding(case=case.name, file=file, what=str(reason), do=f"{do}, or take the case out")
+
+
+def alone(header: Header, *, is_label: bool) -> Iterator[tuple[str, str]]:
+    """(what is wrong, what to do) with one header."""
+    shape = header.shape
+    if header.dtype.kind not in "iuf":
+        yield f"has voxels of {header.dtype}, not one number each", "save it as plain numbers"
+    if len(volume_shape(header)) not in (3, 4) or (is_label and header.num_channels != 1):
+        wanted = "one 3D volume" if is_label else "3D, or 4D with the channels last"
+        yield f"has shape {shown(shape)}: it must be {wanted}", "save the one volume that is meant"
+    elif min(shape[:3]) < LEAST_SIDE:
+        do = "look whether its axes are mixed up, or take the case out"
+        yield f"has only {shown(shape)} voxels", do
+    low, high = SPACINGS_MM
+    if not all(low <= size <= high for size in header.pixdim):
+        do = "write the true size of a voxel into pixdim"
+        yield f"has the spacing {shown(header.pixdim)} mm in its header", do
+    if not sound(header):
+        yield (
+            f"has the affine {rows(header.affine)}, which is no grid in space",
+            "write an affine whose first three columns are the axes in mm",
+        )
+
+
+def sound(header: Header) -> bool:
+    """Whether the affine gives every voxel a place of its own."""
+    if not np.isfinite(header.affine).all():
+        return False
+    spacing = np.array(header.spacing_mm)
+    low, high = SPACINGS_MM
+    # A determinant of unit axes near 0: two axes point the same way.
+    return bool(
+        ((spacing >= low) & (spacing <= high)).all()
+        and abs(np.linalg.det(header.affine[:3, :3] / spacing)) > 1e-3
+    )
+
+
+def apart(header: Header, other: Header, name: str) -> Iterator[tuple[str, str]]:
+    """(what is wrong, what to do) where two files of a case do not lie on each other."""
+    from nibabel.orientations import aff2axcodes
+
+    if header.shape[:3] != other.shape[:3]:
+        yield f"has shape {shown(header.shape)}, {name} {shown(other.shape)}", RESAMPLE
+    if not (sound(header) and sound(other)):
+        return
+    codes = ["".join(aff2axcodes(h.affine)) for h in (header, other)]
+    if codes[0] != codes[1]:
+        yield f"has orientation {codes[0]}, {name} {codes[1]}", GRID
+        return
+    if not np.allclose(header.spacing_mm, other.spacing_mm, rtol=SPACING_TOLERANCE, atol=0):
+        yield (
+            f"has spacing {shown(header.spacing_mm)} mm, {name} {shown(other.spacing_mm)} mm",
+            GRID,
+        )
+        return
+    corners = np.array([(*c, 1) for c in product(*((0, n - 1) for n in header.shape[:3]))])
+    off = np.linalg.norm(corners @ (header.affine - other.affine).T, axis=1).max()
+    if off > PLACE_TOLERANCE * min(header.spacing_mm):
+        yield (
+            f"lies up to {off:.3g} mm beside {name}: "
+            f"affine {rows(header.affine)} and {rows(other.affine)}",
+            GRID,
+        )
+
+
+def extent(cases: Sequence[Case]) -> str:
+    """The sizes and spacings of the cases' images."""
+    found = []
+    for case in cases:
+        with suppress(Unreadable):
+            found.append(read_header(case.images[0]))
+    if not found:
+        return "no image can be read"
+    shapes, spacings = zip(*((h.shape[:3], h.spacing_mm) for h in found), strict=True)
+    return f"{between(shapes)} voxels of {between(spacings)} mm"
+
+
+def between(rows: Iterable[Sequence[float]]) -> str:
+    """The least and the most along each axis.
+
+    >>> between([(31, 40, 1.0), (43, 40, 1.0)])
+    '31..43 x 40 x 1'
+    """
+    ends = ([f"{end(axis):.5g}" for end in (min, max)] for axis in zip(*rows, strict=True))
+    return " x ".join(low if low == high else f"{low}..{high}" for low, high in ends)
+
+
+def shown(numbers: Sequence[float]) -> str:
+    """Sizes as people write them.
+
+    >>> shown([0.5, 1.0, 2])
+    '0.5 x 1 x 2'
+    """
+    return " x ".join(f"{n:.5g}" for n in numbers)
+
+
+def rows(affine: np.ndarray) -> str:
+    """The three rows of an affine that say something."""
+    return "[" + ", ".join(" ".join(f"{n:.4g}" for n in row) for row in affine[:3]) + "]"

@@ -1,0 +1,70 @@
+"""What the layouts with a dataset.json share: reading it, and finding files that it leaves out."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from unet3d.data.case import Case
+from unet3d.data.faults import Finding
+from unet3d.data.raw import is_volume
+from unet3d.types import Misuse
+
+
+def dataset_json(root: Path, layout: str) -> dict[str, Any]:
+    """The object in a folder's dataset.json; `layout` says what was expected if there is none."""
+    path = root / "dataset.json"
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Misuse(f"data.root: no dataset.json in {root.absolute()}; {layout}") from None
+    except (OSError, ValueError) as error:
+        raise Misuse(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise Misuse(f"{path} must hold one JSON object")
+    return content
+
+
+def in_order(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
+    """Names by their numbers, from {"0": name, "1": name, ...}."""
+    names = content.get(key)
+    try:
+        numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
+    except (TypeError, ValueError):
+        numbered = {}
+    if not numbered or sorted(numbered) != list(range(len(numbered))):
+        raise Misuse(
+            f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... in a row, got {names!r}"
+        )
+    return tuple(numbered[n] for n in sorted(numbered))
+
+
+def volumes_in(folder: Path) -> list[Path]:
+    """The volumes of a folder, by name; none if it is not there."""
+    return sorted(file for file in folder.glob("*") if is_volume(file))
+
+
+def strays(root: Path, cases: Iterable[Case], why: str) -> list[Finding]:
+    """Volumes in imagesTr and labelsTr that belong to no case."""
+    named = {file.resolve() for case in cases for file in (*case.images, case.label)}
+    return [
+        Finding(case=None, file=file, what=why, do="name it there, or move it elsewhere")
+        for folder in ("imagesTr", "labelsTr")
+        for file in volumes_in(root / folder)
+        if file.resolve() not in named
+    ]
+
+
+def miscounted(content: dict[str, Any], cases: int, root: Path) -> list[Finding]:
+    """Whether numTraining tells of more or fewer cases than there are."""
+    told = content.get("numTraining", cases)
+    if told == cases:
+        return []
+    return [
+        Finding(
+            case=None,
+            file=root / "dataset.json",
+            what=f"says numTraining {told!r}, but there are {cases} cases",
+            do="correct the number, or look for what is missing",
+        )
+    ]
