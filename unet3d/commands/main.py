@@ -16,8 +16,6 @@ VERBS = {
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
-    "check": "every fault of a data set: files, headers, labels",
-    "get_data": "fetch a task of the Medical Segmentation Decathlon",
 }
 
 
