@@ -36,6 +36,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "trainer.enable_progress_bar=false",
         "trainer.accelerator=cpu",
         "meter.predict=false",
+        "evaluation.enabled=false",
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from unet3d.build.final import evaluated
 from unet3d.build.objects import Request
 from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
@@ -29,7 +30,10 @@ def train(request: Request, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
     code = fitted(job, checkpoint)
-    result = report_of(job, done=code == 0)
+    scores = (
+        evaluated(job, say=print) if code == 0 and job.config["evaluation"]["enabled"] else None
+    )
+    result = report_of(job, done=code == 0, evaluation=scores)
     report.write(result, folder / "report.json")
     print("\n" + report.table(result))
     return code

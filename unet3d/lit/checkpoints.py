@@ -38,6 +38,13 @@ class WholeCheckpoints(TorchCheckpointIO):
             os.close(folder)
 
 
+def amended(path: Path, facts: dict[str, Any]) -> None:
+    """Add to what a checkpoint says of its network."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    content["unet3d"] |= facts
+    WholeCheckpoints().save_checkpoint(content, path)
+
+
 class LastCheckpoint(Callback):
     """Keeps `last.ckpt`: at the end of an epoch, but not more often than `every_seconds`, and at
     the end of the run, be it done, stopped or broken.

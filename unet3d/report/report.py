@@ -61,16 +61,37 @@ def predicted_row(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("predicted", f"{predicted / MIB:.0f} MiB allocated, {off} of what was measured")]
 
 
+def validated_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The last validation's Dice."""
+    return [
+        (
+            "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}",
+            "no such voxels" if math.isnan(value) else f"{value:.4f}",
+        )
+        for name, value in metrics.items()
+        if name.startswith("val/dice")
+    ]
+
+
+def evaluated_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the best checkpoint reached, on the files' own grids."""
+    rows = []
+    for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
+        dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
+        said = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
+        rows.append((f"Dice, {name}", "no such voxels" if math.isnan(dice) else said))
+    if evaluation["largest_component"]:
+        rows.append(("largest piece alone", ", ".join(evaluation["largest_component"])))
+    return rows
+
+
 def table(report: Mapping[str, Any]) -> str:
     """What a person wants to know when a run is over."""
     rows: list[tuple[str, str]] = []
-    metrics = report["metrics"]
-    for name, value in metrics.items():
-        if name.startswith("val/dice"):
-            label = (
-                "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}"
-            )
-            rows.append((label, "no such voxels" if math.isnan(value) else f"{value:.4f}"))
+    if report.get("evaluation"):
+        rows += evaluated_rows(report["evaluation"])
+    else:
+        rows += validated_rows(report["metrics"])
     speed = report["speed"]
     if speed:
         rows.append(

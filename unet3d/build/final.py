@@ -1,0 +1,140 @@
+"""After the last step: the best checkpoint on validation cases, as predict and evaluate do."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.build.ensemble import Ensemble, ensemble
+from unet3d.build.evaluated import draw_worst, result, write
+from unet3d.build.evaluating import Evaluation, Pair
+from unet3d.build.predictor import Predictor, Task
+from unet3d.build.run import Run
+from unet3d.data.label_names import LabelNames
+from unet3d.data.labels import read_labels
+from unet3d.data.prepared import Volume
+from unet3d.data.results import write_labels
+from unet3d.data.scans import ScanFiles
+from unet3d.infer.clean import keep_largest
+from unet3d.lit.checkpoints import amended
+from unet3d.types import Misfit
+
+
+def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Scores of the validation cases in the grid of their files; None if there are none.
+
+    Predictions are left in validation/, scores in evaluation/; which classes are better off with
+    their largest piece alone goes into the checkpoints, where predict finds it.
+    """
+    if not run.validation:
+        return None
+    names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoints = [path for path in names if path.exists()]
+    members = ensemble(checkpoints[:1])
+    folder = run.folder / "validation"
+    folder.mkdir(exist_ok=True)
+    predictor = Predictor(
+        members,
+        device=run.trainer.strategy.root_device,
+        used=run.precision,
+        kept=(),
+        ram=None,
+        mirror=(),
+        **run.config["infer"],
+    )
+    tasks = [
+        Task(
+            scan=ScanFiles(name=volume.name, files=volume.case.images),
+            labels=folder / f"{volume.name}.nii.gz",
+            probabilities=None,
+        )
+        for volume in run.validation
+    ]
+    for task in tasks:
+        try:
+            predictor.predict(predictor.ready(task), told=lambda windows: None, say=say)
+        except Misfit as reason:
+            say(f"{task.scan.name} is not evaluated: {reason}")
+    classes = [] if members.regions else range(1, len(members.classes))
+    kept = better_cleaned(run.validation, classes, folder)
+    for path in checkpoints if kept else []:
+        amended(path, {"largest_component": [members.classes[c] for c in kept]})
+    evaluation = evaluation_of(run, members, folder)
+    evaluation.output.mkdir(exist_ok=True)
+    found = result(evaluation, list(evaluation.judged()))
+    write(found, evaluation.output)
+    for line in draw_worst(evaluation, found):
+        say(line)
+    return {
+        "checkpoint": str(checkpoints[0]),
+        "largest_component": [members.classes[c] for c in kept],
+        "mean": found["mean"],
+        "per_class": found["per_class"],
+        "faults": found["faults"],
+    }
+
+
+def better_cleaned(volumes: Sequence[Volume], classes: Sequence[int], folder: Path) -> list[int]:
+    """Classes whose mean Dice is higher with the largest piece alone; the files are cleaned."""
+    gains = dict.fromkeys(classes, 0.0)
+    for prediction, reference, _ in predictions(volumes, folder):
+        for c in classes:
+            cleaned = prediction.copy()
+            keep_largest(cleaned, [c])
+            gains[c] += dice(cleaned, reference, c) - dice(prediction, reference, c)
+    kept = [c for c in classes if gains[c] > 0]
+    if kept:
+        for prediction, _, path in predictions(volumes, folder):
+            keep_largest(prediction, kept)
+            write_labels(path, prediction, path)
+    return kept
+
+
+def predictions(
+    volumes: Sequence[Volume], folder: Path
+) -> Iterator[tuple[np.ndarray, np.ndarray, Path]]:
+    """Prediction, reference and the prediction's file, case by case."""
+    for volume in volumes:
+        path = folder / f"{volume.name}.nii.gz"
+        if path.exists():
+            prediction = read_labels(path)[0].astype(np.uint8)
+            yield prediction, read_labels(volume.case.label)[0], path
+
+
+def dice(prediction: np.ndarray, reference: np.ndarray, c: int) -> float:
+    """Of one class; 1 if neither has it, since there is nothing to gain then."""
+    p, r = prediction == c, reference == c
+    both = int(p.sum()) + int(r.sum())
+    return 2 * int((p & r).sum()) / both if both else 1.0
+
+
+def evaluation_of(run: Run, members: Ensemble, folder: Path) -> Evaluation:
+    """The predictions beside their references, as `unet3d evaluate` would match them."""
+    data, choice = run.config["data"], run.config["evaluation"]
+    classes = {name: (c,) for c, name in enumerate(members.classes) if c > 0}
+    regions = {k: tuple(v) for k, v in (members.regions or {}).items()}
+    pairs = [
+        Pair(name=v.name, prediction=[folder / f"{v.name}.nii.gz"], reference=[v.case.label])
+        for v in run.validation
+        if (folder / f"{v.name}.nii.gz").exists()
+    ]
+    return Evaluation(
+        config={
+            "predictions": str(folder),
+            "references": "of the validation cases",
+            "output": str(run.folder / "evaluation"),
+            "images": None,
+            "worst": choice["worst"],
+            "workers": 1,
+        },
+        pairs=pairs,
+        without_reference=[],
+        names=LabelNames(
+            classes=regions or classes,
+            known=frozenset(range(data["num_classes"])),
+            ignore_label=data["ignore_label"],
+        ),
+        ignore_label=data["ignore_label"],
+        tolerance_mm=choice["tolerance_mm"],
+    )
