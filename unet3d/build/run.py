@@ -145,7 +145,7 @@ def build(request: Request, folder: Path) -> Run:
     )
     prediction, foreseen = foresee(request, used, device, validation)
     predicted = None if prediction is None else prediction.peak
-    memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed()
+    memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
     callbacks = [
         LearningRate(make(cfg.scheduler)),
         memory,
