@@ -31,13 +31,14 @@ def test_a_run_leaves_its_folder_as_documented(unet3d, tmp_path, capsys):
     assert report["parameters"] == 88_860
     assert {"val/dice", "val/dice/ball", "val/iou"} <= set(report["metrics"])
     assert {"first_step", "steady_step", "validation"} == set(report["memory"])
-    assert {"median_step_seconds", "p95_step_seconds"} <= set(report["speed"])
+    assert {"median_step_seconds", "median_data_wait_share"} <= set(report["speed"])
     assert report["precision"] == {"asked": "32", "used": "32"}
     assert report["config"]["data"]["num_classes"] == 4
     assert report["device"] == "cpu"
     assert {"torch", "unet3d"} <= set(report["versions"])
     shown = capsys.readouterr().out
     assert "Dice, mean" in shown
+    assert "waiting for data" in shown
     assert "peak memory of a step" in shown
     assert f"tensorboard --logdir {run}" in shown
 
@@ -53,6 +54,7 @@ def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
         "val/dice/ball",
         "speed/step_seconds",
         "speed/volumes_per_second",
+        "speed/data_wait_share",
         "memory/step_peak_resident_mib",
         "memory/forward_peak_resident_mib",
         "memory/validation_peak_resident_mib",
@@ -114,9 +116,11 @@ def test_ctrl_c_ends_with_130_and_a_checkpoint(unet3d, tmp_path, monkeypatch):
     assert report["finished"] is False
 
 
-@pytest.mark.parametrize("option", ["num_workers=2", "ignore_label=9", "augmentation=none"])
+@pytest.mark.parametrize(
+    "option", ["data.num_workers=2", "data.ignore_label=9", "augmentation=none"]
+)
 def test_data_options_take_effect(unet3d, option):
-    assert unet3d(f"data.{option}", "trainer.max_steps=2") == 0
+    assert unet3d(option, "trainer.max_steps=2") == 0
 
 
 def test_the_same_seed_gives_the_same_weights_with_workers_or_without(composed, tmp_path):

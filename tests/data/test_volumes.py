@@ -2,11 +2,14 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from unet3d.data.augment import Augment
 from unet3d.data.case import Case
 from unet3d.data.preparation import Preparation
 from unet3d.data.prepared import prepared
-from unet3d.data.volumes import EpochOrder, TrainingPatches, cut, loaders
+from unet3d.data.volumes import EpochOrder, TrainingPatches, cut
 from unet3d.types import IGNORE, Misuse
 
 
@@ -129,29 +132,53 @@ def test_settings_that_make_no_sense_are_refused(bad):
         Preparation(**{"num_classes": 2, **bad})
 
 
-def patches(volume, **choices):
-    settings = {"patch_size": [8, 8, 8], "foreground_share": 0.0, "augment": "none", "seed": 0}
-    return TrainingPatches([volume], **{**settings, **choices})
+NONE = Augment()
+MOVING = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5)
+
+
+def patches(*volumes, **choices):
+    settings = {"patch_size": [8, 8, 8], "augment": NONE, "seed": 0}
+    return TrainingPatches(volumes, **{**settings, **choices})
 
 
 def test_a_patch_depends_on_seed_epoch_and_number_alone(tmp_path):
     volume = one_volume(tmp_path)
-    one, other = patches(volume, augment="light"), patches(volume, augment="light")
-    other[(3, 4)]  # what was drawn before does not matter
-    assert one[(0, 1)]["image"].equal(other[(0, 1)]["image"])
-    assert not one[(0, 1)]["image"].equal(one[(1, 1)]["image"])
-    assert not one[(0, 1)]["image"].equal(patches(volume, augment="light", seed=1)[(0, 1)]["image"])
+    one, other = patches(volume, augment=MOVING), patches(volume, augment=MOVING)
+    other[(3, 4, False)]  # what was drawn before does not matter
+    image = one[(0, 1, False)]["image"]
+    assert image.equal(other[(0, 1, False)]["image"])
+    assert not image.equal(one[(1, 1, False)]["image"])
+    assert not image.equal(patches(volume, augment=MOVING, seed=1)[(0, 1, False)]["image"])
 
 
-def test_a_foreground_patch_holds_foreground(tmp_path):
+@pytest.mark.parametrize("augment", [NONE, Augment(rotation_p=1.0)])
+def test_a_foreground_patch_holds_foreground(tmp_path, augment):
     volume = one_volume(tmp_path, size=(40, 40, 40))
-    always = patches(volume, foreground_share=1.0)
-    assert all(always[(0, n)]["label"].any() for n in range(20))
+    always = patches(volume, augment=augment)
+    assert all(always[(0, n, True)]["label"].any() for n in range(20))
+    assert not all(always[(0, n, False)]["label"].any() for n in range(20))
+
+
+def test_every_class_is_as_often_in_the_centre_however_small_it_is(tmp_path):
+    label = np.zeros((30, 30, 30), np.uint8)
+    label[:10] = 1
+    label[25, 25, 25] = 2
+    case = write_case(tmp_path, noise(30, 30, 30), label)
+    volume = prepared([case], Preparation(num_classes=3), tmp_path / "cache")[0]
+    centred = patches(volume, patch_size=[3, 3, 3])
+    small = [(centred[(0, n, True)]["label"] == 2).any() for n in range(60)]
+    assert 15 < sum(small) < 45
+
+
+def test_a_volume_without_foreground_gives_patches_all_the_same(tmp_path):
+    case = write_case(tmp_path, noise(9, 9, 9), np.zeros((9, 9, 9), np.uint8))
+    volume = prepared([case], Preparation(num_classes=2), tmp_path / "cache")[0]
+    assert patches(volume)[(0, 0, True)]["image"].shape == (1, 8, 8, 8)
 
 
 def test_a_patch_larger_than_the_volume_is_padded_on_both_sides(tmp_path):
     volume = one_volume(tmp_path)
-    sample = patches(volume, patch_size=[16, 10, 8])[(0, 0)]
+    sample = patches(volume, patch_size=[16, 10, 8])[(0, 0, False)]
     assert sample["image"].shape == (1, 16, 10, 8)
     assert sample["image"][0, 2:14].equal(torch.from_numpy(np.array(volume.image[0])))
     assert sample["image"][:, :2].abs().max() == sample["image"][:, 14:].abs().max() == 0
@@ -161,43 +188,61 @@ def test_what_lies_outside_is_zero():
     assert cut(np.ones((2, 2, 2)), [-1, 0, 1], [2, 2, 2])[..., 0].tolist() == [[0, 0], [1, 1]]
 
 
-def test_samples_are_plain_tensors_for_the_network(tmp_path):
-    sample = patches(one_volume(tmp_path), augment="light")[(0, 0)]
-    assert type(sample["image"]) is torch.Tensor
-    assert (sample["image"].dtype, sample["label"].dtype) == (torch.float32, torch.uint8)
+def test_a_patch_is_turned_with_what_lies_around_it_and_not_with_black_corners(tmp_path):
+    label = np.zeros((40, 40, 40), np.uint8)
+    label[20, 20, 20] = 1
+    case = write_case(tmp_path, np.abs(noise(40, 40, 40)) + 1, label)
+    settings = Preparation(num_classes=2, normalize=("none",))
+    volume = prepared([case], settings, tmp_path / "cache")[0]
+    turned = patches(volume, augment=Augment(rotation_p=1.0, scale_p=1.0, scale=[0.8, 0.8]))
+    assert all(turned[(0, n, True)]["image"].min() > 0.9 for n in range(12))
+
+
+def test_a_source_is_no_larger_than_the_volume_can_fill(tmp_path):
+    later = patches(one_volume(tmp_path), augment=Augment(rotation_p=1.0), later=True)
+    sizes = [later[(0, n, False)]["label"].shape for n in range(8)]
+    assert max(d for d, _, _ in sizes) > 8  # of a volume with 12 x 10 x 8 voxels
+    assert max(h for _, h, _ in sizes) <= 12
+    assert {w for _, _, w in sizes} == {8}
+
+
+def test_samples_say_what_they_took_and_bear_a_key_if_they_are_augmented_later(tmp_path):
+    volume = one_volume(tmp_path)
+    now, later = patches(volume)[(0, 0, False)], patches(volume, later=True)[(0, 0, False)]
+    assert set(now) == {"image", "label", "case", "seconds"}
+    assert set(now["seconds"]) == {"reading", "augmenting"}
+    assert set(later) == {*now, "key"}
+    assert set(later["seconds"]) == {"reading"}
+    assert type(now["image"]) is torch.Tensor
+    assert (now["image"].dtype, now["label"].dtype) == (torch.float32, torch.uint8)
+
+
+def order_of(samples, batch_size=4, share=0.5, seed=0):
+    return EpochOrder(samples, batch_size=batch_size, foreground_share=share, seed=seed)
 
 
 def test_an_epoch_has_whole_batches_and_every_case():
-    order = EpochOrder(5, batch_size=4, seed=0)
+    order = order_of(5)
     first = list(order)
     assert len(first) == len(order) == 8
-    assert {n for _, n in first} == set(range(8))
+    assert {n for _, n, _ in first} == set(range(8))
     order.set_epoch(1)
-    assert [n for _, n in order] != [n for _, n in first]
+    assert [n for _, n, _ in order] != [n for _, n, _ in first]
+    assert {epoch for epoch, _, _ in order} == {1}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"batch_size": 0},
-        {"num_workers": -1},
-        {"patches_per_case": 0},
-        {"patch_size": [8, 8]},
-        {"patch_size": [8, 0, 8]},
-        {"foreground_share": 2.0},
-        {"augment": "much"},
-    ],
+@given(
+    samples=st.integers(1, 30),
+    batch_size=st.integers(1, 9),
+    share=st.floats(0, 1),
 )
-def test_a_loader_that_cannot_be_is_refused(tmp_path, bad):
-    settings = {
-        "patch_size": [8, 8, 8],
-        "batch_size": 2,
-        "patches_per_case": 1,
-        "foreground_share": 0.5,
-        "augment": "light",
-        "num_workers": 0,
-        "pin_memory": False,
-        "seed": 0,
-    }
-    with pytest.raises(Misuse, match="data"):
-        loaders([one_volume(tmp_path)], [], **{**settings, **bad})
+@settings(deadline=None)
+def test_every_batch_has_its_share_of_foreground_and_the_run_has_it(samples, batch_size, share):
+    order = order_of(samples, batch_size, share)
+    centred = []
+    for epoch in range(3):
+        order.set_epoch(epoch)
+        centred += [foreground for _, _, foreground in order]
+    for n in range(0, len(centred), batch_size):
+        assert abs(sum(centred[n : n + batch_size]) - batch_size * share) < 1
+    assert abs(sum(centred) - len(centred) * share) < 1

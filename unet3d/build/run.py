@@ -30,9 +30,9 @@ from unet3d.build.objects import (
     source_of,
 )
 from unet3d.data.faults import Finding
+from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
-from unet3d.data.volumes import loaders
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
 from unet3d.lit.dashboard import Dashboard
@@ -40,6 +40,7 @@ from unet3d.lit.images import CaseImages
 from unet3d.lit.limits import ValidateAtTheEnd
 from unet3d.lit.memory import StepMemory
 from unet3d.lit.precision import PureHalf
+from unet3d.lit.prefetch import Prefetch
 from unet3d.lit.quiet import hush
 from unet3d.lit.schedule import LearningRate
 from unet3d.lit.speed import StepSpeed
@@ -69,7 +70,7 @@ class Run:
     validation: list[Volume]
     left_out: list[Finding]
     task: SegmentationTask
-    train_loader: DataLoader
+    train_loader: Feed
     val_loader: DataLoader | None
     trainer: pl.Trainer
     memory: StepMemory
@@ -102,6 +103,7 @@ def build(request: Request, folder: Path) -> Run:
     device = accelerator(str(cfg.trainer.accelerator))
     used = precision(cfg.precision, device)
 
+    augment = make(cfg.augmentation)
     source = source_of(cfg)
     class_names, channels = described(cfg, source.describe())
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
@@ -136,18 +138,19 @@ def build(request: Request, folder: Path) -> Run:
         batch_size=cfg.data.batch_size,
         patches_per_case=cfg.data.patches_per_case,
         foreground_share=cfg.data.foreground_share,
-        augment=cfg.data.augmentation,
+        augment=augment,
         num_workers=cfg.data.num_workers,
-        pin_memory=device == "cuda",
+        device=device,
         seed=cfg.seed,
     )
     prediction, foreseen = foresee(request, used, device, validation)
     predicted = None if prediction is None else prediction.peak
-    memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed()
+    memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
     callbacks = [
         LearningRate(make(cfg.scheduler)),
         memory,
         speed,
+        *([Prefetch(train_loader)] if device == "cuda" else []),
         CaseImages(),
         Dashboard(config),
         ValidateAtTheEnd(),

@@ -5,67 +5,88 @@ it and wherever a run was resumed.
 """
 
 from collections.abc import Iterator, Sequence
+from math import floor
+from time import perf_counter
+from typing import NotRequired
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
-from unet3d.data.augmentation import augmentation
+from unet3d.data.augment import Augment
 from unet3d.data.prepared import Volume
 from unet3d.types import Misuse, Sample
 
+Place = tuple[int, int, bool]
+"""(epoch, number, whether it is centred on foreground) of a patch."""
 
-class TrainingPatches(Dataset[Sample]):
-    """Patches of `patch_size`; a share of them is centred on a foreground voxel."""
+
+class Patch(Sample):
+    """A patch; or, with a key, the larger source from which its augmentation will make it."""
+
+    key: NotRequired[int]
+    seconds: dict[str, float]  # that each part of making it took
+
+
+class TrainingPatches(Dataset[Patch]):
+    """Patches of `patch_size`, augmented here or, `later`, by whoever has moved them to a GPU."""
 
     def __init__(
         self,
         volumes: Sequence[Volume],
         *,
         patch_size: Sequence[int],
-        foreground_share: float,
-        augment: str,
+        augment: Augment,
         seed: int,
+        later: bool = False,
     ):
         if len(patch_size) != 3 or min(patch_size) < 1:
             raise Misuse(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
-        if not 0 <= foreground_share <= 1:
-            raise Misuse(f"data.foreground_share must be within 0..1, got {foreground_share}")
         self.volumes = list(volumes)
         self.patch_size = tuple(patch_size)
-        self.foreground_share = foreground_share
-        self.augment = augmentation(augment)
+        self.augment = augment
         self.seed = seed
+        self.later = later
 
     def __len__(self) -> int:
         return len(self.volumes)
 
-    def __getitem__(self, index: tuple[int, int]) -> Sample:
+    def __getitem__(self, index: Place) -> Patch:
         """The patch of (epoch, number)."""
-        epoch, number = index
+        begun = perf_counter()
+        epoch, number, foreground = index
         volume = self.volumes[number % len(self.volumes)]
         rng = np.random.default_rng((self.seed, epoch, number))
-        start = self._start(volume, rng)
-        image = cut(volume.image, start, self.patch_size)
-        label = cut(volume.label, start, self.patch_size)
-        sample = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)[None]}
-        if self.augment is not None:
-            self.augment.set_random_state(int(rng.integers(2**32)))
-            sample = self.augment(sample)
-        # MONAI's subclass of Tensor would follow the batch into the network and slow it down.
-        image, label = (sample[k].as_subclass(torch.Tensor) for k in ("image", "label"))
-        return Sample(image=image.contiguous(), label=label[0].contiguous(), case=volume.name)
+        key = int(rng.integers(2**63))
+        start = self._start(volume, foreground, rng)
+        size = self._source_size(volume, key)
+        start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
+        image = torch.from_numpy(cut(volume.image, start, size))
+        label = torch.from_numpy(cut(volume.label, start, size))
+        read = perf_counter()
+        seconds = {"reading": read - begun}
+        if self.later:
+            return Patch(image=image, label=label, case=volume.name, key=key, seconds=seconds)
+        images, labels = self.augment([image], [label], [key], self.patch_size)
+        seconds["augmenting"] = perf_counter() - read
+        return Patch(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
 
-    def _start(self, volume: Volume, rng: np.random.Generator) -> list[int]:
+    def _source_size(self, volume: Volume, key: int) -> list[int]:
+        """What the patch is read from, but for what lies outside of the volume wherever it is."""
+        wanted = self.augment.move(key, self.patch_size).source_size(self.patch_size)
+        sides = zip(wanted, volume.shape, self.patch_size, strict=True)
+        return [min(w, max(p, 2 * n - p)) for w, n, p in sides]
+
+    def _start(self, volume: Volume, foreground: bool, rng: np.random.Generator) -> list[int]:
         """Where the patch begins; below 0 where the volume is smaller than the patch."""
-        space = volume.label.shape
-        room = [n - p for n, p in zip(space, self.patch_size, strict=True)]
-        places = volume.places
-        if rng.random() < self.foreground_share and len(places):
-            classes = np.unique(places[:, 0])
-            of_class = places[places[:, 0] == rng.choice(classes)]
-            centre = of_class[rng.integers(len(of_class))][1:]
-            wanted = [int(c) - p // 2 for c, p in zip(centre, self.patch_size, strict=True)]
+        room = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
+        places = volume.places if foreground else ()
+        if len(places):
+            # Sorted by class: a class is drawn first, so that small ones are not rare.
+            edges = np.flatnonzero(np.diff(places[:, 0], prepend=-1, append=-1))
+            chosen = rng.integers(len(edges) - 1)
+            centre = places[rng.integers(edges[chosen], edges[chosen + 1]), 1:].tolist()
+            wanted = [c - p // 2 for c, p in zip(centre, self.patch_size, strict=True)]
             return [
                 min(max(w, 0), r) if r > 0 else r // 2 for w, r in zip(wanted, room, strict=True)
             ]
@@ -101,14 +122,19 @@ class WholeVolumes(Dataset[Sample]):
         )
 
 
-class EpochOrder(Sampler[tuple[int, int]]):
-    """(epoch, index) in an order that depends on (seed, epoch) alone; whole batches only.
+class EpochOrder(Sampler[Place]):
+    """Patches in an order that depends on (seed, epoch) alone; whole batches only.
 
+    The share that is centred on foreground is spread evenly over the places of the order, so that
+    every batch has it, but for less than one patch, and the run as a whole has it.
     Lightning calls `set_epoch` before each epoch.
     """
 
-    def __init__(self, samples: int, *, batch_size: int, seed: int):
+    def __init__(self, samples: int, *, batch_size: int, foreground_share: float, seed: int):
+        if not 0 <= foreground_share <= 1:
+            raise Misuse(f"data.foreground_share must be within 0..1, got {foreground_share}")
         self.samples, self.seed, self.epoch = samples, seed, 0
+        self.foreground_share = foreground_share
         self.length = -(-samples // batch_size) * batch_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -118,56 +144,10 @@ class EpochOrder(Sampler[tuple[int, int]]):
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples)
-        # Samples that fill up the last batch get an index, and so a patch, of their own.
+    def __iter__(self) -> Iterator[Place]:
+        epoch, share = self.epoch, self.foreground_share
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+        # Samples that fill up the last batch get a number, and so a patch, of their own.
         extra = np.arange(self.samples, self.length)
-        for index in [*order.tolist(), *extra.tolist()]:
-            yield self.epoch, index
-
-
-def loaders(
-    training: Sequence[Volume],
-    validation: Sequence[Volume],
-    *,
-    patch_size: Sequence[int],
-    batch_size: int,
-    patches_per_case: int,
-    foreground_share: float,
-    augment: str,
-    num_workers: int,
-    pin_memory: bool,
-    seed: int,
-) -> tuple[DataLoader, DataLoader | None]:
-    """The loaders of training and (None if there are no cases for it) validation."""
-    if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
-        raise Misuse(
-            "data needs batch_size >= 1, patches_per_case >= 1 and num_workers >= 0, "
-            f"got {batch_size}, {patches_per_case} and {num_workers}"
-        )
-    patches = TrainingPatches(
-        training,
-        patch_size=patch_size,
-        foreground_share=foreground_share,
-        augment=augment,
-        seed=seed,
-    )
-    order = EpochOrder(len(training) * patches_per_case, batch_size=batch_size, seed=seed)
-    train = DataLoader(
-        patches,
-        batch_size,
-        sampler=order,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        persistent_workers=num_workers > 0,
-    )
-    if not validation:
-        return train, None
-    whole = DataLoader(
-        WholeVolumes(validation),
-        batch_size=1,
-        num_workers=min(num_workers, 1),
-        pin_memory=pin_memory,
-        persistent_workers=num_workers > 0,
-    )
-    return train, whole
+        for place, number in enumerate([*order.tolist(), *extra.tolist()], epoch * self.length):
+            yield epoch, number, floor((place + 1) * share) > floor(place * share)

@@ -1,34 +1,65 @@
-"""Seconds per step and volumes per second, beside the metrics."""
+"""Seconds per step, volumes per second and the share that waits for data, beside the metrics."""
 
+import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 from statistics import median
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+WINDOW = 50
+"""So many steps are looked at together before waiting is complained about."""
+
+WORTH = {"cuda": 0.02, "cpu": 0.1}
+"""The share of a step from which waiting is worth a line. A CPU that makes its data itself, between
+steps, waits for all of it."""
+
+REMEDIES = {
+    "reading": "data.cache on a faster disk",
+    "augmenting": "augmentation=light or none",
+}
+"""What makes a part of making a batch cheaper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Seconds of one optimizer step."""
+
+    whole: float
+    waiting: float  # for data, within the whole
+    making: dict[str, float]  # of its batches, by part, by however many workers beside it
+
 
 class StepSpeed(Callback):
     """Times each optimizer step from the end of the one before it, so waiting for data counts."""
 
-    def __init__(self) -> None:
-        self.begun: float | None = None  # None: what came before was not a step
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+        self.begun = 0.0
         self.volumes = 0
+        self.batches: list[Any] = []  # waits and parts of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
-        self.seconds: list[float] = []
+        self.steps: list[Timed] = []
+        self.said: set[str] = set()
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, *_: Any) -> None:
         self.begun = time.perf_counter()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.begun = None
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.begun = time.perf_counter()
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.begun = time.perf_counter()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self.begun is None:
-            self.begun = time.perf_counter()
         self.volumes += len(batch["image"])
+        self.batches.append((batch["wait"], batch["seconds"]))
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.stepping = True
@@ -44,20 +75,84 @@ class StepSpeed(Callback):
         if not self.stepping:
             return
         now = time.perf_counter()
-        assert self.begun is not None
-        seconds = now - self.begun
-        self.seconds.append(seconds)
-        pl_module.log("speed/step_seconds", seconds)
-        pl_module.log("speed/volumes_per_second", self.volumes / seconds)
-        self.begun, self.volumes, self.stepping = now, 0, False
+        step = Timed(
+            whole=now - self.begun,
+            # The loss of this step has been looked at, so a GPU is past its batch: no new stop.
+            waiting=sum(wait.seconds() for wait, _ in self.batches),
+            making=summed([parts for _, parts in self.batches]),
+        )
+        self.steps.append(step)
+        pl_module.log_dict(
+            {
+                "speed/step_seconds": step.whole,
+                "speed/volumes_per_second": self.volumes / step.whole,
+                "speed/data_wait_share": step.waiting / step.whole,
+            }
+        )
+        self.begun, self.volumes, self.batches, self.stepping = now, 0, [], False
+        if len(self.steps) % WINDOW == 1 and len(self.steps) > WINDOW:  # the first one warms up
+            self._complain(pl_module)
+
+    def _complain(self, pl_module: pl.LightningModule) -> None:
+        whole = mean(self.steps[-WINDOW:])
+        if whole.waiting <= WORTH[pl_module.device.type] * whole.whole:
+            return
+        cause, line = complaint(whole, self.num_workers, cores())
+        if cause not in self.said:
+            self.said.add(cause)
+            pl_module.print(line)
 
     def summary(self) -> dict[str, float]:
         """Median and 95th percentile of a step; the first one, which warms up, is left out."""
-        steady = sorted(self.seconds[1:] or self.seconds)
-        if not steady:
+        steps = self.steps[1:] or self.steps
+        if not steps:
             return {}
+        seconds = sorted(step.whole for step in steps)
         return {
-            "median_step_seconds": median(steady),
-            "p95_step_seconds": steady[min(len(steady) - 1, int(0.95 * len(steady)))],
-            "steps_timed": len(steady),
+            "median_step_seconds": median(seconds),
+            "p95_step_seconds": seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
+            "median_data_wait_share": median(step.waiting / step.whole for step in steps),
+            "steps_timed": len(seconds),
         }
+
+
+def complaint(step: Timed, num_workers: int, most_workers: int) -> tuple[str, str]:
+    """Which part of making data is slow, and a line that says so and what may help."""
+    making, work = sum(step.making.values()), step.whole - step.waiting
+    said = (
+        f"waiting for data takes {100 * step.waiting / step.whole:.0f} % of a step "
+        f"({step.waiting:.3f} of {step.whole:.3f} s)"
+    )
+    if num_workers and making / num_workers < work:
+        made = f"{num_workers} workers make the batches of a step in {making / num_workers:.3f} s"
+        return "handing over", f"{said}: {made}, so what is slow is to hand them over"
+    slow = max(step.making, key=lambda part: step.making[part])
+    made = (
+        f"{slow} takes {step.making[slow]:.3f} of the {making:.3f} s that making its batches takes"
+    )
+    enough = min(most_workers, max(ceil(making / work), num_workers + 1))
+    remedies = [f"data.num_workers={enough}"] if enough > num_workers else []
+    remedies += [REMEDIES[slow]] if slow in REMEDIES else []
+    return slow, f"{said}: {made}" + (f"; try {', or '.join(remedies)}" if remedies else "")
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def mean(steps: Sequence[Timed]) -> Timed:
+    """Of each figure."""
+    parts = summed([step.making for step in steps])
+    return Timed(
+        whole=sum(step.whole for step in steps) / len(steps),
+        waiting=sum(step.waiting for step in steps) / len(steps),
+        making={part: seconds / len(steps) for part, seconds in parts.items()},
+    )
+
+
+def summed(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Part by part."""
+    return {name: sum(p[name] for p in parts) for name in parts[0]} if parts else {}

@@ -100,6 +100,8 @@ def table(report: Mapping[str, Any]) -> str:
                 f"{speed['median_step_seconds']:.3f} (95 % below {speed['p95_step_seconds']:.3f})",
             )
         )
+        share = speed["median_data_wait_share"]
+        rows.append(("waiting for data", f"{100 * share:.1f} % of a step"))
     for name, label in (("steady_step", "peak memory of a step"), ("validation", "of validation")):
         figures = report["memory"].get(name)
         if name == "steady_step" and figures is None:
