@@ -57,6 +57,7 @@ def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(
         folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
     )
+    (folder / "imagesTs").symlink_to(folder / "imagesTr")
     return folder
 
 

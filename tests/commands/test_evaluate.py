@@ -241,7 +241,7 @@ def test_a_class_of_some_cases_is_left_out_of_the_others(folder):
     [
         (["output=out"], "predictions must be given: predictions=..."),
         (["predictions=nowhere"], "predictions: nowhere is neither a file nor a folder"),
-        (["predictions=predictions/a.nii"], "must be two folders or two files"),
+        (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no .nii or .nii.gz in empty (0 files) has the name of one in"),
         (["output=references/a.nii.gz"], "is a file; it must be a folder"),
         (["output=references/a.nii.gz/b"], "references/a.nii.gz/b: Not a directory"),
@@ -275,3 +275,18 @@ def test_misuse_is_answered_in_one_line(folder, capsys, words, said):
     assert error.startswith("unet3d: ")
     assert "\n" not in error
     assert not (folder / "out").exists()
+
+
+def test_the_folds_of_a_cross_validation_are_scored_together(folder):
+    (folder / "second").mkdir()
+    (folder / "predictions" / "b.nii").rename(folder / "second" / "b.nii")
+    several = ("predictions=predictions,second", *FOLDERS[1:])
+    assert main(["evaluate", *several]) == 0
+    assert {"a", "b"} <= set(result()["cases"])
+
+
+def test_references_without_a_prediction_may_be_ignored(folder):
+    (folder / "predictions" / "b.nii").unlink()
+    assert main(["evaluate", *FOLDERS, "missing=ignore"]) == 0
+    assert "b" not in result()["cases"]
+    assert main(["evaluate", *FOLDERS, "missing=maybe"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.build.objects import Request, plain
+from unet3d.build.objects import Request, paths, plain
 from unet3d.build.scored import ignored, scored, tolerance
 from unet3d.data.geometry import spacing
 from unet3d.data.label_names import LabelNames
@@ -138,7 +138,11 @@ def evaluation(request: Request) -> Evaluation:
         raise Misuse(f"output: {cfg['output']} is a file; it must be a folder")
     if cfg["images"] is not None and not Path(cfg["images"]).exists():
         raise Misuse(f"images: {cfg['images']} is neither a file nor a folder")
-    pairs, without_reference = matched(Path(cfg["predictions"]), Path(cfg["references"]))
+    if cfg["missing"] not in ("fault", "ignore"):
+        raise Misuse(f"missing must be fault or ignore, got {cfg['missing']!r}")
+    pairs, without_reference = matched(paths(cfg["predictions"]), Path(cfg["references"]))
+    if cfg["missing"] == "ignore":
+        pairs = [pair for pair in pairs if pair.prediction]
     names = scored(cfg)
     return Evaluation(
         config=cfg,
@@ -150,21 +154,27 @@ def evaluation(request: Request) -> Evaluation:
     )
 
 
-def matched(predictions: Path, references: Path) -> tuple[list[Pair], list[str]]:
+def matched(predictions: Sequence[Path], references: Path) -> tuple[list[Pair], list[str]]:
     """Files of the same name, suffixes apart; and the predictions without a reference."""
-    for key, path in (("predictions", predictions), ("references", references)):
+    for path in predictions:
         if not path.exists():
-            raise Misuse(f"{key}: {path} is neither a file nor a folder")
-    if predictions.is_file() != references.is_file():
-        raise Misuse("predictions and references must be two folders or two files")
+            raise Misuse(f"predictions: {path} is neither a file nor a folder")
+    if not references.exists():
+        raise Misuse(f"references: {references} is neither a file nor a folder")
+    if any(path.is_file() != references.is_file() for path in predictions):
+        raise Misuse("predictions and references must be folders, or two files")
     if references.is_file():
         name = references.name.removesuffix(".gz").removesuffix(".nii")
-        return [Pair(name=name, prediction=[predictions], reference=[references])], []
-    given, wanted = volumes_in(predictions), volumes_in(references)
+        return [Pair(name=name, prediction=predictions, reference=[references])], []
+    given: dict[str, list[Path]] = {}
+    for folder in predictions:
+        for name, files in volumes_in(folder).items():
+            given.setdefault(name, []).extend(files)
+    wanted = volumes_in(references)
     if not given.keys() & wanted.keys():
         raise Misuse(
-            f"no .nii or .nii.gz in {predictions} ({len(given)} files) has the name of one in "
-            f"{references} ({len(wanted)} files)"
+            f"no .nii or .nii.gz in {', '.join(map(str, predictions))} ({len(given)} files) has the "
+            f"name of one in {references} ({len(wanted)} files)"
         )
     pairs = [
         Pair(name=name, prediction=given.get(name, []), reference=files)

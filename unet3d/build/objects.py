@@ -152,6 +152,16 @@ def _three_numbers(spacing: Any) -> Any:
     return tuple(float(s) for s in spacing)
 
 
+def paths(asked: Any) -> list[Path]:
+    """A path, several with commas between them, or a list."""
+    if isinstance(asked, Sequence) and not isinstance(asked, str):
+        return [Path(str(word)) for word in asked]
+    if Path(str(asked)).exists():
+        return [Path(str(asked))]
+    words = str(asked).strip().removeprefix("[").removesuffix("]").split(",")
+    return [Path(word.strip().strip("'\"")) for word in words]
+
+
 def fold_of(cfg: DictConfig) -> int | None:
     """The number of a fold, or None for `none`."""
     if cfg.fold in (None, "none"):

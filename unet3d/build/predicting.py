@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig, ListConfig
 
 from unet3d.build.ensemble import Ensemble, ensemble
-from unet3d.build.objects import Request
+from unet3d.build.objects import Request, paths
 from unet3d.build.predictor import Predictor, Task
 from unet3d.data.scans import ENDINGS, ScanFiles, scans
 from unet3d.machine.device import Precision, accelerator, precision
@@ -32,7 +32,7 @@ def build(request: Request) -> Prediction:
     """Check the config, load the networks and list what is to be done."""
     cfg = request.config
     device = accelerator(str(cfg.device), "device")
-    members = ensemble(checkpoints(cfg.checkpoint))
+    members = ensemble([checkpoint_of(path) for path in paths(cfg.checkpoint)])
     used = precision_of(cfg, members, device)
     windows = windows_of(cfg)
     kept, ram = cleaned(cfg, members), budget_bytes(cfg.memory_gib)
@@ -51,20 +51,6 @@ def build(request: Request) -> Prediction:
         output=target,
         introduction=introduction(members, predictor, used, device),
     )
-
-
-def checkpoints(asked: Any) -> list[Path]:
-    """The files that `checkpoint=` names: a path, several with commas between them, or a list."""
-    if isinstance(asked, ListConfig):
-        words = [str(word) for word in asked]
-    elif Path(str(asked)).exists():
-        words = [str(asked)]
-    else:
-        text = str(asked).strip()
-        if text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
-        words = [word.strip().strip("'\"") for word in text.split(",")]
-    return [checkpoint_of(Path(word)) for word in words]
 
 
 def checkpoint_of(path: Path) -> Path:
