@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -19,7 +20,7 @@ POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and so
 
 def pooling() -> str:
     """Forward + backward against eager nn.MaxPool3d, and bytes for each output."""
-    content = json.loads((ROOT / "benchmarks" / "cpu-pool.json").read_text())
+    content = result("cpu-pool")
     lines = [
         "| | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 | saved bytes fp32 | "
         "peak bytes fp32 / bf16 | GPU |",
@@ -43,7 +44,54 @@ def pooling() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"pooling": pooling}
+def predict() -> str:
+    """The memory of a scan with many classes, in a sentence."""
+    case = result("cpu-predict")["cases"][-1]
+    size = " x ".join(map(str, case["size"]))
+    peak, forecast, whole = (
+        f"{case[key] / 2**30:.1f} GiB"
+        for key in ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
+    )
+    return (
+        f"{case['classes']} classes at {size} voxels took {peak} of RAM beside the network "
+        f"(forecast {forecast}); their logits as a whole would be {whole}\n"
+        "(`python scripts/bench_predict.py`)."
+    )
+
+
+def hippocampus() -> str:
+    """Folds and poolings, as far as they are measured."""
+    measured = result("cpu-hippocampus")
+    lines = [
+        "| | Dice anterior / posterior | mean | steps | seconds per step | peak of a step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = {"five folds": measured["folds"]} if "folds" in measured else {}
+    for pool, mean in measured.get("pools", {}).get("mean", {}).items():
+        rows[f"`pool={pool}`"] = {"mean": mean, "rows": measured["pools"]["rows"][pool]}
+    for name, part in rows.items():
+        mean, runs = part["mean"], list(part["rows"].values())
+        dice = mean["dice"]
+        spread = "" if mean["dice_deviation"] is None else f" ± {mean['dice_deviation']:.4f}"
+        peak = ", ".join(f"{v / 2**20:.0f} MiB {k}" for k, v in mean["peak_bytes"].items())
+        lines.append(
+            f"| {name}, {len(runs)} runs | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} "
+            f"| {dice['mean']:.4f}{spread} | {runs[0]['steps']} "
+            f"| {mean['median_step_seconds']:.2f} | {peak} |"
+        )
+    return "\n".join(lines)
+
+
+def result(name: str) -> Any:
+    """A file of benchmarks/."""
+    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "pooling": pooling,
+    "predict": predict,
+    "hippocampus": hippocampus,
+}
 
 
 def filled(text: str) -> str:

@@ -13,34 +13,53 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
-def commands():
+def blocks():
+    """The commands of each block, in their order."""
     for document in DOCUMENTS:
         for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
+            found = []
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:2] == ["python", "train.py"]:
-                    yield ["train", *words[2:]]
+                    found.append(["train", *words[2:]])
                 if words[:1] == ["unet3d"]:
-                    yield words[1:]
+                    found.append(words[1:])
+            if found:
+                yield found
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
-def test_a_documented_command_runs(words, small, tmp_path, monkeypatch, decathlon_folder):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
+def shortened(words, small):
+    """With limits that let a command end in seconds; small volumes where it names none."""
+    if words[0] == "fit":
+        return [*words, "precisions=[bf16]", "patches=[1]"]  # else it takes a minute
+    if words[0] == "plan":
+        return [*words, "model.width=4"]
     if words[0] != "train":
-        if words[0] == "fit":
-            words += ["precisions=[bf16]", "patches=[1]"]  # else it takes a minute
-        assert main(words) == 0
-        return
+        return words
     keys = {w.split("=")[0] for w in words}
     extra = [w for w in small if w.split("=")[0] not in keys]
+    if "experiment=planned" in words:
+        extra = [w for w in extra if not w.startswith("data.")]
+        extra += ["trainer.max_epochs=null", "evaluation.enabled=true"]
     if "data=decathlon" in words:
         extra = [w for w in extra if ".source." not in w]
     if "model=unet_small" in words:
         extra += ["model.width=4"]  # the command itself takes a minute
-    assert main([*words, *extra]) == 0
+    return [*words, *extra]
+
+
+@pytest.mark.parametrize("block", list(blocks()), ids=lambda block: " ".join(block[0]))
+def test_documented_commands_run_one_after_the_other(
+    block, small, tmp_path, monkeypatch, decathlon_folder
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
+    if "experiment=planned" in block[0]:  # as the block before has left it
+        plan = ["plan", "data=decathlon", "budget_gib=8", "model.width=4"]
+        assert main(plan) == 0
+    for words in block:
+        assert main(shortened(words, small)) == 0, " ".join(words)
 
 
 def test_the_readme_names_every_option_and_file():

@@ -172,9 +172,10 @@ def matched(predictions: Sequence[Path], references: Path) -> tuple[list[Pair], 
             given.setdefault(name, []).extend(files)
     wanted = volumes_in(references)
     if not given.keys() & wanted.keys():
+        folders = ", ".join(map(str, predictions))
         raise Misuse(
-            f"no .nii or .nii.gz in {', '.join(map(str, predictions))} ({len(given)} files) has the "
-            f"name of one in {references} ({len(wanted)} files)"
+            f"no .nii or .nii.gz in {folders} ({len(given)} files) has the name of one in "
+            f"{references} ({len(wanted)} files)"
         )
     pairs = [
         Pair(name=name, prediction=given.get(name, []), reference=files)
