@@ -26,23 +26,19 @@ def trained(composed, folder, *overrides, augment=None):
     return run.speed
 
 
-def shares(speed):
-    return [step.waiting / step.whole for step in speed.steps]
-
-
 def test_waiting_for_data_is_a_share_of_every_step(composed, tmp_path):
     quick = trained(composed, tmp_path, "trainer.max_steps=4")
     slow = trained(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
-    assert len(quick.steps) == len(slow.steps) == 4
-    assert all(0 < share < 1 for share in shares(quick) + shares(slow))
-    assert all(step.waiting >= 0.06 for step in slow.steps)  # two patches
-    assert all(step.making["augmenting"] >= 0.06 for step in slow.steps)
-    assert slow.summary()["median_data_wait_share"] == sorted(shares(slow)[1:])[1]
+    assert len(quick.shares) == len(slow.shares) == 4
+    assert all(0 < share < 1 for share in quick.shares + slow.shares)
+    assert all(step.waiting >= 0.06 for step in slow.recent)  # two patches
+    assert all(step.making["augmenting"] >= 0.06 for step in slow.recent)
+    assert slow.summary()["median_data_wait_share"] == sorted(slow.shares[1:])[1]
 
 
 def test_a_step_of_several_micro_batches_counts_the_waiting_for_all_of_them(composed, tmp_path):
     words = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=2"]
-    (step,) = trained(composed, tmp_path, *words, augment=Slow()).steps
+    (step,) = trained(composed, tmp_path, *words, augment=Slow()).recent
     assert 0.12 <= step.waiting < step.whole
 
 
@@ -65,7 +61,7 @@ def test_little_waiting_is_not_worth_a_line(composed, tmp_path, capsys, monkeypa
 
 def test_workers_tell_what_they_took(composed, tmp_path):
     found = trained(composed, tmp_path, "trainer.max_steps=2", "data.num_workers=1")
-    assert set(found.steps[-1].making) == {"reading", "augmenting", "collating"}
+    assert set(found.recent[-1].making) == {"reading", "augmenting", "collating"}
 
 
 def step(whole, waiting, **making):

@@ -47,6 +47,7 @@ class TrainingPatches(Dataset[Patch]):
         self.augment = augment
         self.seed = seed
         self.later = later
+        self.edges: dict[str, np.ndarray] = {}  # where each class begins among a volume's places
 
     def __len__(self) -> int:
         return len(self.volumes)
@@ -82,8 +83,11 @@ class TrainingPatches(Dataset[Patch]):
         room = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
         places = volume.places if foreground else ()
         if len(places):
-            # Sorted by class: a class is drawn first, so that small ones are not rare.
-            edges = np.flatnonzero(np.diff(places[:, 0], prepend=-1, append=-1))
+            edges = self.edges.get(volume.name)
+            if edges is None:
+                edges = np.flatnonzero(np.diff(places[:, 0], prepend=-1, append=-1))
+                self.edges[volume.name] = edges
+            # A class is drawn first, so that small ones are not rare.
             chosen = rng.integers(len(edges) - 1)
             centre = places[rng.integers(edges[chosen], edges[chosen + 1]), 1:].tolist()
             wanted = [c - p // 2 for c, p in zip(centre, self.patch_size, strict=True)]

@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from array import array
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -43,7 +45,8 @@ class StepSpeed(Callback):
         self.volumes = 0
         self.batches: list[Any] = []  # waits and parts of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
-        self.steps: list[Timed] = []
+        self.seconds, self.shares = array("d"), array("d")  # of every step
+        self.recent: deque[Timed] = deque(maxlen=WINDOW)
         self.said: set[str] = set()
 
     def on_train_start(self, *_: Any) -> None:
@@ -81,37 +84,39 @@ class StepSpeed(Callback):
             waiting=sum(wait.seconds() for wait, _ in self.batches),
             making=summed([parts for _, parts in self.batches]),
         )
-        self.steps.append(step)
+        share = step.waiting / step.whole
+        self.seconds.append(step.whole)
+        self.shares.append(share)
+        self.recent.append(step)
         pl_module.log_dict(
             {
                 "speed/step_seconds": step.whole,
                 "speed/volumes_per_second": self.volumes / step.whole,
-                "speed/data_wait_share": step.waiting / step.whole,
+                "speed/data_wait_share": share,
             }
         )
         self.begun, self.volumes, self.batches, self.stepping = now, 0, [], False
-        if len(self.steps) % WINDOW == 1 and len(self.steps) > WINDOW:  # the first one warms up
+        if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # the first one warms up
             self._complain(pl_module)
 
     def _complain(self, pl_module: pl.LightningModule) -> None:
-        whole = mean(self.steps[-WINDOW:])
-        if whole.waiting <= WORTH[pl_module.device.type] * whole.whole:
+        step = mean(self.recent)
+        if step.waiting <= WORTH[pl_module.device.type] * step.whole:
             return
-        cause, line = complaint(whole, self.num_workers, cores())
+        cause, line = complaint(step, self.num_workers, cores())
         if cause not in self.said:
             self.said.add(cause)
             pl_module.print(line)
 
     def summary(self) -> dict[str, float]:
         """Median and 95th percentile of a step; the first one, which warms up, is left out."""
-        steps = self.steps[1:] or self.steps
-        if not steps:
+        seconds, shares = sorted(self.seconds[1:] or self.seconds), self.shares[1:] or self.shares
+        if not seconds:
             return {}
-        seconds = sorted(step.whole for step in steps)
         return {
             "median_step_seconds": median(seconds),
             "p95_step_seconds": seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
-            "median_data_wait_share": median(step.waiting / step.whole for step in steps),
+            "median_data_wait_share": median(shares),
             "steps_timed": len(seconds),
         }
 
@@ -143,7 +148,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def mean(steps: Sequence[Timed]) -> Timed:
+def mean(steps: Collection[Timed]) -> Timed:
     """Of each figure."""
     parts = summed([step.making for step in steps])
     return Timed(
