@@ -48,7 +48,7 @@ def test_faults_of_headers_stop_a_run_before_anything_is_prepared(built, tmp_pat
     text = said(built)
     assert text.startswith("2 faults in 2 cases; data.on_fault=skip leaves such cases out")
     assert "case_01.nii.gz is missing" in text
-    assert "case_04.nii.gz has spacing 2 x 1 x 2 mm" in text
+    assert "case_04.nii.gz has spacing 2 x 1 x 2 mm, its image 1 x 1 x 2 mm" in text
     assert not (tmp_path / "cache").exists()
 
 
@@ -127,3 +127,10 @@ def test_the_label_to_ignore_is_the_data_sets_own(built, tmp_path):
     assert run.class_names == ("background", "front", "back")
     with pytest.raises(Faulty, match="it holds 3"):
         built("data.ignore_label=9", option="nnunet")
+
+
+def test_what_float32_cannot_hold_is_found_before_it_is_trained_on(built, tmp_path):
+    array = image(0).astype(np.float64)
+    array[0, 0, 0] = 1e300
+    save(decathlon(tmp_path, 5) / "imagesTr" / "case_00.nii.gz", array)
+    assert "case_00.nii.gz holds NaN or infinite values" in said(built)

@@ -1,8 +1,10 @@
 import json
+import re
 
 import numpy as np
 import pytest
 
+from tests.data.faulty import FAULTS, spoil
 from tests.data.folders import SIZE, decathlon, label, save
 from unet3d.commands.main import main
 
@@ -47,6 +49,18 @@ def test_faults_are_grouped_by_case_and_end_with_1(check, tmp_path, capsys):
     assert lines[start + 1].startswith("  labelsTr/case_01.nii.gz has spacing 1 x 1 x 3 mm")
     assert lines[start + 2].startswith("    -> if the voxels lie on each other")
     assert lines[start + 3].startswith("  labelsTr/case_01.nii.gz holds 3, 6: labels must be 0..2")
+
+
+def test_a_folder_with_every_fault_is_told_whole(check, tmp_path, capsys):
+    decathlon(tmp_path, len(FAULTS) + 2)
+    expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
+    assert check("format=json") == 1
+    told = json.loads(capsys.readouterr().out)["faults"]
+    for case, file, said in expected:
+        mine = [f["what"] for f in told if (f["case"], f["file"]) == (case, str(file))]
+        assert re.search(said, " ".join(mine)), (case, said)
+    assert check() == 1
+    assert not [line for line in capsys.readouterr().out.splitlines() if line == "case_00"]
 
 
 def test_headers_alone_are_looked_at_on_request(check, tmp_path, capsys):

@@ -86,6 +86,7 @@ def test_what_has_no_partner_is_a_case_with_a_missing_file(tmp_path):
         ({"classes": "organ"}, "data.classes must be a list"),
         ({"images": ["a/*.nii", "b/*.nii"], "channels": ["T1"]}, "names 1 of 2 channels"),
         ({"num_classes": None}, "do not say their classes"),
+        ({"num_classes": "three"}, "got 'three'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path, options, said):

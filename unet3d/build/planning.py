@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from unet3d.build.checking import UsableCases
 from unet3d.build.fitting import as_given, largest
 from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import Request, described, make
+from unet3d.build.objects import Request, described, source_of
 from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
 from unet3d.data.fingerprint import Print, fingerprint
 from unet3d.data.geometry import shape_at
@@ -68,9 +69,11 @@ class Told:
 def look(request: Request) -> Told:
     """Read the data set, or what is remembered of it."""
     cfg = request.config
-    source = make(cfg.data.source)
+    source = source_of(cfg)
     classes, channels = described(cfg, source.describe())
-    prints = fingerprint(source.cases(), cfg.data.orientation, Path(cfg.data.cache))
+    usable = UsableCases(cfg, source, channels)  # those that training would use
+    cache = Path(cfg.data.cache)
+    prints = usable.through(lambda cases: fingerprint(cases, cfg.data.orientation, cache))
     return Told(prints=prints, classes=classes, channels=channels)
 
 

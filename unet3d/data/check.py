@@ -58,12 +58,14 @@ def header_faults(case: Case, channels: int) -> Iterator[Finding]:
     found: dict[Path, Header] = {}
     for file in (*case.images, case.label):
         try:
-            found[file] = read_header(file)
+            header = read_header(file)
         except Unreadable as reason:
             yield unreadable(case, file, reason)
             continue
-        for what, do in alone(found[file], is_label=file == case.label):
+        for what, do in alone(header, is_label=file == case.label):
             yield Finding(case=case.name, file=file, what=what, do=do)
+        if is_3d(header):
+            found[file] = header
     images = [found[file] for file in case.images if file in found]
     total = sum(header.num_channels for header in images)
     if len(images) == len(case.images) and total != channels:
@@ -79,7 +81,8 @@ def header_faults(case: Case, channels: int) -> Iterator[Finding]:
     first = next(file for file in case.images if file in found)
     for file, header in found.items():
         if file != first:
-            for what, do in apart(header, found[first], first.name):
+            name = "its image" if file == case.label else first.name
+            for what, do in apart(header, found[first], name):
                 yield Finding(case=case.name, file=file, what=what, do=do)
 
 
@@ -94,7 +97,7 @@ def alone(header: Header, *, is_label: bool) -> Iterator[tuple[str, str]]:
     shape = header.shape
     if header.dtype.kind not in "iuf":
         yield f"has voxels of {header.dtype}, not one number each", "save it as plain numbers"
-    if len(volume_shape(header)) not in (3, 4) or (is_label and header.num_channels != 1):
+    if not is_3d(header) or (is_label and header.num_channels != 1):
         wanted = "one 3D volume" if is_label else "3D, or 4D with the channels last"
         yield f"has shape {shown(shape)}: it must be {wanted}", "save the one volume that is meant"
     elif min(shape[:3]) < LEAST_SIDE:
@@ -109,6 +112,11 @@ def alone(header: Header, *, is_label: bool) -> Iterator[tuple[str, str]]:
             f"has the affine {rows(header.affine)}, which is no grid in space",
             "write an affine whose first three columns are the axes in mm",
         )
+
+
+def is_3d(header: Header) -> bool:
+    """Whether it is a volume, or several as channels."""
+    return len(volume_shape(header)) in (3, 4)
 
 
 def sound(header: Header) -> bool:
@@ -153,11 +161,12 @@ def apart(header: Header, other: Header, name: str) -> Iterator[tuple[str, str]]
 
 
 def extent(cases: Sequence[Case]) -> str:
-    """The sizes and spacings of the cases' images."""
+    """The sizes and spacings of the cases' images, of those that can be read."""
     found = []
     for case in cases:
         with suppress(Unreadable):
-            found.append(read_header(case.images[0]))
+            header = read_header(case.images[0])
+            found += [header] if is_3d(header) and sound(header) else []
     if not found:
         return "no image can be read"
     shapes, spacings = zip(*((h.shape[:3], h.spacing_mm) for h in found), strict=True)

@@ -52,10 +52,10 @@ class Pairs:
                 raise Misuse(f"data.{key} must be a list of names, got {names!r}")
         if len(self.images) > 1 and channels is not None and len(channels) != len(self.images):
             raise Misuse(f"data.channels names {len(channels)} of {len(self.images)} channels")
-        if classes is None and num_classes is None:
+        if classes is None and not isinstance(num_classes, int):
             raise Misuse(
                 "files alone do not say their classes: give data.classes=[background, ...] or "
-                "data.num_classes=, with the background"
+                f"data.num_classes=, with the background; got {num_classes!r}"
             )
         names = channels or (f"channel_{n}" for n in range(len(self.images)))
         self.channels = tuple(map(str, names))

@@ -163,7 +163,7 @@ def channels_of(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     parts, affine = [], np.eye(4)
     for number, file in enumerate(files):
         channels, own = read(file)
-        if not np.isfinite(channels).all():
+        if not all(_finite(channel) for channel in channels):
             raise Misuse(f"{file} holds NaN or infinite values")
         if number and channels.shape[1:] != parts[0].shape[1:]:
             raise Misuse(
@@ -173,6 +173,11 @@ def channels_of(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
         affine = affine if number else own
         parts.append(channels)
     return parts[0] if len(parts) == 1 else np.concatenate(parts), affine
+
+
+def _finite(channel: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite for a network
+        return bool(np.isfinite(channel.astype(np.float32, copy=False)).all())
 
 
 def read_label(file: Path, shape: Sequence[int]) -> np.ndarray:
