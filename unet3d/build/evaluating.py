@@ -64,6 +64,9 @@ class Evaluation:
 
     def judged(self) -> Iterator[Judged]:
         """Every case in the order of the names, each as soon as it is known."""
+        if self.config["workers"] == 1:  # without a thread, so that Ctrl-C is answered at once
+            yield from map(self.judge, self.pairs)
+            return
         pool = ThreadPoolExecutor(self.config["workers"])
         try:
             yield from pool.map(self.judge, self.pairs)

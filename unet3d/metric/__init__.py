@@ -1,1 +1,1 @@
-"""Metrics: update(logits, labels), compute()."""
+"""Metrics: of a training's volumes, by update and compute; of one case's arrays, by scores."""
