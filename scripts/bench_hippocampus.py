@@ -67,7 +67,7 @@ def folds(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def pools(arguments: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    for seed in SEEDS:  # the poolings in turn, so that a machine's moods meet all of them
+    for seed in arguments.seeds:  # the poolings in turn, so that a machine's moods meet all of them
         for fold in arguments.folds:
             for pool in POOLS:
                 folder = arguments.runs / f"{pool}-fold-{fold}-seed-{seed}"
@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("part", choices=("folds", "pools"))
     parser.add_argument("--name", default="cpu", help="of the result file")
     parser.add_argument("--folds", type=int, nargs="+", default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the poolings")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--runs", type=Path, default=None, help="where the runs are kept")
     parser.add_argument("overrides", nargs="*", default=[])
