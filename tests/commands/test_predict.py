@@ -287,6 +287,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
         ({"output": "in"}, "a folder other than"),
         ({"output": "out.nii"}, "2 scans need a folder"),
         ({"output": "/proc/x"}, "/proc/x"),
+        ({"output": "broken.ckpt"}, "must be a folder"),
         ({"overlap": 1}, "overlap must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"batch_size": "many"}, "batch_size must be int"),
@@ -325,6 +326,12 @@ def test_misuse_is_answered_in_one_line_with_code_2(
     assert said in error
     assert error.startswith("unet3d: ")
     assert "\n" not in error
+
+
+def test_windows_that_do_not_fit_are_answered_with_code_3(predict, checkpoint, images, capsys):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    assert predict(**words, batch_size=10**12) == 3
+    assert "windows of 16x16x16 at a time do not fit the RAM" in capsys.readouterr().err
 
 
 def test_a_missing_word_is_asked_for(predict, capsys):

@@ -120,6 +120,8 @@ def tasks(
     folder = target.parent if single else target
     if single and len(found) > 1:
         raise Misuse(f"output={target}: {len(found)} scans need a folder")
+    if not single and target.exists() and not target.is_dir():
+        raise Misuse(f"output={target} must be a folder, a .nii or a .nii.gz")
     if folder.resolve() == (source if source.is_dir() else source.parent).resolve():
         raise Misuse(f"output={target}: results need a folder other than that of the images")
     folder.mkdir(parents=True, exist_ok=True)

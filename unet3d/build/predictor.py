@@ -95,7 +95,7 @@ class Predictor:
         preparing = cost(task.scan.files, self.members.preparation).ram
         if preparing > budget.ram:
             raise Misfit(
-                f"preparing it takes {size(preparing)} of RAM, {size(budget.ram)} are free"
+                f"preparing it takes {size(preparing)} of RAM; it may take {size(budget.ram)}"
             )
         scan = self.members.preparation.scan(task.scan.files)
         channels = self.members.channels
@@ -228,4 +228,4 @@ def lacking(least: Plan, budget: Budget) -> str:
     """Why not even the smallest plan fits."""
     if least.gpu > (budget.gpu or 0):
         return f"its windows take {size(least.gpu)} on the GPU, {size(budget.gpu or 0)} are free"
-    return f"it takes at least {costs(least)}; {size(budget.ram)} are free"
+    return f"it takes at least {costs(least)}; it may take {size(budget.ram)}"

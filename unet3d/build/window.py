@@ -29,10 +29,13 @@ def measured_window(
     hooks = [m.register_forward_hook(count) for n in networks for m in n.modules()]
     try:
         channels, taken = _computed(forwards, shape, device)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
         raise Misfit(
-            f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} at a time do not fit the GPU; "
-            "what may help: batch_size=1, precision=bf16, device=cpu"
+            f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} at a time do not fit the "
+            f"{'GPU' if device.type == 'cuda' else 'RAM'}; what may help: batch_size=1, "
+            "precision=bf16, device=cpu"
         ) from error
     finally:
         for hook in hooks:
