@@ -38,7 +38,7 @@ def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         voxels = image.dataobj
         scaled = voxels.slope != 1 or voxels.inter != 0
-        array = voxels.get_scaled(np.float32) if scaled else voxels.get_unscaled()
+        array = np.asarray(voxels, np.float32) if scaled else voxels.get_unscaled()
     except Exception as error:
         raise Misuse(f"{file} cannot be read as a volume: {error}") from error
     array = np.asarray(array).reshape(volume_shape(image))
