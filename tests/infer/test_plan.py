@@ -1,11 +1,8 @@
-from itertools import accumulate
-
 import numpy as np
 import pytest
 import torch
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
 
+from tests.infer.allocated import allocated_at_most
 from unet3d.infer.decide import Output, largest
 from unet3d.infer.plan import Budget, Job, plan
 from unet3d.infer.segment import segment
@@ -27,20 +24,6 @@ def job(shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_b
         window_bytes=window_bytes,
         held=held,
     )
-
-
-def allocated_at_most(action):
-    """The peak of what torch allocates meanwhile."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        action()
-    tree = profiler.profiler.kineto_results.experimental_event_tree()
-    events = []
-    while tree:
-        event = tree.pop()
-        tree += event.children
-        if event.tag == _EventType.Allocation:
-            events.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return max(accumulate(size for _, size in sorted(events)))
 
 
 @pytest.mark.parametrize("strips", [1, 3])

@@ -1,0 +1,22 @@
+"""What torch allocates on a CPU while something runs."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+
+def allocated_at_most(action: Callable[[], object]) -> int:
+    """Bytes at the peak, of what is allocated meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    assert profiler.profiler is not None
+    tree = profiler.profiler.kineto_results.experimental_event_tree()
+    events = []
+    while tree:
+        event = tree.pop()
+        tree += event.children
+        if event.tag == _EventType.Allocation:
+            events.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return max(accumulate(size for _, size in sorted(events)))
