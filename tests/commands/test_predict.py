@@ -231,6 +231,20 @@ def test_probabilities_sum_to_one_and_agree_with_the_labels(
     np.testing.assert_array_equal(found.argmax(-1), labels(tmp_path / "out" / "a.nii.gz"))
 
 
+def test_regions_are_painted_in_training_and_in_prediction(predict, checkpoint, images, tmp_path):
+    regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
+    folder = images("a.nii")
+    words = {"checkpoint": checkpoint("regions", regions), "input": folder}
+    assert predict(**words, probabilities=True) == 0
+    found = labels(tmp_path / "out" / "probabilities" / "a.nii")
+    assert found.shape[-1] == 3
+    expected = np.zeros(found.shape[:-1])
+    for region in range(3):
+        expected[found[..., region] > 0.5] = region + 1
+    np.testing.assert_array_equal(labels(tmp_path / "out" / "a.nii"), expected)
+    assert len(np.unique(expected)) > 2
+
+
 def test_only_the_largest_piece_of_a_named_class_stays(predict, checkpoint, images, tmp_path):
     from scipy.ndimage import label
 

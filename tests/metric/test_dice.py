@@ -18,7 +18,7 @@ def test_dice_and_iou_equal_monais_on_whole_volumes():
     for _ in range(3):
         reference = torch.randint(0, 3, (1, 6, 5, 4))
         predicted = torch.randint(0, 3, (1, 6, 5, 4))
-        metric.update(logits_of(predicted, 3), reference.to(torch.uint8))
+        metric.update(predicted, reference)
         for other in theirs:
             other(logits_of(predicted, 3)[:, 1:], logits_of(reference, 3)[:, 1:])
     scores = metric.compute()
@@ -30,15 +30,15 @@ def test_the_mean_is_over_volumes_and_not_over_voxels():
     metric = Dice(["background", "a"])
     large, small = torch.ones(1, 4, 4, 4), torch.zeros(1, 4, 4, 4)
     small[0, 0, 0, 0] = 1
-    metric.update(logits_of(large, 2), large.to(torch.uint8))  # 1
-    metric.update(logits_of(torch.zeros(1, 4, 4, 4), 2), small.to(torch.uint8))  # 0
+    metric.update(large, large)  # 1
+    metric.update(torch.zeros(1, 4, 4, 4), small)  # 0
     assert metric.compute()["dice/a"] == 0.5
 
 
 def test_a_class_absent_from_both_is_left_out_and_a_wrong_one_scores_zero():
     metric = Dice(["background", "a", "b"])
     nothing, some = torch.zeros(1, 2, 2, 2), torch.ones(1, 2, 2, 2)
-    metric.update(logits_of(some, 3), nothing.to(torch.uint8))
+    metric.update(some, nothing)
     scores = metric.compute()
     assert scores["dice/a"] == 0
     assert math.isnan(scores["dice/b"])
@@ -51,15 +51,24 @@ def test_ignored_voxels_count_nowhere():
     predicted = torch.ones(1, 2, 2, 2)
     predicted[0, 0] = 0
     reference[0, 0] = IGNORE
-    metric.update(logits_of(predicted, 2), reference)
+    metric.update(predicted, reference)
     assert metric.compute()["dice/a"] == 1
 
 
-def test_update_returns_the_predicted_classes_and_reset_forgets():
+def test_a_region_is_judged_as_one_whatever_its_labels():
+    metric = Dice(["background", "a", "b", "c"], {"whole": [1, 2, 3], "core": [2, 3]})
+    reference = torch.tensor([0, 1, 2, 3]).view(1, 1, 1, 4)
+    metric.update(torch.tensor([0, 2, 3, 3]).view(1, 1, 1, 4), reference)
+    scores = metric.compute()
+    assert scores["dice/whole"] == 1
+    assert scores["dice/core"] == 2 * 2 / (3 + 2)
+    assert scores["iou/core"] == 2 / 3
+    assert scores["dice"] == (1 + 0.8) / 2
+    assert set(scores) == {"dice", "iou", "dice/whole", "dice/core", "iou/whole", "iou/core"}
+
+
+def test_reset_forgets():
     metric = Dice(["background", "a"])
-    predicted = torch.randint(0, 2, (1, 3, 3, 3))
-    assert metric.update(logits_of(predicted, 2), predicted.to(torch.uint8)).equal(
-        predicted.to(torch.uint8)
-    )
+    metric.update(torch.ones(1, 3, 3, 3), torch.ones(1, 3, 3, 3))
     metric.reset()
     assert metric.matrices == []

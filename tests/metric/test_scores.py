@@ -27,7 +27,7 @@ def test_overlap_equals_monais_and_that_of_the_training():
         for a in (prediction, reference)
     ]
     training = Dice(["background", "a", "b"])
-    training.update(onehot[0].float(), torch.from_numpy(reference)[None])
+    training.update(torch.from_numpy(prediction)[None], torch.from_numpy(reference)[None])
     for c, name in enumerate("ab"):
         dice, iou = (
             f(*onehot, include_background=False)[0, c] for f in (compute_dice, compute_iou)

@@ -26,24 +26,6 @@ class Ensemble:
     patch: Triple
     precision: str  # of the training
 
-    @property
-    def painted(self) -> list[int] | None:
-        """The label of each region: the one of its labels that no later region has."""
-        if self.regions is None:
-            return None
-        labels = []
-        for number, (name, part) in enumerate(self.regions.items()):
-            later = {
-                label for other in list(self.regions.values())[number + 1 :] for label in other
-            }
-            own = [label for label in part if label not in later]
-            if len(own) != 1:
-                raise Misuse(
-                    f"region {name} must have one label that no later region has, it has {own}"
-                )
-            labels += own
-        return labels
-
 
 def ensemble(paths: Sequence[Path]) -> Ensemble:
     """The networks of checkpoints; what they must have in common and do not is named."""

@@ -116,6 +116,24 @@ def regions_of(cfg: DictConfig) -> dict[str, tuple[int, ...]] | None:
     return found
 
 
+def painted(regions: Mapping[str, Sequence[int]]) -> list[int]:
+    """The label that a voxel of each region gets: the one of its labels that no later region has.
+
+    >>> painted({"whole": [1, 2, 3], "core": [2, 3], "enhancing": [3]})
+    [1, 2, 3]
+    """
+    labels, parts = [], list(regions.values())
+    for number, (name, part) in enumerate(regions.items()):
+        own = set(part).difference(*parts[number + 1 :])
+        if len(own) != 1:
+            raise Misuse(
+                f"data.regions.{name} must have one label that no later region has (the outermost "
+                f"comes first), it has {len(own)}: {sorted(own)}"
+            )
+        labels += own
+    return labels
+
+
 def preparation_of(cfg: DictConfig, cases: Sequence[Case], channels: Sequence[str]) -> Preparation:
     """How volumes are made ready; what is the data set's own is looked up in all of its cases."""
     data = cfg.data
@@ -187,10 +205,7 @@ def network(request: Request) -> nn.Module:
         raise Misuse(
             "model.channels says the channels exactly: leave out model.depth and model.width"
         )
-    regions = regions_of(cfg)
-    if regions is not None:  # one output each, and none for the background
-        cfg = cfg.copy()
-        cfg.data.num_classes = len(regions)
+    cfg = with_outputs(cfg)
     parameters = inspect.signature(get_object(cfg.model._target_)).parameters
     if "pool" in parameters:
         return make(cfg.model, pool=make(cfg.pool))
@@ -200,6 +215,15 @@ def network(request: Request) -> nn.Module:
             f"leave out pool={request.choices.get('pool')}"
         )
     return make(cfg.model)
+
+
+def with_outputs(cfg: DictConfig) -> DictConfig:
+    """The config as the network sees it: regions have an output each, the background has none."""
+    regions = regions_of(cfg)
+    if regions is not None:
+        cfg = cfg.copy()
+        cfg.data.num_classes = len(regions)
+    return cfg
 
 
 def network_from(card: Mapping[str, Any]) -> nn.Module:

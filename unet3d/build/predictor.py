@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.build.ensemble import Ensemble
+from unet3d.build.objects import painted
 from unet3d.build.step import HALF, PURE
 from unet3d.build.window import measured_window
 from unet3d.data.geometry import cropped, oriented
@@ -135,21 +136,22 @@ class Predictor:
         """Segment and write; what had to be changed meanwhile is said."""
         task, grid = ready.task, ready.scan.grid
         labels = np.zeros(grid.file_shape, np.uint8)
-        painted = self.members.painted
+        regions = self.members.regions
 
         def inside(array: np.ndarray) -> np.ndarray:
             return cropped(oriented(array, grid.axes, grid.flips), grid)
 
-        outputs = [Output(largest if painted is None else Painted(painted), inside(labels))]
+        decide = largest if regions is None else Painted(painted(regions))
+        outputs = [Output(decide, inside(labels))]
         with ExitStack() as files:
             if task.probabilities is not None:
                 array = files.enter_context(
                     written_probabilities(task.probabilities, self.classes, task.scan.files[0])
                 )
-                if painted is None:
+                if regions is None:
                     array[0] = 1  # outside of what was prepared all is background
-                decide = probabilities if painted is None else torch.sigmoid
-                outputs.append(Output(decide, inside(array)))
+                shares = probabilities if regions is None else torch.sigmoid
+                outputs.append(Output(shares, inside(array)))
             self._segment(ready, outputs, told=told, say=say)
         clean.keep_largest(labels, self.kept)
         write_labels(task.labels, labels, task.scan.files[0])

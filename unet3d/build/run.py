@@ -23,16 +23,20 @@ from unet3d.build.objects import (
     make,
     network,
     optimizer_factory,
+    painted,
     parameters_of,
     plain,
     preparation_of,
+    regions_of,
     seed_of,
     source_of,
+    with_outputs,
 )
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
 from unet3d.lit.dashboard import Dashboard
@@ -116,18 +120,20 @@ def build(request: Request, folder: Path) -> Run:
     model = network(request)
     make(cfg.checkpointing).apply(model)
 
-    config = plain(cfg)
-    infer = SlidingWindow(config["data"]["patch_size"], **config["infer"])
+    config, regions = plain(cfg), regions_of(cfg)
+    decide = largest if regions is None else Painted(painted(regions))
+    infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
     task = SegmentationTask(
         model=model,
         loss=make(cfg.loss),
-        metric=Dice(class_names),
+        metric=Dice(class_names, regions),
         infer=infer,
         optimizer=optimizer_factory(cfg, used),
         card={
-            "config": config,
+            "config": config | {"model": plain(with_outputs(cfg))["model"]},
             "classes": list(class_names),
             "channels": list(channels),
+            "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
             "preparation": preparation.settings(),
         },
     )

@@ -79,7 +79,7 @@ class TrainingStep:
         image, _ = self._batch(trace, 1, self.volume)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            self.infer(image, self.model).argmax(1)
+            self.infer(image, self.model)
         self.model.train()
 
     def _loss(self, image: Tensor, label: Tensor) -> Tensor:

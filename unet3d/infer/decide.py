@@ -14,7 +14,7 @@ from unet3d.infer.walk import Bar, Span, Walk
 from unet3d.types import Fault, Triple
 
 Decision = Callable[[Tensor], Tensor]
-"""Logits (K, H, W) of some voxels -> what is written of them, (..., H, W)."""
+"""Logits (K, ...) of some voxels -> their labels (...), or whatever else is written of them."""
 
 
 def largest(logits: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def largest(logits: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Of each class, (K, H, W)."""
+    """Of each class, (K, ...)."""
     return logits.softmax(0)
 
 

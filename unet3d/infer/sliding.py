@@ -1,36 +1,61 @@
-"""A whole volume through the network, window by window (MONAI's sliding window)."""
+"""A whole volume through the network, window by window, to the labels of its voxels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import permutations
 
+import torch
 from torch import Tensor
 
+from unet3d.infer.decide import Decision, largest
+from unet3d.infer.walk import Bar, Walk
+from unet3d.infer.windows import Network, walked
 from unet3d.types import Misuse
 
 
 class SlidingWindow:
-    """Overlapping windows of `patch_size`, blended with gaussian weights."""
+    """Overlapping windows of `patch_size`, blended with gaussian weights, decided bar by bar."""
 
-    def __init__(self, patch_size: Sequence[int], *, overlap: float = 0.5, batch_size: int = 1):
+    def __init__(
+        self,
+        patch_size: Sequence[int],
+        *,
+        overlap: float = 0.5,
+        batch_size: int = 1,
+        decide: Decision = largest,
+    ):
         if not 0 <= overlap < 1 or batch_size < 1:
             raise Misuse(
                 "infer needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
-        self.patch_size = tuple(patch_size)
+        d, h, w = patch_size
+        self.patch_size = d, h, w
         self.overlap = overlap
         self.batch_size = batch_size
+        self.decide = decide
 
-    def __call__(self, image: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-        from monai.inferers.utils import sliding_window_inference
+    def __call__(self, image: Tensor, network: Network) -> Tensor:
+        """(B, C, D, H, W) -> labels (B, D, H, W), uint8."""
+        return torch.stack([self._labels(one, network) for one in image])
 
-        logits = sliding_window_inference(
-            image,
-            roi_size=self.patch_size,
-            sw_batch_size=self.batch_size,
-            predictor=network,
-            overlap=self.overlap,
-            mode="gaussian",
-        )
-        assert isinstance(logits, Tensor)
-        return logits
+    def _labels(self, image: Tensor, network: Network) -> Tensor:
+        _, d, h, w = image.shape
+        walks = [
+            Walk(
+                size=(d, h, w),
+                patch=self.patch_size,
+                overlap=self.overlap,
+                order=(a, b, c),
+                batch_size=self.batch_size,
+            )
+            for a, b, c in permutations(range(3))
+        ]
+        walk = min(walks, key=lambda walk: walk.open_voxels)
+        labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
+
+        def take(bar: Bar, logits: Tensor) -> None:
+            place = walk.placed(bar.rows, bar.columns, (0, walk.size[walk.order[2]]))
+            labels[tuple(slice(*span) for span in place)] = self.decide(logits)
+
+        walked(image, walk, [network], take, device=image.device, keep=image.device)
+        return labels

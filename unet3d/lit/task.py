@@ -50,8 +50,9 @@ class SegmentationTask(pl.LightningModule):
 
     def validation_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """The predicted classes (B, D, H, W) of whole volumes."""
-        logits = self.infer(batch["image"], self.model)
-        return self.metric.update(logits, batch["label"])
+        prediction = self.infer(batch["image"], self.model)
+        self.metric.update(prediction, batch["label"])
+        return prediction
 
     def on_validation_epoch_start(self) -> None:
         self.metric.reset()

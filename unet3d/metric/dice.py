@@ -5,7 +5,7 @@ prediction: a class that is absent from both says nothing about a volume and is 
 is absent from all of them); one that is predicted where it should not be, or missed, scores 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,35 +21,40 @@ def confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 class Dice:
-    """Collects volumes by `update` and sums them up by `compute`."""
+    """Collects volumes by `update` and sums them up by `compute`.
 
-    def __init__(self, class_names: Sequence[str]):
-        self.class_names = list(class_names)
+    Judged is each class, or each of the `regions` that are made of several.
+    """
+
+    def __init__(
+        self, class_names: Sequence[str], regions: Mapping[str, Sequence[int]] | None = None
+    ):
+        self.num_classes = len(class_names)
+        self.judged = {name: [c] for c, name in enumerate(class_names) if c > 0}
+        if regions is not None:
+            self.judged = {name: list(labels) for name, labels in regions.items()}
         self.reset()
 
     def reset(self) -> None:
         """Forget all volumes."""
         self.matrices: list[Tensor] = []
 
-    def update(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Take in (B, K, D, H, W) logits and (B, D, H, W) labels; return the predicted classes."""
-        prediction = logits.argmax(1).to(torch.uint8)
+    def update(self, prediction: Tensor, labels: Tensor) -> None:
+        """Take in the predicted classes and the true ones, both (B, D, H, W)."""
         for p, t in zip(prediction, labels, strict=True):
-            counts = confusion(p, t, len(self.class_names))
-            self.matrices.append(counts.cpu())
-        return prediction
+            self.matrices.append(confusion(p, t, self.num_classes).cpu())
 
     def compute(self) -> dict[str, float]:
         """`dice`, `iou` (means over the foreground) and `dice/<class>`, `iou/<class>`."""
         counts = torch.stack(self.matrices).double()  # (volumes, K, K)
-        hit = counts.diagonal(dim1=1, dim2=2)
-        either = counts.sum(1) + counts.sum(2)  # predicted + reference voxels
-        scores = {"dice": 2 * hit / either, "iou": hit / (either - hit)}  # 0 / 0 is NaN: left out
-        result = {}
-        for name, per_volume in scores.items():
-            per_class = per_volume.nanmean(0)
-            result[name] = per_class[1:].nanmean().item()
-            for c, class_name in enumerate(self.class_names):
-                if c > 0:
-                    result[f"{name}/{class_name}"] = per_class[c].item()
-        return result
+        result: dict[str, float] = {}
+        means: dict[str, list[Tensor]] = {"dice": [], "iou": []}
+        for name, labels in self.judged.items():
+            reference, prediction = counts[:, labels], counts[:, :, labels]
+            hit = reference[:, :, labels].sum((1, 2))
+            either = reference.sum((1, 2)) + prediction.sum((1, 2))
+            # 0 / 0 is NaN: left out
+            for score, value in (("dice", 2 * hit / either), ("iou", hit / (either - hit))):
+                means[score].append(value.nanmean())
+                result[f"{score}/{name}"] = means[score][-1].item()
+        return {score: torch.stack(of).nanmean().item() for score, of in means.items()} | result
