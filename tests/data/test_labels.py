@@ -24,6 +24,16 @@ def test_labels_are_read_as_whole_numbers_whatever_their_type(tmp_path, suffix, 
     assert (affine == AFFINE).all()
 
 
+def test_labels_that_the_header_scales_are_read_as_it_says(tmp_path):
+    import nibabel
+
+    stored = np.arange(-2, 14, 2, dtype=np.int16).reshape(2, 2, 2)
+    image = nibabel.Nifti1Image(stored, AFFINE)
+    image.header.set_slope_inter(0.5, 1)
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    assert read_labels(tmp_path / "a.nii.gz")[0].ravel().tolist() == list(range(8))
+
+
 def test_large_and_negative_labels_are_kept(tmp_path):
     labels = np.array([-2, 0, 2035], np.int16).reshape(3, 1, 1)
     assert read_labels(save(tmp_path / "a.nii", labels))[0].ravel().tolist() == [-2, 0, 2035]
