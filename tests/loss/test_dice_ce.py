@@ -34,9 +34,9 @@ def test_value_and_gradient_equal_the_reference(monkeypatch, batch_dice, parts, 
 def test_overlapping_regions_have_a_sigmoid_each(monkeypatch, batch_dice, slab):
     monkeypatch.setattr(module, "SLAB_ELEMENTS", slab)
     logits, labels = sample()
-    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": [3], "left": [1]}
+    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": 3, "left": [1]}
     ours = DiceCE(regions=regions, batch_dice=batch_dice)(logits, labels)
-    theirs = dice_bce(logits, labels, list(regions.values()), batch_dice=batch_dice)
+    theirs = dice_bce(logits, labels, [[1, 2, 3], [2, 3], [3], [1]], batch_dice=batch_dice)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     gradients = [torch.autograd.grad(3 * loss, logits)[0] for loss in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)

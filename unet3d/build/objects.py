@@ -105,8 +105,13 @@ def regions_of(cfg: DictConfig) -> dict[str, tuple[int, ...]] | None:
     if cfg.data.regions is None:
         return None
     known = range(1, cfg.data.num_classes)
+    if not isinstance(cfg.data.regions, DictConfig) or not cfg.data.regions:
+        raise Misuse(
+            "data.regions must be names with their labels, as in {whole: [1, 2], core: [2]}, "
+            f"got {cfg.data.regions}"
+        )
     found: dict[str, tuple[int, ...]] = {}
-    for name, labels in dict(cfg.data.regions).items():
+    for name, labels in cfg.data.regions.items():
         labels = [labels] if isinstance(labels, int) else list(labels)
         if not labels or any(label not in known for label in labels):
             raise Misuse(

@@ -22,10 +22,9 @@ def orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool
 
     change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
     axes = np.argsort(change[:, 0])
-    return (
-        (int(axes[0]), int(axes[1]), int(axes[2])),
-        (change[axes[0], 1] < 0, change[axes[1], 1] < 0, change[axes[2], 1] < 0),
-    )
+    d, h, w = (int(axis) for axis in axes)
+    flips = [bool(change[axis, 1] < 0) for axis in (d, h, w)]
+    return (d, h, w), (flips[0], flips[1], flips[2])
 
 
 def spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:

@@ -28,6 +28,8 @@ class SlidingWindow:
                 "infer needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
+        if len(patch_size) != 3 or min(patch_size) < 1:
+            raise Misuse(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
         d, h, w = patch_size
         self.patch_size = d, h, w
         self.overlap = overlap

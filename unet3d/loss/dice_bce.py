@@ -4,7 +4,7 @@ A region is a set of labels and has an output of its own through a sigmoid. What
 in dice_ce_reference.py; as in dice_ce.py, float32 exists a slab at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,14 @@ from unet3d.loss.slabs import slabs, wide
 from unet3d.types import IGNORE
 
 
-def members(regions: Sequence[Sequence[int]]) -> Tensor:
+def members(regions: Iterable[int | Sequence[int]]) -> Tensor:
     """(R, 256) bool: whether a label belongs to a region."""
-    table = torch.zeros(len(regions), 256, dtype=torch.bool)
-    for row, labels in zip(table, regions, strict=True):
-        row[list(labels)] = True
-    return table
+    rows = [torch.zeros(256, dtype=torch.bool).index_fill_(0, _numbers(r), True) for r in regions]
+    return torch.stack(rows)
+
+
+def _numbers(labels: int | Sequence[int]) -> Tensor:
+    return torch.tensor([labels] if isinstance(labels, int) else list(labels))
 
 
 class DiceBCEFunction(Function):

@@ -34,7 +34,7 @@ class DiceCE(nn.Module):
         ce: float = 1.0,
         smooth: float = 1e-5,
         batch_dice: bool = True,
-        regions: Mapping[str, Sequence[int]] | None = None,
+        regions: Mapping[str, int | Sequence[int]] | None = None,
     ):
         super().__init__()
         if min(dice, ce) < 0 or dice + ce == 0 or smooth <= 0:
@@ -43,7 +43,7 @@ class DiceCE(nn.Module):
                 f"got {dice}, {ce} and {smooth}"
             )
         self.dice, self.ce, self.smooth, self.batch_dice = dice, ce, smooth, batch_dice
-        table = None if regions is None else members(list(regions.values()))
+        table = None if regions is None else members(regions.values())
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
