@@ -109,10 +109,10 @@ def draw_worst(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterator[str
         folder.mkdir(exist_ok=True)
         name = entry["case"]
         prediction, reference, affine = evaluation.read(pairs[name])
-        image = None
-        if evaluation.config["images"] is not None:
+        image, images = None, pairs[name].image or evaluation.config["images"]
+        if images is not None:
             try:
-                image = image_of(name, Path(evaluation.config["images"]), reference.shape)
+                image = image_of(name, Path(images), reference.shape)
             except Misuse as reason:
                 yield f"{name} is drawn without its image: {reason}"
         prediction, reference = without_ignored(prediction, reference, evaluation.ignore_label)

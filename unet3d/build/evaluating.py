@@ -30,6 +30,7 @@ class Pair:
     name: str
     prediction: Sequence[Path]
     reference: Sequence[Path]
+    image: Path | None = None  # what it is drawn over, if not what `images=` says
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
         return None
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
+    say(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
     members = ensemble(checkpoints[:1])
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
@@ -115,9 +116,14 @@ def evaluation_of(run: Run, members: Ensemble, folder: Path) -> Evaluation:
     classes = {name: (c,) for c, name in enumerate(members.classes) if c > 0}
     regions = {k: tuple(v) for k, v in (members.regions or {}).items()}
     pairs = [
-        Pair(name=v.name, prediction=[folder / f"{v.name}.nii.gz"], reference=[v.case.label])
-        for v in run.validation
-        if (folder / f"{v.name}.nii.gz").exists()
+        Pair(
+            name=volume.name,
+            prediction=[folder / f"{volume.name}.nii.gz"],
+            reference=[volume.case.label],
+            image=volume.case.images[0],
+        )
+        for volume in run.validation
+        if (folder / f"{volume.name}.nii.gz").exists()
     ]
     return Evaluation(
         config={

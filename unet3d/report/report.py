@@ -75,6 +75,8 @@ def validated_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def evaluated_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the best checkpoint reached, on the files' own grids."""
+    if not evaluation["per_class"]:
+        return [("Dice", "no validation case could be evaluated")]
     rows = []
     for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
