@@ -283,7 +283,7 @@ def introduction(run: Run) -> str:
     )
 
 
-def report_of(run: Run, *, done: bool, evaluation: dict[str, Any] | None) -> dict[str, Any]:
+def report_of(run: Run, *, done: bool) -> dict[str, Any]:
     """What report.json says."""
     device = run.trainer.strategy.root_device
     metrics = {k: float(v) for k, v in run.trainer.callback_metrics.items()}
@@ -294,7 +294,6 @@ def report_of(run: Run, *, done: bool, evaluation: dict[str, Any] | None) -> dic
         "parameters": parameters_of(run.task.model),
         "left_out": [finding.sentence() for finding in run.left_out],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
-        "evaluation": evaluation,
         "memory": run.memory.summary(),
         "speed": run.speed.summary(),
         "precision": {"asked": run.precision.asked, "used": run.precision.used},

@@ -30,11 +30,11 @@ def train(request: Request, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
     code = fitted(job, checkpoint)
-    scores = (
-        evaluated(job, say=print) if code == 0 and job.config["evaluation"]["enabled"] else None
-    )
-    result = report_of(job, done=code == 0, evaluation=scores)
+    result = report_of(job, done=code == 0)
     report.write(result, folder / "report.json")
+    if code == 0 and job.config["evaluation"]["enabled"]:
+        result["evaluation"] = evaluated(job, say=print)
+        report.write(result, folder / "report.json")
     print("\n" + report.table(result))
     return code
 
