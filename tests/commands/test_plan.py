@@ -70,12 +70,25 @@ def test_what_the_command_line_says_stays(plan, tmp_path):
     assert written["seed"] == 7
 
 
+def test_a_network_of_a_shape_of_its_own_is_planned_without_levels(
+    decathlon_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["data=decathlon", f"data.root={decathlon_folder}", "budget_gib=4", "model=dynunet"]
+    assert main(["plan", *words, "model.filters=[4,8,8]"]) == 0
+    assert experiment(tmp_path)["model"] == {"filters": [4, 8, 8]}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["budget_gib=x"], 2, "budget_gib must be above 0"),
         ([], 2, "budget_gib must be given"),
         (["budget_gib=4", "name=a/b"], 2, "name must be of letters"),
+        (["budget_gib=4", "data.spacing_mm=fine"], 2, "data.spacing_mm must be three numbers"),
+        (["budget_gib=4", "data.spacing_mm=[1,1]"], 2, "data.spacing_mm must be three numbers"),
+        (["budget_gib=4", "data.batch_size=0"], 2, "data.batch_size must be an int >= 1"),
+        (["budget_gib=4", "data.patch_size=[0,8,8]"], 2, "data.patch_size must be three ints"),
         (["budget_gib=0.1"], 3, "no patch down to"),
         (["budget_gib=4", "data.root=/no/such"], 2, "no dataset.json in /no/such"),
     ],

@@ -161,7 +161,7 @@ def preparation_of(cfg: DictConfig, cases: Sequence[Case], channels: Sequence[st
     return Preparation(
         num_classes=data.num_classes,
         orientation=data.orientation,
-        spacing_mm=None if spacing is None else _three_numbers(spacing),
+        spacing_mm=None if spacing is None else three_numbers(spacing),
         crop=data.crop,
         normalize=tuple(asked),
         intensities=None if prints is None else intensities(prints),
@@ -169,10 +169,15 @@ def preparation_of(cfg: DictConfig, cases: Sequence[Case], channels: Sequence[st
     )
 
 
-def _three_numbers(spacing: Any) -> Any:
-    if isinstance(spacing, str):
-        raise Misuse(f"data.spacing_mm must be three numbers, median or null, got {spacing!r}")
-    return tuple(float(s) for s in spacing)
+def three_numbers(spacing: Any) -> tuple[float, float, float]:
+    """A spacing that a config gives as numbers."""
+    good = isinstance(spacing, Sequence) and not isinstance(spacing, str) and len(spacing) == 3
+    if not good or not all(isinstance(s, int | float) and s > 0 for s in spacing):
+        raise Misuse(
+            f"data.spacing_mm must be three numbers above 0, median or null, got {spacing}"
+        )
+    d, h, w = (float(s) for s in spacing)
+    return d, h, w
 
 
 def paths(asked: Any) -> list[Path]:

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import yaml
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.build.checking import UsableCases
 from unet3d.build.fitting import as_given, largest
 from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import Request, described, source_of
+from unet3d.build.objects import Request, described, network, source_of, three_numbers
 from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
 from unet3d.data.fingerprint import Print, fingerprint
 from unet3d.data.geometry import shape_at
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import Misfit, Triple
+from unet3d.types import HasBlocks, Misfit, Misuse, Triple
 
 STRATEGIES = (
     ("checkpointing=none",),
@@ -33,6 +34,9 @@ MOST_BATCH = 32
 
 OWN_KEYS = ("budget_gib", "name", "overwrite", "debug")
 """Of planning, not of the run that is planned."""
+
+OWN_FACTOR = 8
+"""Sides of patches are multiples of this where the network's levels are not ours to plan."""
 
 EPOCH_STEPS, EPOCHS = 250, 200
 
@@ -80,11 +84,12 @@ def look(request: Request) -> Told:
 def planned(request: Request, told: Told, budget: int) -> Plan:
     """The largest patch that fits with a batch of two, then the largest batch."""
     data = request.config.data
+    if not isinstance(data.batch_size, int) or data.batch_size < 1:
+        raise Misuse(f"data.batch_size must be an int >= 1, got {data.batch_size}")
     shapes, spacings = [p.shape for p in told.prints], [p.spacing_mm for p in told.prints]
     target = target_spacing(spacings, shapes)
     if data.spacing_mm not in (None, "median"):
-        d, h, w = (float(s) for s in data.spacing_mm)
-        target = (d, h, w)
+        target = three_numbers(data.spacing_mm)
     at_target = [shape_at(s, o, target) for s, o in zip(shapes, spacings, strict=True)]
     d, h, w = (max(1, int(n)) for n in np.median(at_target, axis=0))
     median = (d, h, w)
@@ -139,6 +144,9 @@ def candidates(request: Request, spacing_mm: Sequence[float], median: Triple) ->
     while patch is not None:
         found.append(patch)
         patch = smaller(patch, spacing_mm, median)
+    if "depth" not in request.config.model:  # a network with levels of its own
+        found = [p for p in found if all(n % OWN_FACTOR == 0 for n in p)]
+        return found or [whole(first, [OWN_FACTOR] * 3)]
     return found
 
 
@@ -149,8 +157,11 @@ def trial(request: Request, patch: Triple, shape: Levels, strategy: Sequence[str
 
 
 def strategies(request: Request) -> Sequence[tuple[str, ...]]:
-    """What to try; nothing, if the command line says it."""
-    return [()] if request.sets("checkpointing") else STRATEGIES
+    """What to try; nothing, if the command line says it or the network has no blocks to redo."""
+    if request.sets("checkpointing"):
+        return [()]
+    with FakeTensorMode():
+        return STRATEGIES if isinstance(network(request), HasBlocks) else STRATEGIES[:1]
 
 
 def fits(request: Request, patch: Triple, shape: Levels, budget: int) -> bool:
@@ -173,7 +184,9 @@ def best_of(
 
 
 def model_words(request: Request, shape: Levels) -> list[str]:
-    """The levels as overrides, where the command line leaves them open."""
+    """The levels as overrides, where the network and the command line leave them open."""
+    if "depth" not in request.config.model:
+        return []
     if request.sets("model.depth") or request.sets("model.channels"):
         return []
     return [
