@@ -1,4 +1,5 @@
 import json
+import shutil
 from math import prod
 
 import pytest
@@ -68,6 +69,18 @@ def test_what_the_command_line_says_stays(plan, tmp_path):
     written = experiment(tmp_path)
     assert (written["data"]["patch_size"], written["data"]["batch_size"]) == ([8, 16, 8], 3)
     assert written["seed"] == 7
+
+
+def test_cases_that_are_left_out_are_named(decathlon_folder, tmp_path, monkeypatch, capsys):
+    shutil.copytree(decathlon_folder, tmp_path / "data")
+    (tmp_path / "data" / "labelsTr" / "case_001.nii.gz").unlink()
+    monkeypatch.chdir(tmp_path)
+    words = ["data=decathlon", "data.root=data", "budget_gib=4", "model.width=4"]
+    assert main(["plan", *words, "data.on_fault=skip"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: case_001" in said
+    assert "4 cases, sizes" in said
+    assert main(["plan", *words, "overwrite=true"]) == 2
 
 
 def test_a_network_of_a_shape_of_its_own_is_planned_without_levels(

@@ -68,6 +68,7 @@ class Told:
     prints: list[Print]
     classes: tuple[str, ...]
     channels: tuple[str, ...]
+    left_out: list[str]  # cases that data.on_fault=skip leaves out, and why
 
 
 def look(request: Request) -> Told:
@@ -78,7 +79,8 @@ def look(request: Request) -> Told:
     usable = UsableCases(cfg, source, channels)  # those that training would use
     cache = Path(cfg.data.cache)
     prints = usable.through(lambda cases: fingerprint(cases, cfg.data.orientation, cache))
-    return Told(prints=prints, classes=classes, channels=channels)
+    left_out = [finding.sentence() for finding in usable.left_out]
+    return Told(prints=prints, classes=classes, channels=channels, left_out=left_out)
 
 
 def planned(request: Request, told: Told, budget: int) -> Plan:

@@ -28,7 +28,8 @@ def plan(request: Request, folder: Path) -> int:
         raise Misuse(f"{path} is there already: choose another name=, or overwrite=true")
     budget = budget_bytes(cfg.budget_gib)
     told = look(request)
-    print(summary(told.prints, told.classes))
+    left_out = [f"left out: {reason}" for reason in told.left_out]
+    print(*left_out, summary(told.prints, told.classes), sep="\n")
     found = planned(request, told, budget)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(header(found, told, budget) + experiment(request, found))
