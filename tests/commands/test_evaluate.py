@@ -283,6 +283,9 @@ def test_the_folds_of_a_cross_validation_are_scored_together(folder):
     several = ("predictions=predictions,second", *FOLDERS[1:])
     assert main(["evaluate", *several]) == 0
     assert {"a", "b"} <= set(result()["cases"])
+    assert main(["evaluate", "predictions=[ps]*", *FOLDERS[1:]]) == 0
+    assert {"a", "b"} <= set(result()["cases"])
+    assert main(["evaluate", "predictions=none_*", *FOLDERS[1:]]) == 2
 
 
 def test_references_without_a_prediction_may_be_ignored(folder):

@@ -181,13 +181,27 @@ def three_numbers(spacing: Any) -> tuple[float, float, float]:
 
 
 def paths(asked: Any) -> list[Path]:
-    """A path, several with commas between them, or a list."""
+    """A path or a pattern, several with commas between them, or a list."""
     if isinstance(asked, Sequence) and not isinstance(asked, str):
-        return [Path(str(word)) for word in asked]
-    if Path(str(asked)).exists():
+        words = [str(word) for word in asked]
+    elif Path(str(asked)).exists():
         return [Path(str(asked))]
-    words = str(asked).strip().removeprefix("[").removesuffix("]").split(",")
-    return [Path(word.strip().strip("'\"")) for word in words]
+    else:
+        text = str(asked).strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        words = [word.strip().strip("'\"") for word in text.split(",")]
+    return [path for word in words for path in _matching(word)]
+
+
+def _matching(word: str) -> list[Path]:
+    path = Path(word)
+    if path.exists() or not set(word) & set("*?["):
+        return [path]
+    found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not found:
+        raise Misuse(f"there is nothing that {word} matches")
+    return found
 
 
 def fold_of(cfg: DictConfig) -> int | None:
