@@ -66,16 +66,22 @@ def hippocampus() -> str:
         "| | Dice anterior / posterior | mean | steps | seconds per step | peak of a step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    rows = {"five folds": measured["folds"]} if "folds" in measured else {}
+    rows = {}
+    if "folds" in measured:
+        numbers = [name.removeprefix("fold ") for name in measured["folds"]["rows"]]
+        rows[f"folds {', '.join(numbers)}"] = measured["folds"]
     for pool, mean in measured.get("pools", {}).get("mean", {}).items():
-        rows[f"`pool={pool}`"] = {"mean": mean, "rows": measured["pools"]["rows"][pool]}
+        rows[f"`pool={pool}`, {len(measured['pools']['rows'][pool])} runs"] = {
+            "mean": mean,
+            "rows": measured["pools"]["rows"][pool],
+        }
     for name, part in rows.items():
         mean, runs = part["mean"], list(part["rows"].values())
         dice = mean["dice"]
         spread = "" if mean["dice_deviation"] is None else f" ± {mean['dice_deviation']:.4f}"
         peak = ", ".join(f"{v / 2**20:.0f} MiB {k}" for k, v in mean["peak_bytes"].items())
         lines.append(
-            f"| {name}, {len(runs)} runs | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} "
+            f"| {name} | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} "
             f"| {dice['mean']:.4f}{spread} | {runs[0]['steps']} "
             f"| {mean['median_step_seconds']:.2f} | {peak} |"
         )
