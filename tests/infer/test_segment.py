@@ -111,7 +111,7 @@ def test_labels_go_back_into_a_box_of_a_turned_file(axes, flips):
         {"classes": 1, "decide": Painted([3])},
         {"classes": 3, "decide": Painted([1, 2, 4])},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_ensembles_mirrorings_batches_and_regions_are_decided_alike(options):
     compare(grid_of(*UP), some=7, **options)
