@@ -59,7 +59,7 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("data.in_channels=2", "data.in_channels=2"),
         ("data.ignore_label=1", "data.ignore_label"),
         ("data.spacing_mm=[1,1]", "data.spacing_mm"),
-        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers, median or null"),
+        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers above 0, median or null"),
         ("data.normalize=max", "data.normalize must be auto or of"),
         ("data.normalize=[zscore,ct]", "one for each of the 1 channels"),
         ("data.crop=some", "data.crop must be"),
