@@ -84,6 +84,7 @@ def test_a_run_that_ends_by_time_validates_what_it_reached(composed, tmp_path):
 
 def test_fold_none_trains_on_every_case_without_validation(unet3d, tmp_path):
     assert unet3d("fold=none") == 0
+    assert [p.name for p in (tmp_path / "run").rglob("*.ckpt")] == ["last.ckpt"]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert not [name for name in report["metrics"] if name.startswith("val/")]
 

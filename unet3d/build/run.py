@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Timer, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
@@ -237,6 +237,7 @@ def trainer(
         plugins=plugins,
         default_root_dir=folder,
         enable_model_summary=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
         use_distributed_sampler=False,
         **choice,
     )
