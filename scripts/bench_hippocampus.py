@@ -45,7 +45,7 @@ def row(report: dict[str, Any]) -> dict[str, Any]:
             for name, value in report["metrics"].items()
             if name.startswith("val/dice")
         },
-        "evaluation": report.get("evaluation"),
+        "evaluation": (report.get("evaluation") or {}).get("per_class"),
         "steps": report["steps"],
         "median_step_seconds": report["speed"]["median_step_seconds"],
         "peak_bytes": {k: v for k, v in memory.items() if k != "phases"},
