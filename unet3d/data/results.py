@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.nifti import opened, volume_shape
+from unet3d.whole import whole
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
@@ -54,24 +55,6 @@ def written_probabilities(path: Path, classes: int, like: Path) -> Generator[np.
 def probability_bytes(space: tuple[int, ...], classes: int) -> int:
     """The size of a file of probabilities."""
     return 4 * classes * int(np.prod(space))
-
-
-@contextmanager
-def whole(path: Path) -> Generator[Path]:
-    """A file to write that becomes `path` once the disk has it, or is gone."""
-    draft = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _type(like: Path) -> Any:

@@ -1,6 +1,5 @@
 """Checkpoints that are whole or not there, and a `last` one however a run ends."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from unet3d.whole import whole
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -22,20 +23,8 @@ class WholeCheckpoints(TorchCheckpointIO):
     ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with draft.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with whole(target) as draft, draft.open("wb") as file:
+            torch.save(checkpoint, file)
 
 
 def amended(path: Path, facts: dict[str, Any]) -> None:

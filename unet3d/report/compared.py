@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.report.report import whole
 from unet3d.report.slices import overlay, palette, windowed
+from unet3d.whole import whole
 
 MARGIN_MM = 10
 PANEL_INCHES = 3.4

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d.report.report import whole
+from unet3d.whole import whole
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Scores of each class of each case."""

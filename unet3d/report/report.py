@@ -2,16 +2,15 @@
 
 import json
 import math
-import os
 import platform
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from unet3d import __version__
 from unet3d.types import MIB
+from unet3d.whole import whole
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
@@ -21,17 +20,6 @@ def versions() -> dict[str, str]:
     return {"unet3d": __version__, "python": platform.python_version()} | {
         name: version(name) for name in PACKAGES
     }
-
-
-@contextmanager
-def whole(path: Path) -> Generator[Path]:
-    """Where to write a file that shall be there whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write(report: Mapping[str, Any], path: Path) -> None:
