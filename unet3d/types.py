@@ -8,6 +8,16 @@ from torch import Tensor, nn
 
 MIB, GIB = 2**20, 2**30
 
+
+def size(nbytes: float) -> str:
+    """In the unit that a person would use.
+
+    >>> size(3 * 2**29), size(2**24)
+    ('1.5 GiB', '16 MiB')
+    """
+    return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"
+
+
 IGNORE = 255
 """The label of voxels that count in neither loss nor metric, whatever the files call it."""
 

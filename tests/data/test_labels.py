@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from unet3d.data.labels import read_labels, volumes_in
+from unet3d.data.labels import by_name, read_labels
 from unet3d.types import Misuse
 
 AFFINE = np.diag([2.0, 1.0, 3.0, 1.0])
@@ -89,5 +89,5 @@ def test_an_affine_without_spacing_is_refused(tmp_path):
 def test_files_are_found_by_name_and_hidden_ones_are_left_out(tmp_path):
     for name in ("a.nii.gz", "b.nii", "b.nii.gz", "._a.nii.gz", "c.json", "d.e.nii"):
         (tmp_path / name).touch()
-    found = {k: [f.name for f in v] for k, v in volumes_in(tmp_path).items()}
+    found = {k: [f.name for f in v] for k, v in by_name(tmp_path).items()}
     assert found == {"a": ["a.nii.gz"], "b": ["b.nii", "b.nii.gz"], "d.e": ["d.e.nii"]}

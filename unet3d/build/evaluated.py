@@ -8,7 +8,7 @@ import numpy as np
 
 from unet3d.build.evaluating import Evaluation, Judged
 from unet3d.data.geometry import orientation, oriented, spacing
-from unet3d.data.labels import volumes_in
+from unet3d.data.labels import by_name
 from unet3d.data.nifti import read
 from unet3d.metric import interval
 from unet3d.metric.scores import RULES, SCORES, without_ignored
@@ -148,7 +148,7 @@ def legend(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 def image_of(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
     """The image of a case, of several channels the first."""
     if images.is_dir():
-        files = volumes_in(images)
+        files = by_name(images)
         given = files.get(name) or files.get(f"{name}_0000")
         if not given:
             raise Misuse(f"{images} has neither {name}.nii.gz nor {name}_0000.nii.gz")

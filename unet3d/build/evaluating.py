@@ -12,7 +12,7 @@ from unet3d.build.objects import Request, paths, plain
 from unet3d.build.scored import ignored, scored, tolerance
 from unet3d.data.geometry import spacing
 from unet3d.data.label_names import LabelNames
-from unet3d.data.labels import read_labels, volumes_in
+from unet3d.data.labels import by_name, read_labels
 from unet3d.metric.scores import labels_in, scores
 from unet3d.types import Misuse
 
@@ -172,9 +172,9 @@ def matched(predictions: Sequence[Path], references: Path) -> tuple[list[Pair], 
         return [Pair(name=name, prediction=predictions, reference=[references])], []
     given: dict[str, list[Path]] = {}
     for folder in predictions:
-        for name, files in volumes_in(folder).items():
+        for name, files in by_name(folder).items():
             given.setdefault(name, []).extend(files)
-    wanted = volumes_in(references)
+    wanted = by_name(references)
     if not given.keys() & wanted.keys():
         folders = ", ".join(map(str, predictions))
         raise Misuse(

@@ -13,8 +13,7 @@ from unet3d.build.objects import Request
 from unet3d.machine.memory import available_bytes
 from unet3d.meter.fit import CONTEXT
 from unet3d.meter.predict import Prediction
-from unet3d.meter.show import size
-from unet3d.types import Misfit, Misuse
+from unet3d.types import Misfit, Misuse, size
 
 REMEDIES = (
     ("checkpointing=blocks",),

@@ -11,10 +11,10 @@ from omegaconf import DictConfig, ListConfig
 from unet3d.build.ensemble import Ensemble, ensemble
 from unet3d.build.objects import Request, paths
 from unet3d.build.predictor import Predictor, Task
-from unet3d.data.scans import ENDINGS, ScanFiles, scans
+from unet3d.data.raw import ENDINGS
+from unet3d.data.scans import ScanFiles, scans
 from unet3d.machine.device import Precision, accelerator, precision
-from unet3d.meter.show import size
-from unet3d.types import GIB, Misuse
+from unet3d.types import GIB, Misuse, size
 
 
 @dataclass(frozen=True, kw_only=True)

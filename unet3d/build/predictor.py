@@ -27,8 +27,7 @@ from unet3d.infer.windows import Network, mirrorings
 from unet3d.lit.precision import in_half
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import available_bytes, free_bytes
-from unet3d.meter.show import size
-from unet3d.types import MIB, Misfit, Misuse
+from unet3d.types import MIB, Misfit, Misuse, size
 
 SPARE = 0.9
 """The share of what is free that a case may take."""

@@ -53,10 +53,9 @@ from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
-from unet3d.meter.show import size
 from unet3d.metric.dice import Dice
 from unet3d.report.report import versions
-from unet3d.types import Misuse
+from unet3d.types import Misuse, size
 
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""

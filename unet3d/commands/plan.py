@@ -8,9 +8,8 @@ from unet3d.build.objects import Request
 from unet3d.build.planning import Plan, Told, experiment, look, planned
 from unet3d.commands.fit import budget_bytes
 from unet3d.commands.run import run
-from unet3d.meter.show import size
 from unet3d.report.fingerprint import draw, summary
-from unet3d.types import Misuse
+from unet3d.types import Misuse, size
 
 
 def main(arguments: Sequence[str]) -> int:

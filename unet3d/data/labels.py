@@ -4,20 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.data.folder import volumes_in
 from unet3d.data.nifti import read
+from unet3d.data.raw import split_name
 from unet3d.types import Misuse
 
 LARGEST_LABEL = 2**16 - 1
-SUFFIXES = (".nii.gz", ".nii")
 
 
-def volumes_in(folder: Path) -> dict[str, list[Path]]:
+def by_name(folder: Path) -> dict[str, list[Path]]:
     """The folder's NIfTI files by name without suffix; hidden ones are left out."""
     found: dict[str, list[Path]] = {}
-    for file in sorted(folder.iterdir()):
-        suffix = next((s for s in SUFFIXES if file.name.endswith(s)), None)
-        if suffix and not file.name.startswith("."):
-            found.setdefault(file.name.removesuffix(suffix), []).append(file)
+    for file in volumes_in(folder):
+        found.setdefault(split_name(file)[0], []).append(file)
     return found
 
 

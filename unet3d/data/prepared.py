@@ -22,7 +22,7 @@ from unet3d.data.faults import try_all
 from unet3d.data.geometry import orientation, shape_at, spacing
 from unet3d.data.nifti import opened, volume_shape
 from unet3d.data.preparation import Preparation, prepare
-from unet3d.types import GIB, IGNORE, MIB, Misuse
+from unet3d.types import IGNORE, MIB, Misuse, size
 
 PLACES_PER_CLASS = 2000
 """So many voxels of each class are remembered, for sampling patches around them."""
@@ -83,8 +83,8 @@ def prepared(
             "preparing %d cases into %s: %s on disk, at most %s of RAM for %d at a time",
             len(missing),
             cache,
-            _size(sum(c.disk for c in costs)),
-            _size(threads * max(c.ram for c in costs)),
+            size(sum(c.disk for c in costs)),
+            size(threads * max(c.ram for c in costs)),
             threads,
         )
         with ThreadPoolExecutor(threads) as pool:
@@ -207,7 +207,3 @@ def _places(label: np.ndarray) -> np.ndarray:
             where = where[np.sort(rng.choice(len(where), PLACES_PER_CLASS, replace=False))]
         rows.append(np.insert(where, 0, c, axis=1).astype(np.int32))
     return np.concatenate(rows)
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count > GIB else f"{count / MIB:.0f} MiB"

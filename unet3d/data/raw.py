@@ -19,6 +19,9 @@ QUIET = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """nibabel would tell on standard error what it mends in a header."""
 
 
+ENDINGS = (".nii.gz", ".nii")
+
+
 class Unreadable(ValueError):
     """Why a file cannot be read as a volume."""
 
@@ -49,7 +52,17 @@ class Header:
 
 def is_volume(file: Path) -> bool:
     """Whether a name is a NIfTI file's; hidden files are not volumes."""
-    return file.name.endswith((".nii", ".nii.gz")) and not file.name.startswith(".")
+    return file.name.endswith(ENDINGS) and not file.name.startswith(".")
+
+
+def split_name(file: Path) -> tuple[str, str]:
+    """The name and the ending of an image, which is empty if the file is none.
+
+    >>> split_name(Path("scans/case.1.nii.gz"))
+    ('case.1', '.nii.gz')
+    """
+    ending = next((e for e in ENDINGS if file.name.endswith(e)), "")
+    return file.name.removesuffix(ending), ending
 
 
 def read_header(file: Path) -> Header:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unet3d.data.folder import volumes_in
+from unet3d.data.raw import split_name
 from unet3d.types import Misuse
-
-ENDINGS = (".nii.gz", ".nii")
 
 NUMBERED = re.compile(r"(.+)_(\d{4})")
 """How nnU-Net names the channels of a case: name_0000, name_0001, ..."""
@@ -25,16 +25,6 @@ class ScanFiles:
     def ending(self) -> str:
         """Of the first file: .nii or .nii.gz."""
         return split_name(self.files[0])[1]
-
-
-def split_name(file: Path) -> tuple[str, str]:
-    """The name and the ending of an image, which is empty if the file is none.
-
-    >>> split_name(Path("scans/case.1.nii.gz"))
-    ('case.1', '.nii.gz')
-    """
-    ending = next((e for e in ENDINGS if file.name.endswith(e)), "")
-    return file.name.removesuffix(ending), ending
 
 
 def scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
@@ -95,5 +85,4 @@ def _channel(beside: Path, name: str, number: int) -> Path:
 
 
 def _images(folder: Path) -> list[Path]:
-    files = (p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
-    return sorted(p for p in files if split_name(p)[1])
+    return [file for file in volumes_in(folder) if file.is_file()]

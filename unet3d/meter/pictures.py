@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.meter.predict import KINDS, Prediction
-from unet3d.meter.show import size
-from unet3d.types import MIB
+from unet3d.types import MIB, size
 
 COLOURS = dict(
     zip(

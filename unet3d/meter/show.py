@@ -5,7 +5,7 @@ from typing import Any
 
 from unet3d.meter.predict import KINDS, Layer, Prediction
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import GIB, MIB
+from unet3d.types import MIB, size
 
 
 def peak_table(prediction: Prediction) -> str:
@@ -108,15 +108,6 @@ def measured_table(prediction: Prediction, phases: dict[str, MemoryRecord]) -> s
         error = f"{100 * (predicted / found - 1):+.2f} %" if found else "-"
         rows.append((phase, mib(predicted), mib(found), error))
     return columns(rows)
-
-
-def size(nbytes: float) -> str:
-    """In the unit that a person would use.
-
-    >>> size(3 * 2**29), size(2**24)
-    ('1.5 GiB', '16 MiB')
-    """
-    return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"
 
 
 def mib(nbytes: int | None) -> str:
