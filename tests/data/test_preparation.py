@@ -142,6 +142,19 @@ def test_two_who_want_the_same_case_make_it_once(tmp_path, monkeypatch):
     assert len(made) == 1
 
 
+def test_a_case_that_another_finished_just_before_our_lock_is_taken_as_it_is(tmp_path, monkeypatch):
+    folder, real = tmp_path / "case", module.fcntl.flock
+
+    def overtaken(handle, how):
+        folder.mkdir()
+        real(handle, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", overtaken)
+    with alone(folder) as draft:
+        assert draft is None
+    assert [f.name for f in tmp_path.iterdir()] == ["case"]
+
+
 def half_written(folder):
     with alone(folder) as draft:
         (draft / "image.npy").write_text("half")

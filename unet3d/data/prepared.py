@@ -168,6 +168,9 @@ def alone(folder: Path) -> Generator[Path | None]:
             fcntl.flock(handle, fcntl.LOCK_EX)  # the system lets go of it when a process dies
             if not _same(handle, draft):
                 continue  # it has become the folder, or was given up, while we waited
+            if folder.exists():  # between our asking and our making the draft
+                shutil.rmtree(draft)
+                break
             for leftover in draft.iterdir():
                 leftover.unlink()
             try:
