@@ -80,7 +80,7 @@ def test_the_written_gradient_is_the_derivative_of_the_definition(window):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_and_plain_are_the_same(window, layout, dtype):
-    assert cpu.library(dtype)
+    assert cpu.kernels.library(dtype)
     windows = Windows.of(*WINDOWS[window])
     x = volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
     y, _ = cpu.forward(x, "approx_median", windows, 0.3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.pool.volumes import DTYPES, LAYOUTS, WINDOWS, volume
+from unet3d import native
 from unet3d.pool import cpu
 from unet3d.pool.avg_reference import average, average_gradient
 from unet3d.pool.layout import is_channels_last, prepared
@@ -21,10 +22,8 @@ REFERENCES = {"median": median, "max": maximum}
 @pytest.fixture
 def fresh(monkeypatch):
     """A process in which nothing has been compiled yet."""
-    cpu._load.cache_clear()
-    monkeypatch.setattr(cpu, "_built", set())
-    yield monkeypatch
-    cpu._load.cache_clear()
+    monkeypatch.setattr(cpu.kernels, "libraries", {})
+    return monkeypatch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,7 +37,7 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
     for i, kind in enumerate(("random", "tied", "infinite", "nan", "huge", "subnormal")):
         width = (35, 19, 9, 5, 4, 16)[i]  # rows for every number of lanes
         x = prepared(LAYOUTS[layout](volume((1, 5, 6, 7, width), kind, dtype)))
-        assert cpu.library(dtype)
+        assert cpu.kernels.library(dtype)
         y, recorded = cpu.forward(x, name, windows)
         expected, places = REFERENCES[name](x, windows)
         assert torch.equal(y.nan_to_num(nan=7), expected.nan_to_num(nan=7))
@@ -58,7 +57,7 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
 def test_compiled_average_equals_its_reference(window, layout, dtype):
     windows = Windows.of(*WINDOWS[window])
     x = prepared(LAYOUTS[layout](volume((1, 5, 6, 7, 19), "random", dtype)))
-    assert cpu.library(dtype)
+    assert cpu.kernels.library(dtype)
     y, _ = cpu.forward(x, "avg", windows)
     torch.testing.assert_close(y, average(x, windows))
     g = cpu.backward(y, "avg", windows, x.shape, is_channels_last(x))
@@ -66,7 +65,7 @@ def test_compiled_average_equals_its_reference(window, layout, dtype):
 
 
 def test_a_small_volume_starts_no_compiler(fresh):
-    fresh.setattr(cpu, "_compile", lambda *_: pytest.fail("compiled"))
+    fresh.setattr(cpu.kernels, "compile", lambda *_: pytest.fail("compiled"))
     fresh.setenv("XDG_CACHE_HOME", "/nonexistent")
     assert MedianPool3d(2)(torch.randn(1, 1, 8, 8, 8)).isfinite().all()
 
@@ -74,10 +73,10 @@ def test_a_small_volume_starts_no_compiler(fresh):
 def test_compiling_is_announced_once_and_its_result_kept(fresh, tmp_path, caplog):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
     x = torch.randn(1, 1, 64, 64, 64)
-    with caplog.at_level(logging.INFO, logger="unet3d.pool"):
+    with caplog.at_level(logging.INFO, logger="unet3d"):
         MedianPool3d(2)(x)
         MedianPool3d(2)(x)
-        cpu._load.cache_clear()
+        cpu.kernels.libraries.clear()
         MedianPool3d(2)(x)
     (record,) = caplog.records
     assert "compiling the pooling kernels for torch.float32" in record.getMessage()
@@ -88,10 +87,10 @@ def test_compiling_is_announced_once_and_its_result_kept(fresh, tmp_path, caplog
 def test_without_a_working_compiler_plain_torch_gives_the_same(fresh, tmp_path, caplog, compiler):
     x = torch.randn(1, 1, 64, 64, 64)
     expected = MedianPool3d(2)(x)
-    cpu._load.cache_clear()
+    cpu.kernels.libraries.clear()
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
     fresh.setenv("CXX", compiler)
-    fresh.setattr(cpu.shutil, "which", lambda _: None)
+    fresh.setattr(native.shutil, "which", lambda _: None)
     assert torch.equal(MedianPool3d(2)(x), expected)
     (record,) = (r for r in caplog.records if r.levelname == "WARNING")
     assert "plain torch" in record.getMessage()

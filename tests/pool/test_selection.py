@@ -128,7 +128,7 @@ def test_weights_sum_to_one_and_the_gradient_times_the_input_is_the_output(
 )
 def test_compiled_and_plain_medians_are_the_same(window, kind, layout, size, channels, seed):
     torch.manual_seed(seed)
-    assert cpu.library(torch.float32)
+    assert cpu.kernels.library(torch.float32)
     x = LAYOUTS[layout](volume((1, channels, *size), kind))
     twin = x.double().requires_grad_()  # float64 has no kernel
     x = x.detach().requires_grad_()
