@@ -68,5 +68,10 @@ class SegmentationTask(pl.LightningModule):
             group["initial_lr"] = group["lr"]
         return optimizer
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Gradients go at once; left to Lightning, they would live through the next forward."""
+        super().optimizer_step(*args, **kwargs)
+        self.trainer.optimizers[0].zero_grad()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["unet3d"] = self.card

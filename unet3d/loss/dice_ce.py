@@ -99,6 +99,7 @@ class _DiceCE(Function):
                     p_c = log_c.exp()
                     overlap[:, c] += torch.where(here, p_c, 0).flatten(1).sum(1)
                     predicted[:, c] += torch.where(valid, p_c, 0).flatten(1).sum(1)
+                del log_p, log_c, p_c
             if batch_dice:
                 overlap, predicted, reference = (
                     s.sum(0, keepdim=True) for s in (overlap, predicted, reference)
@@ -132,6 +133,7 @@ class _DiceCE(Function):
                     g = p[:, c] * (_slope(c, slab, pull, push) - inner)
                     g += (p[:, c] - (slab == c).to(p.dtype)) * (ctx.ce / counted)
                     result[:, c, rows] = g * scale
+                del p, g
             return result, None, None, None, None, None
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-SLAB_ELEMENTS = 4 * 2**20
-"""Logits of one volume that are in float32 at once: 16 MiB for each of a few temporaries."""
+SLAB_ELEMENTS = 2**20
+"""Logits of one volume that are in float32 at once: 4 MiB for each of a few temporaries."""
 
 
 def slabs(logits: Tensor) -> Iterator[slice]:
