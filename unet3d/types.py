@@ -45,6 +45,41 @@ class HasBlocks(Protocol):
         ...
 
 
+ENCODER_WORDS = ("all", "last", "again", "slabs", "never")
+DECODER_WORDS = ("all", "last", "never")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What lean blocks keep of their convolutions' outputs, a word for each level's block.
+
+    - all: every output
+    - last: the last; those before are redone in backward
+    - again (encoders): nothing once the decoder has read it; all is redone for its backward
+    - slabs (encoders): likewise, but the decoder's backward reads it redone a slab at a time
+    - never: outputs before the last are never whole, but redone in slabs wherever they are read; of
+      an encoder the last one, too, once it is pooled
+    """
+
+    encoders: tuple[str, ...]  # level 0, full size, first; the last word is for the other levels
+    decoders: tuple[str, ...]
+
+    def encoder(self, level: int) -> str:
+        """The word of a level."""
+        return self.encoders[min(level, len(self.encoders) - 1)]
+
+    def decoder(self, level: int) -> str:
+        """The word of a level."""
+        return self.decoders[min(level, len(self.decoders) - 1)]
+
+
+@runtime_checkable
+class KeepsByLevel(Protocol):
+    """A network of lean blocks; None stands for plain modules, which keep what torch keeps."""
+
+    keep: Keep | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Where a prepared volume lies in the grid of its file.

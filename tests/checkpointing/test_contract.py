@@ -1,4 +1,8 @@
-"""Every strategy of conf/checkpointing leaves loss, gradients, buffers and names as they are."""
+"""Every strategy of conf/checkpointing leaves loss, gradients, buffers and names as they are.
+
+The judge is the network of plain modules, in float64 through two steps of the optimizer: in float32
+a flipped ReLU or pooling choice moves the plain network as much (see tests/model/test_lean.py).
+"""
 
 import copy
 
@@ -10,15 +14,26 @@ from torch import nn
 
 from unet3d.build.objects import conf_folder
 from unet3d.checkpointing.blocks import RecomputeBlocks
+from unet3d.checkpointing.ladder import Ladder
+from unet3d.model.lean import rows
 from unet3d.model.unet import UNet3D
 from unet3d.types import Misuse
 
-OPTIONS = sorted((conf_folder() / "checkpointing").glob("*.yaml"))
+OPTIONS = [
+    path
+    for path in sorted((conf_folder() / "checkpointing").glob("*.yaml"))
+    if path.stem != "auto"  # which stands for one of the others
+]
 
 
-def network(norm="batch"):
+def network(norm="batch", **choices):
+    """Plain modules, until a strategy says otherwise."""
     torch.manual_seed(0)
-    return UNet3D(in_channels=1, num_classes=3, depth=3, width=4, norm=norm, pool=nn.MaxPool3d)
+    made = UNet3D(
+        in_channels=1, num_classes=3, depth=3, width=4, norm=norm, pool=nn.MaxPool3d, **choices
+    )
+    made.keep = None
+    return made.double()
 
 
 def steps(model, count=2):
@@ -26,7 +41,8 @@ def steps(model, count=2):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
     for n in range(count):
-        x = torch.randn(2, 1, 9, 8, 10, generator=torch.Generator().manual_seed(n))
+        generator = torch.Generator().manual_seed(n)
+        x = torch.randn(2, 1, 25, 8, 10, generator=generator, dtype=torch.float64)
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
@@ -36,15 +52,40 @@ def steps(model, count=2):
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("norm", ["batch", "instance", "group"])
-def test_loss_gradients_and_every_buffer_are_equal_bit_for_bit(option, norm):
+@pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
+@pytest.mark.parametrize("slab_bytes", [1 << 10, 1 << 24], ids=["slabs", "one"])
+def test_loss_gradients_and_every_buffer_are_equal(option, norm, slab_bytes, monkeypatch):
+    monkeypatch.setattr(rows, "SLAB_BYTES", slab_bytes)
     plain, cheaper = network(norm), network(norm)
     instantiate(OmegaConf.load(option)).apply(cheaper)
     (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
+    scale = max(g.abs().max() for g in gradients)
+    for a, b in zip([*losses, *gradients], [*losses2, *gradients2], strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-13 * float(1 + scale))
+    assert list(state) == list(state2)
+    for name, value in state.items():
+        torch.testing.assert_close(state2[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_recomputed_blocks_are_equal_bit_for_bit():
+    plain, cheaper = network(), network()
+    RecomputeBlocks().apply(cheaper)
+    (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
     assert all(a.equal(b) for a, b in zip(losses, losses2, strict=True))
     assert all(a.equal(b) for a, b in zip(gradients, gradients2, strict=True))
-    assert list(state) == list(state2)
     assert all(state[name].equal(state2[name]) for name in state)
+
+
+@pytest.mark.parametrize("option", ["skips", "lean", "leanest"])
+def test_a_rung_is_refused_where_there_are_no_lean_blocks(option):
+    strategy = instantiate(OmegaConf.load(conf_folder() / "checkpointing" / f"{option}.yaml"))
+    with pytest.raises(Misuse, match="checkpointing=blocks or none"):
+        strategy.apply(nn.Linear(1, 1))
+
+
+def test_an_unknown_word_of_a_level_is_refused():
+    with pytest.raises(Misuse, match="all, last, again, slabs, never"):
+        Ladder(encoders=["some"], decoders=["all"])
 
 
 def test_running_statistics_would_move_twice_without_setting_buffers_aside():
@@ -74,7 +115,7 @@ def test_blocks_keep_less_for_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            loss = model(torch.randn(2, 1, 16, 16, 16)).sum()
+            loss = model(torch.randn(2, 1, 16, 16, 16, dtype=torch.float64)).sum()
         kept = sum(seen.values())
         loss.backward()
         return kept
@@ -98,7 +139,7 @@ def test_a_copied_network_redoes_its_own_blocks():
     with torch.no_grad():
         for p in twin.parameters():
             p.zero_()
-    assert twin(torch.randn(2, 1, 8, 8, 8)).abs().max() == 0
+    assert twin(torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)).abs().max() == 0
 
 
 def test_a_network_without_blocks_is_refused():

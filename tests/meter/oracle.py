@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from unet3d.build.step import TrainingStep
 from unet3d.meter.predict import STEPS, predict
-from unet3d.pool.cpu import library
+from unet3d.model.lean.cpu import kernels as norm_kernels
+from unet3d.pool.cpu import kernels as pool_kernels
 
 KERNELS = {
     "aten::add": "an operand in the type of the result; CUDA converts it as it reads",
@@ -122,7 +123,8 @@ def predicted(make_step: Callable[[], TrainingStep]) -> Memory:
 
 def real(make_step: Callable[[], TrainingStep]) -> Memory:
     """What happens."""
-    library(torch.float32)  # the poolings' kernels, which small tensors alone would not compile
+    for kernels in (pool_kernels, norm_kernels):
+        kernels.library(torch.float32)  # which small tensors alone would not compile
     step, phases = make_step(), Phases()
     there = [*step.model.parameters(), *step.model.buffers()]
     before = sum(t.untyped_storage().nbytes() for t in there)

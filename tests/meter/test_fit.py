@@ -54,7 +54,7 @@ TINY = [
     "model.width=4",
     "data.patch_size=[16,16,16]",
     "precisions=[bf16,32]",
-    "strategies=['checkpointing=none','checkpointing=blocks']",
+    "strategies=[none,blocks]",
 ]
 
 
@@ -113,7 +113,7 @@ def test_a_run_predicted_not_to_fit_warns_or_stops_with_what_would(request_):
     total = prediction.peak.reserved + CONTEXT - 1
     lines = misfit_lines(prediction, request_, total, stop=False)
     assert lines[0].startswith("predicted not to fit")
-    assert any("checkpointing=blocks" in line for line in lines)
+    assert any("checkpointing=" in line for line in lines)
     with pytest.raises(Misfit, match="predicted not to fit"):
         misfit_lines(prediction, request_, total, stop=True)
     assert misfit_lines(prediction, request_, total + 1, stop=True) == []
@@ -134,6 +134,7 @@ def test_the_module_that_ran_out_is_named(request_):
     def fails(module, inputs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    model.keep = None  # plain modules; lean blocks call no others
     model.decoder[1].convs[0].norm.register_forward_pre_hook(fails)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         model(torch.randn(2, 1, 8, 8, 8))
@@ -146,12 +147,12 @@ def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, mon
 
     original, calls = DecoderLevel.forward, []
 
-    def fails(self, x, skip):
+    def fails(self, *inputs):
         if self.training:
             calls.append(1)
             if len(calls) == 7:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return original(self, x, skip)
+        return original(self, *inputs)
 
     monkeypatch.setattr(DecoderLevel, "forward", fails)
     assert unet3d("trainer.max_steps=9", "meter.predict=true", "data.patch_size=[48,48,48]") == 3

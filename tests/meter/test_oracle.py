@@ -30,21 +30,24 @@ def options(group: str) -> list[str]:
     return [file.stem for file in sorted((CONF / group).glob("[!_]*.yaml"))]
 
 
-def has_blocks(model: str) -> bool:
-    return model != "dynunet"  # MONAI's network does not tell its blocks
+def takes(model: str, kept: str) -> bool:
+    """MONAI's network does not tell its blocks; the forum's has none that are lean."""
+    lean = model.startswith("unet_") and kept == "leanest"
+    return kept == "none" or lean or (kept == "blocks" and model != "dynunet")
 
 
+STRATEGIES = [option for option in options("checkpointing") if option != "auto"]
 EVERY_OPTION = [
     *(
         (f"model={model}", f"checkpointing={kept}", *SHRUNK.get(model, NARROW))
         for model in options("model")
-        for kept in options("checkpointing")
-        if kept == "none" or has_blocks(model)
+        for kept in STRATEGIES
+        if takes(model, kept)
     ),
     *(
         (f"pool={pool}", f"checkpointing={kept}", "model.norm=batch", *NARROW)
         for pool in options("pool")
-        for kept in options("checkpointing")
+        for kept in (STRATEGIES if pool == "max" else ("none", "leanest"))
     ),
     *(
         (f"optimizer={optimizer}", f"model.norm={norm}", *NARROW)

@@ -124,14 +124,15 @@ def test_the_forums_question_is_answered_full_resolution_holds_most(forum):
     assert 0.6 < forum.levels[0] / sum(forum.levels.values()) < 0.8
 
 
-def test_gradients_live_through_the_forward_that_lightning_clears_after(composed):
+def test_gradients_of_a_step_do_not_live_through_the_next_forward(composed):
     made = forecast(composed("model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"))
-    begun, ended = next(
-        (p.begun, p.ended) for p in reversed(made.trace.phases) if p.phase == "forward"
-    )
-    alive = [b for b in made.alive(begun + 2) if made.kind(b) == "gradients"]
-    assert sum(b.nbytes for b in alive) == 4 * made.parameters
-    assert ended > begun
+    phases = {p.phase: p for p in made.trace.phases}
+    alive = {
+        phase: sum(b.nbytes for b in made.alive(mark.begun + 2) if made.kind(b) == "gradients")
+        for phase, mark in phases.items()
+    }
+    assert alive["forward"] == 0
+    assert alive["optimizer"] == 4 * made.parameters
 
 
 def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
@@ -143,10 +144,10 @@ def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
 
 
 def test_checkpointing_and_half_precision_are_seen(composed):
-    big = ["data.patch_size=[32,32,32]"]
+    big = ["data.patch_size=[64,64,64]", "model.width=32"]
     peaks = [
         forecast(composed(*big, *extra)).peak.allocated
-        for extra in ([], ["checkpointing=blocks"], ["precision=bf16"])
+        for extra in ([], ["checkpointing=leanest"], ["precision=bf16"])
     ]
     assert peaks[1] < 0.8 * peaks[0]
     assert peaks[2] < 0.7 * peaks[0]
@@ -159,9 +160,11 @@ def test_a_cpu_is_predicted_when_it_is_asked_for(composed):
 
 
 def test_savings_name_what_helps_most_first(composed):
-    request = composed("trainer.accelerator=auto", "data.patch_size=[32,32,32]")
+    words = ["data.patch_size=[64,64,64]", "model.width=32"]
+    request = composed("trainer.accelerator=auto", *words)
     found = savings(request, forecast(request))
-    assert {override for override, _ in found} == {"checkpointing=blocks", "precision=bf16"}
+    rungs = {f"checkpointing={rung}" for rung in ("skips", "lean", "leanest")}
+    assert {override for override, _ in found} == rungs | {"precision=bf16"}
     assert found[0][1] >= found[1][1] > 0
 
 
@@ -209,7 +212,7 @@ def test_every_view_is_shown(tmp_path, monkeypatch, capsys):
     assert command(*SMALL) == 0
     assert "predicted peak of a step" in capsys.readouterr().out
     assert command(*SMALL, "view=layers") == 0
-    assert "encoder.0.convs.0.conv" in capsys.readouterr().out
+    assert "encoder.0" in capsys.readouterr().out
     assert command(*SMALL, "view=timeline", "format=png", "output=a b.png") == 0
     assert [p.name for p in tmp_path.iterdir()] == ["a b.png"]
 
@@ -223,7 +226,8 @@ def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
     assert command(*words, f"study={what}", "format=json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 2
-    assert len({row["peak_allocated_bytes"] for row in rows}) >= 2
+    peaks = {row["peak_allocated_bytes"] for row in rows}
+    assert len(peaks) >= 2 or what == "pool"  # poolings cost nothing at the peak
     picture = tmp_path / "study.png"
     if what == "pool":
         assert command(*words, f"study={what}", "format=png", f"output={picture}") == 0

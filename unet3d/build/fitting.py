@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.build.forecast import changed, cuda_precision, forecast, scaled, with_batch
 from unet3d.build.objects import Request
+from unet3d.build.rungs import rungs
 from unet3d.build.step import step_maker
 from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
 from unet3d.meter.record import MemoryRecord
@@ -57,7 +58,8 @@ def combinations(request: Request) -> list[tuple[str, ...]]:
     if not request.sets("precision"):
         axes.append([(f"precision={p}",) for p in cfg.precisions])
     if not request.sets("checkpointing"):
-        axes.append([tuple(s.split()) for s in cfg.strategies])
+        chosen = rungs(request) if cfg.strategies is None else cfg.strategies
+        axes.append([(f"checkpointing={rung}",) for rung in chosen])
     if not request.sets("data.patch_size"):
         axes.append([(f"data.patch_size={p}",) for p in patches(request)])
     return [tuple(word for part in parts for word in part) for parts in product(*axes)]

@@ -8,6 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
 from unet3d.build.objects import Request, conf_folder, described, first_line, source_of
+from unet3d.build.rungs import decided, higher
 from unet3d.build.step import step_maker
 from unet3d.machine.device import PRECISIONS, Precision, precision
 from unet3d.meter.predict import Prediction, predict
@@ -21,6 +22,7 @@ def forecast(request: Request, volume: Sequence[int] | None = None) -> Predictio
         described(cfg, source_of(cfg).describe())
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
+    request = decided(request, used, cuda=cuda)
     return traced(request, used, cuda=cuda, volume=volume)
 
 
@@ -97,14 +99,15 @@ def savings(request: Request, now: Prediction) -> list[tuple[str, int]]:
             other = forecast(changed(request, override))
         except Misuse:
             continue  # not for this network
-        found.append((override, (now.peak.allocated or 0) - (other.peak.allocated or 0)))
+        saved = (now.peak.allocated or 0) - (other.peak.allocated or 0)
+        if saved > 0:
+            found.append((override, saved))
     return sorted(found, key=lambda item: -item[1])
 
 
 def candidates(request: Request) -> Iterator[str]:
     """Overrides that keep what is learned and may lower the peak."""
-    if request.choices.get("checkpointing", "none") == "none":
-        yield "checkpointing=blocks"
+    yield from (f"checkpointing={rung}" for rung in higher(request))
     if str(request.config.precision) == "32":
         yield "precision=bf16"
     if request.choices.get("model", "").startswith("forum_"):

@@ -10,22 +10,11 @@ from torch import nn
 
 from unet3d.build.forecast import changed, forecast
 from unet3d.build.objects import Request
+from unet3d.build.rungs import higher, taken
 from unet3d.machine.memory import available_bytes
 from unet3d.meter.fit import CONTEXT
 from unet3d.meter.predict import Prediction
 from unet3d.types import Misfit, Misuse, size
-
-REMEDIES = (
-    ("checkpointing=blocks",),
-    ("precision=bf16",),
-    ("data.batch_size=HALF",),
-    ("checkpointing=blocks", "precision=bf16"),
-    ("checkpointing=blocks", "data.batch_size=HALF"),
-    ("checkpointing=blocks", "precision=bf16", "data.batch_size=HALF"),
-    ("checkpointing=blocks", "precision=bf16", "data.batch_size=1"),
-    ("checkpointing=blocks", "precision=bf16", "data.batch_size=1", "data.patch_size=HALF"),
-)
-"""Tried in this order: what changes the training least comes first."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +50,28 @@ def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: 
     return lines
 
 
+def changes(request: Request) -> list[tuple[str, ...]]:
+    """What may help, in the order to try it: what changes the training least comes first."""
+    less = [(f"checkpointing={rung}",) for rung in higher(request)]
+    least = less[-1] if less else ()
+    half, one, bf16 = "data.batch_size=HALF", "data.batch_size=1", "precision=bf16"
+    return [
+        *less,
+        (bf16,),
+        (half,),
+        (*least, bf16),
+        (*least, half),
+        (*least, bf16, half),
+        (*least, bf16, one),
+        (*least, bf16, one, "data.patch_size=HALF"),
+    ]
+
+
 def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy]:
     """The first few changes that are predicted to fit `total` bytes (or to take less than now)."""
     limit = total if total is not None else taken(forecast(request)) + CONTEXT
     found = []
-    for overrides in REMEDIES:
+    for overrides in changes(request):
         words = tuple(halved(word, request) for word in overrides)
         if any(word in request.overrides for word in words):
             continue
@@ -78,12 +84,6 @@ def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy
         if len(found) == count:
             break
     return found
-
-
-def taken(prediction: Prediction) -> int:
-    """What a step takes from the device: on a CPU there is no cache that reserves more."""
-    peak = prediction.peak
-    return peak.reserved or peak.allocated or 0
 
 
 def halved(word: str, request: Request) -> str:

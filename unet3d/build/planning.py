@@ -8,24 +8,17 @@ from typing import Any
 
 import numpy as np
 import yaml
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.build.checking import UsableCases
 from unet3d.build.fitting import as_given, largest
 from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import Request, described, network, source_of, three_numbers
+from unet3d.build.objects import Request, described, source_of, three_numbers
+from unet3d.build.rungs import rungs
 from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
 from unet3d.data.fingerprint import Print, fingerprint
 from unet3d.data.geometry import shape_at
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import HasBlocks, Misfit, Misuse, Triple
-
-STRATEGIES = (
-    ("checkpointing=none",),
-    ("checkpointing=blocks", "checkpointing.levels=[0]"),
-    ("checkpointing=blocks",),
-)
-"""Tried in this order for a patch: a larger patch is worth redoing convolutions, a batch is not."""
+from unet3d.types import Misfit, Misuse, Triple
 
 BATCH_SHARE = 0.05
 """A batch holds no more of the data set's voxels than this, but two patches at least."""
@@ -130,7 +123,7 @@ def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int
     if low == len(patches):
         raise Misfit(
             f"no patch down to {' x '.join(map(str, patches[-1]))} fits the budget with a batch of "
-            "2 and checkpointing=blocks: a narrower network (model.width=16) may"
+            "2 and the leanest checkpointing: a narrower network (model.width=16) may"
         )
     return low
 
@@ -159,11 +152,10 @@ def trial(request: Request, patch: Triple, shape: Levels, strategy: Sequence[str
 
 
 def strategies(request: Request) -> Sequence[tuple[str, ...]]:
-    """What to try; nothing, if the command line says it or the network has no blocks to redo."""
+    """What to try: a larger patch is worth redoing convolutions, a larger batch is not."""
     if request.sets("checkpointing"):
         return [()]
-    with FakeTensorMode():
-        return STRATEGIES if isinstance(network(request), HasBlocks) else STRATEGIES[:1]
+    return [(f"checkpointing={rung}",) for rung in rungs(request)]
 
 
 def fits(request: Request, patch: Triple, shape: Levels, budget: int) -> bool:

@@ -32,6 +32,7 @@ from unet3d.build.objects import (
     source_of,
     with_outputs,
 )
+from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
@@ -111,6 +112,8 @@ def build(request: Request, folder: Path) -> Run:
     class_names, channels = described(cfg, source.describe())
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
     parts = split(source.cases(), fold_of(cfg), splits)  # with faulty cases, so that folds stay
+    request = decided(request, used, cuda=device == "cuda")
+    cfg = request.config
     usable = UsableCases(cfg, source, channels)
     preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
     training, validation = usable.prepared(parts, preparation)

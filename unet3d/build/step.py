@@ -29,7 +29,7 @@ class Phases(Protocol):
 
 
 class TrainingStep:
-    """Forward, zero_grad, backward, clipping, optimizer: in Lightning's order."""
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of lit/task.py."""
 
     def __init__(
         self,
@@ -56,13 +56,11 @@ class TrainingStep:
 
     def train(self, trace: Phases) -> None:
         """One optimizer step."""
-        for micro in range(self.micro_batches):
+        for _ in range(self.micro_batches):
             trace.enter("forward")
             batch = self._batch(trace, self.batch_size, self.patch)
             with self._autocast():
                 loss = self._loss(*batch)
-            if micro == 0:
-                self.optimizer.zero_grad()  # Lightning's place: gradients live through the forward
             trace.enter("backward")
             (loss / self.micro_batches).backward()
             del loss
@@ -70,6 +68,7 @@ class TrainingStep:
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
+        self.optimizer.zero_grad()
         for state in self.optimizer.state.values():
             trace.name(list(state.values()), "optimizer state")
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unet3d.types import HasBlocks, Misuse
+from unet3d.types import HasBlocks, KeepsByLevel, Misuse
 
 
 class RecomputeBlocks:
@@ -26,6 +26,8 @@ class RecomputeBlocks:
                 f"checkpointing=blocks needs a network that yields its blocks, and "
                 f"{type(model).__name__} does not; use checkpointing=none"
             )
+        if isinstance(model, KeepsByLevel):
+            model.keep = None
         blocks = list(model.blocks())
         known = {level for level, _ in blocks}
         chosen = known if self.levels == "all" else set(self.levels)

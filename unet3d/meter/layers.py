@@ -14,7 +14,7 @@ Reading = tuple[int, int]
 
 
 class LayerRecorder:
-    """Reads the device as each leaf module begins and ends, on the way down and on the way back."""
+    """Reads the device around each module that calls no other, on the way down and back."""
 
     def __init__(self, read: Callable[[], Reading]):
         self.read = read
@@ -25,12 +25,10 @@ class LayerRecorder:
         """Record while the body runs."""
         handles = []
         for path, module in model.named_modules():
-            if next(module.children(), None) is None:
-                handles.append(module.register_forward_pre_hook(self._begins))
-                handles.append(
-                    module.register_forward_hook(self._ends(path, type(module).__name__))
-                )
-        self._before: list[int] = []
+            handles.append(module.register_forward_pre_hook(self._begins))
+            handles.append(module.register_forward_hook(self._ends(path, type(module).__name__)))
+        self._before: list[tuple[int, int]] = []
+        self._called = 0
         try:
             yield self
         finally:
@@ -38,14 +36,18 @@ class LayerRecorder:
                 handle.remove()
 
     def _begins(self, module: nn.Module, inputs: Any) -> None:
-        self._before.append(self.read()[0])
+        self._called += 1
+        self._before.append((self.read()[0], self._called))
 
     def _ends(self, path: str, kind: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            self._add(path, kind, "forward", self._before.pop())
-            for tensor in tree_leaves(output):
-                if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
-                    self._watch(tensor.grad_fn, path, kind)
+            before, called = self._before.pop()
+            if called != self._called:
+                return
+            self._add(path, kind, "forward", before)
+            tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            for node in dict.fromkeys(t.grad_fn for t in tensors if t.grad_fn is not None):
+                self._watch(node, path, kind)
 
         return hook
 

@@ -75,11 +75,13 @@ class Trace(TorchDispatchMode):
         self._phase_begun = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by the storage's address
         self._stack: list[str] = []
-        self._begun: list[tuple[int, int]] = []  # event and autograd number at the call
+        self._begun: list[tuple[int, int, int]] = []  # event, autograd number, calls at the call
+        self._called = 0
         self._paths: dict[nn.Module, str] = {}
-        self._leaves: dict[str, str] = {}  # modules without children: path -> type
+        self._leaves: dict[str, str] = {}  # modules that called no other: path -> type
         self._node_paths: dict[int, str] = {}  # autograd's sequence number -> module
         self._last_path = ""
+        self._made_before = 0  # autograd numbers nodes; a backward pass may make some of its own
 
     # What the one who runs the step tells.
 
@@ -89,6 +91,7 @@ class Trace(TorchDispatchMode):
         now = len(self.events)
         self.phases.append(Mark(self.phase, "", self.phase, self._phase_begun, now))
         self.phase, self._phase_begun = phase, now
+        self._made_before, self._last_path = _sequence_number(), ""
 
     def name(self, tensors: Any, kind: str) -> None:
         """Say what some tensors are; those not seen yet are allocated now."""
@@ -102,11 +105,6 @@ class Trace(TorchDispatchMode):
     def watching(self, model: nn.Module) -> Generator["Trace"]:
         """Record while the body runs, with allocations attributed to the model's modules."""
         self._paths = {module: path or "model" for path, module in model.named_modules()}
-        self._leaves = {
-            path: type(module).__name__
-            for module, path in self._paths.items()
-            if next(module.children(), None) is None
-        }
         self.name(list(model.parameters()), "parameters")
         self.name(list(model.buffers()), "parameters")
         handles: list[Any] = [
@@ -252,22 +250,24 @@ class Trace(TorchDispatchMode):
         if node is None:
             return ""
         number = node._sequence_nr()
-        if number < 1 << 62:  # else it accumulates a gradient for the node before it
+        if number < self._made_before:  # else it is of the node before it, or adds up its gradients
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
     def _call_begins(self, module: nn.Module, inputs: Any) -> None:
         if module in self._paths:
             self._stack.append(self._paths[module])
-            self._begun.append((len(self.events), _sequence_number()))
+            self._called += 1
+            self._begun.append((len(self.events), _sequence_number(), self._called))
 
     def _call_ends(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if module not in self._paths:
             return
-        path, (begun, first_node) = self._stack.pop(), self._begun.pop()
+        path, (begun, first_node, called) = self._stack.pop(), self._begun.pop()
         for number in range(first_node, _sequence_number()):
             self._node_paths.setdefault(number, path)  # a child has named its own already
-        if path in self._leaves and self.phase == "forward":
+        if called == self._called and self.phase == "forward":
+            self._leaves[path] = type(module).__name__
             self.calls.append(Mark(path, self._leaves[path], "forward", begun, len(self.events)))
 
     _call = ""  # the module whose backward runs

@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 from unet3d.model import blocks
 from unet3d.model.blocks import ConvBlock, fit
-from unet3d.types import Misuse, PoolFactory, Size, Triple
+from unet3d.model.lean.blocks import decode, encode, image_map
+from unet3d.types import Keep, Misuse, PoolFactory, Size, Triple
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list with one size per level."""
+
+
+LEAN = Keep(encoders=("last", "all"), decoders=("all",))
+"""What a network keeps that has not been told."""
 
 
 class UNet3D(nn.Module):
@@ -54,6 +59,7 @@ class UNet3D(nn.Module):
             raise Misuse(f"model.convolutions must be one number >= 1 per level, got {convs}")
         kernels = per_level(kernel, depth, "model.kernel")
         self.windows = per_level(window, depth - 1, "model.window")
+        self.keep: Keep | None = LEAN
         self.norm = norm
 
         def block(level: int, first: int, middle: int, last: int) -> ConvBlock:
@@ -65,8 +71,10 @@ class UNet3D(nn.Module):
         for level, width_here in enumerate(enc):
             middle = max(1, width_here // 2) if narrow_first else width_here
             convolved = block(level, before, middle, width_here)
-            pooled = pool(self.windows[level - 1]) if level else None
-            self.encoder.append(EncoderLevel(pooled, convolved))
+            below = self.windows[level] if level + 1 < depth else None
+            self.encoder.append(
+                EncoderLevel(convolved, None if below is None else pool(below), below)
+            )
             before = width_here
 
         self.decoder = nn.ModuleList()  # from the coarsest level to level 0
@@ -83,17 +91,39 @@ class UNet3D(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """(B, C, D, H, W) -> (B, K, D, H, W); in training with deep supervision, finest first."""
         self._check_size(x)
-        skips = []
-        for level in self.encoder:
-            x = level(x)
-            skips.append(x)
-        skips.pop()
-        outputs = []
-        while skips:
-            x = self.decoder[-len(skips)](x, skips.pop())
-            if len(skips) < len(self.heads) and (self.training or not skips):
-                outputs.insert(0, self.heads[len(skips)](x))
+        outputs = self._plain(x) if self.keep is None else self._lean(x, self.keep)
         return outputs if self.training and len(self.heads) > 1 else outputs[0]
+
+    def _plain(self, x: Tensor) -> list[Tensor]:
+        skips, outputs = [], []
+        for level in self.encoder:
+            skips.append(level(x))
+            x = skips[-1] if level.pool is None else level.pool(skips[-1])
+        skips.pop()
+        while skips:
+            level = len(skips) - 1
+            x = self.decoder[-1 - level](x, skips.pop())
+            if self._supervised(level):
+                outputs.insert(0, self.heads[level](x))
+        return outputs
+
+    def _lean(self, image: Tensor, keep: Keep) -> list[Tensor]:
+        skips, outputs = [], []
+        x = image_map(image, next(self.parameters()).dtype)
+        for level, module in enumerate(self.encoder):
+            x, skip = module(x, keep.encoder(level))
+            skips.append(skip)
+        skips.pop()
+        while skips:
+            level = len(skips) - 1
+            head = self.heads[level] if self._supervised(level) else None
+            x, logits = self.decoder[-1 - level](x, skips.pop(), keep.decoder(level), head, level)
+            if logits is not None:
+                outputs.insert(0, logits)
+        return outputs
+
+    def _supervised(self, level: int) -> bool:
+        return level < len(self.heads) and (self.training or level == 0)
 
     def blocks(self) -> Iterator[tuple[int, nn.Module]]:
         """Every encoder and decoder level, with its level."""
@@ -115,26 +145,40 @@ class UNet3D(nn.Module):
 
 
 class EncoderLevel(nn.Module):
-    """Pool (but for level 0) and convolve."""
+    """Convolve; a lean block pools as well, for the next level (but at the coarsest)."""
 
-    def __init__(self, pool: nn.Module | None, convs: ConvBlock):
+    def __init__(self, convs: ConvBlock, pool: nn.Module | None, window: Triple | None):
         super().__init__()
-        self.pool = pool
         self.convs = convs
+        self.pool = pool
+        self.window = window or (1, 1, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.convs(x if self.pool is None else self.pool(x))
+    def forward(self, x: Any, keep: str | None = None) -> Any:
+        """Tensor -> tensor; or, told what to `keep`, map -> the map that goes down, and skip."""
+        if keep is None:
+            return self.convs(x)
+        return encode(x, list(self.convs), self.pool, self.window, keep)
 
 
 class DecoderLevel(nn.Module):
-    """Go up, concatenate the skip, convolve."""
+    """Go up, concatenate the skip, convolve; a lean block has its head as well."""
 
     def __init__(self, up: nn.Module, convs: ConvBlock):
         super().__init__()
         self.up = up
         self.convs = convs
 
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Any,
+        skip: Any,
+        keep: str | None = None,
+        head: nn.Conv3d | None = None,
+        level: int = 0,
+    ) -> Any:
+        """Tensors -> tensor; or, told what to `keep`, maps -> the map that goes up, and logits."""
+        if keep is not None:
+            return decode(x, skip, self.up, list(self.convs), head, last=level == 0, keep=keep)
         x = torch.cat([skip, fit(self.up(x), skip)], dim=1)
         del skip
         return self.convs(x)

@@ -1,0 +1,83 @@
+"""The lean blocks' Triton kernels without a GPU: run by the interpreter, compiled for sm_90."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from unet3d.model.lean import cuda
+
+ROOT = Path(__file__).parents[2]
+POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+
+
+def test_the_interpreter_agrees_with_plain_torch():
+    command = [sys.executable, "-W", "ignore", "-m", "tests.model.interpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+class Compiled:
+    """Stands where a kernel does: instead of a launch, it is compiled for the same arguments."""
+
+    made = 0
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def compiled(*arguments, **constants):
+            import triton
+            from triton.backends.compiler import GPUTarget
+            from triton.compiler import ASTSource
+
+            signature, known = {}, dict(constants)
+            given = dict(zip((p.name for p in self.kernel.params), arguments, strict=False))
+            for name in (p.name for p in self.kernel.params):
+                value = given.get(name)
+                if name in constants or value == 1 if not isinstance(value, Tensor) else False:
+                    signature[name] = "constexpr"
+                    known.setdefault(name, value)
+                elif isinstance(value, Tensor):
+                    signature[name] = POINTERS[value.dtype]
+                else:
+                    signature[name] = "fp32" if isinstance(value, float) else "i32"
+            source = ASTSource(self.kernel, signature, known)
+            triton.compile(source, target=GPUTarget("cuda", 90, 32))
+            Compiled.made += 1
+
+        return compiled
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize("shape", [(2, 64, 8, 15, 26), (1, 1, 4, 1, 7)], ids=str)
+def test_every_kernel_compiles(shape, dtype, monkeypatch):
+    from unet3d.model.lean import lean_triton
+
+    for name in [n for n in vars(lean_triton) if n.endswith("_kernel")]:
+        monkeypatch.setattr(lean_triton, name, Compiled(getattr(lean_triton, name)))
+    y = torch.zeros(shape, dtype=dtype).contiguous(memory_format=torch.channels_last_3d)
+    numbers = [torch.zeros(shape[:2]) for _ in range(4)]
+    sums = torch.zeros(2, *shape[:2])
+    before = Compiled.made
+    cuda.moments(y, sums)
+    cuda.normalize(y, numbers[0], numbers[1], 0.01, y)
+    cuda.gradient_sums(y, y, *numbers, slope=0.01, out=sums)
+    cuda.gradient(y, y, *numbers, slope=0.01, out=y)
+    d, h, w = (2 * n for n in shape[2:])
+    up = torch.zeros(*shape[:2], d, h, w, dtype=dtype).contiguous(
+        memory_format=torch.channels_last_3d
+    )
+    for linear in (True, False):
+        axes = [0, d, 0, shape[2], 0, h, 0, shape[3], 0, w, 0, shape[4]]
+        cuda.interpolate(y, axes, linear, up)
+        cuda.interpolate_gradient(up, axes, linear, y)
+    assert Compiled.made - before == 12

@@ -1,0 +1,27 @@
+// A map in memory, and its lines shared among threads.
+#pragma once
+
+#include <cstdint>
+
+#include "element.h"
+
+using T = ELEMENT;
+
+// (B, C, D, H, W) with channels side by side; the strides are of B, D, H, W.
+struct Map {
+    T* data;
+    int64_t batch, channels, depth, height, width, stride[4];
+
+    int64_t lines() const { return depth * height; }
+    T* line(int64_t b, int64_t n) const {
+        return data + b * stride[0] + n / height * stride[1] + n % height * stride[2];
+    }
+};
+
+// body(b, first, last, thread): the lines of each volume, shared among threads.
+template <class Body> static void by_lines(const Map& map, int threads, Body body) {
+#pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1)
+    for (int64_t b = 0; b < map.batch; b++)
+        for (int t = 0; t < threads; t++)
+            body(b, map.lines() * t / threads, map.lines() * (t + 1) / threads, t);
+}

@@ -1,0 +1,158 @@
+"""Batch, instance and group norm as one algebra, from sums over slabs.
+
+Each is a scale and a shift per volume and channel, from the mean and the variance of a set of
+values: those of a channel in the whole batch, of a channel in one volume, of a group of channels in
+one volume. The gradient is as simple: with m = g * act'(n), and x the normalised value,
+
+    dy = scale * m - inv * (mean(gamma * m) + x * mean(gamma * m * x))
+
+where the means are over the same sets. So two sums per volume and channel are all that it needs.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unet3d.model.lean import fused
+from unet3d.types import Misuse
+
+
+class Moments:
+    """Mean and squared deviations per volume and channel, exact, of a map seen in slabs."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.found: list[Tensor] = []  # (2, B, C) of each slab
+
+    def add(self, rows: Tensor) -> None:
+        """See some rows more."""
+        self.counts.append(prod(rows.shape[2:]))
+        self.found.append(fused.moments(rows))
+
+    @cached_property
+    def count(self) -> int:
+        """Values per volume and channel."""
+        return sum(self.counts)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """(2, B, C): mean, and squared deviations from it, without a difference of large sums."""
+        if len(self.found) == 1:
+            return self.found[0]
+        means, squares = torch.stack(self.found, dim=1)
+        counts = means.new_tensor(self.counts)[:, None, None]
+        mean = (means * counts).sum(0) / self.count
+        apart = (means - mean).square_() * counts
+        return torch.stack([mean, squares.sum(0) + apart.sum(0)])
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A norm with its activation, once the statistics are known; all tensors are (B, C)."""
+
+    scale: Tensor
+    shift: Tensor
+    mean: Tensor
+    inverse: Tensor  # 1 / standard deviation
+    slope: float  # of the activation below zero
+    sets: "Sets | None"  # whose statistics they are; None: they do not depend on the input
+    moments: Moments | None
+
+    def gradient(self, sums: Tensor) -> "Gradient":
+        """From the sums of m and of m * x over a map."""
+        a, b = sums
+        gamma_a, gamma_b = (a * self.scale / self.inverse, b * self.scale / self.inverse)
+        constant = linear = torch.zeros_like(self.scale)
+        bias = self.scale * a
+        if self.sets is not None and self.moments is not None:
+            n = self.moments.count
+            p = self.inverse * self.sets.mean(gamma_a) / n
+            q = self.inverse * self.sets.mean(gamma_b) / n
+            linear = -q * self.inverse
+            constant = -p - linear * self.mean
+            bias = bias + n * (constant + linear * self.moments.total[0])
+        return Gradient(
+            self.scale, constant, linear, weight=b.sum(0), shift=a.sum(0), bias=bias.sum(0)
+        )
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """dy = scale * m + constant + linear * y, and the gradients of what is learned."""
+
+    scale: Tensor  # (B, C)
+    constant: Tensor
+    linear: Tensor
+    weight: Tensor  # (C): of the norm's weight
+    shift: Tensor  # of its bias
+    bias: Tensor  # of the convolution's
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Values that share their statistics: `groups` of channels, in a volume or in the batch."""
+
+    groups: int
+    batch: bool
+
+    def mean(self, x: Tensor) -> Tensor:
+        """(B, C) -> (B, C): the mean over each one's set."""
+        b, c = x.shape
+        dims = (0, 2) if self.batch else (2,)
+        grouped = x.view(b, self.groups, c // self.groups)
+        return grouped.mean(dims, keepdim=True).expand_as(grouped).reshape(b, c).contiguous()
+
+
+def sets_of(norm: nn.Module, channels: int) -> Sets | None:
+    """Whose statistics a norm takes from its input; None: it takes none."""
+    if isinstance(norm, nn.Identity):
+        return None
+    if type(norm) is nn.BatchNorm3d:
+        fixed = norm.running_mean is not None and not norm.training
+        return None if fixed else Sets(channels, batch=True)
+    if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
+        return Sets(channels, batch=False)
+    if type(norm) is nn.GroupNorm:
+        return Sets(norm.num_groups, batch=False)
+    raise Misuse(f"lean blocks know batch, instance and group norm, got {norm}")
+
+
+def affine(norm: Any, activation: nn.Module, moments: Moments | None, like: Tensor) -> Affine:
+    """The norm of a map with these moments; `like` is (B, C) in the type of sums."""
+    slope = float(getattr(activation, "negative_slope", 0.0))
+    if isinstance(norm, nn.Identity):
+        one, zero = torch.ones_like(like), torch.zeros_like(like)
+        return Affine(one, zero, zero, one, slope, None, None)
+    sets = sets_of(norm, like.shape[1])
+    if sets is None:
+        mean, variance = (
+            t.to(like.dtype).expand_as(like).contiguous()
+            for t in (norm.running_mean, norm.running_var)
+        )
+    else:
+        assert moments is not None
+        means, squares = moments.total
+        mean = sets.mean(means)
+        variance = sets.mean(squares / moments.count + (means - mean).square())
+        if isinstance(norm, nn.BatchNorm3d):
+            _remember(norm, mean[0], variance[0], len(like) * moments.count)
+    inverse = torch.rsqrt(variance + norm.eps)
+    weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
+    scale = inverse * weight
+    return Affine(scale, bias - mean * scale, mean, inverse, slope, sets, moments)
+
+
+@torch.no_grad()
+def _remember(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+    """The running statistics, as nn.BatchNorm3d moves them."""
+    if norm.running_mean is None or not norm.training:
+        return
+    norm.num_batches_tracked.add_(1)
+    share = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+    unbiased = variance * (count / (count - 1))
+    for running, now in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+        running.mul_(1 - share).add_(now.to(running.dtype) * share)
