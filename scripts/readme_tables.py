@@ -88,6 +88,38 @@ def hippocampus() -> str:
     return "\n".join(lines)
 
 
+def step() -> str:
+    """What each rung takes and costs at the forum's job, and on this machine's CPU."""
+    content = result("cpu-step")
+    rows, times = content["predicted"]["forum"]["rows"], content["time, 32"]["rows"]
+    lines = [
+        "| `checkpointing=` | small: peak | more convolution work | largest batch in 7000 MiB "
+        "| large: peak | time of a step on a CPU |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for rung in ("as written", "none", "skips", "lean", "leanest", "blocks"):
+        small, large = rows[f"small, {rung}"], rows[f"large, {rung}"]
+        timed = times["as written" if rung == "as written" else f"ours, {rung}"]
+        shown = "as written, no choice" if rung == "as written" else f"`{rung}`"
+        batch = small["largest_batch_in_7000_mib"] or "1"
+        lines.append(
+            f"| {shown} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f} % "
+            f"| {batch} | {large['peak_allocated_mib']} MiB | {timed['time_ratio']:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def peers() -> str:
+    """The same channels in the networks that others give."""
+    content = result("cpu-step")
+    rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
+    lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
+    for name, row in rows.items():
+        timed = times[name]["time_ratio"]
+        lines.append(f"| {name} | {row['peak_allocated_mib']} MiB | {timed:.2f}x |")
+    return "\n".join(lines)
+
+
 def result(name: str) -> Any:
     """A file of benchmarks/."""
     return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
@@ -97,6 +129,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pooling": pooling,
     "predict": predict,
     "hippocampus": hippocampus,
+    "step": step,
+    "peers": peers,
 }
 
 
