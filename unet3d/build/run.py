@@ -119,6 +119,7 @@ def build(request: Request, folder: Path) -> Run:
     training, validation = usable.prepared(parts, preparation)
 
     pl.seed_everything(seed_of(cfg), verbose=False)
+    tensor_cores(cfg.tf32)
     model = network(request)
     make(cfg.checkpointing).apply(model)
 
@@ -243,6 +244,14 @@ def trainer(
         use_distributed_sampler=False,
         **choice,
     )
+
+
+def tensor_cores(tf32: Any) -> None:
+    """Whether a GPU may round the factors of float32 products to TF32."""
+    if not isinstance(tf32, bool):
+        raise Misuse(f"tf32 must be true or false, got {tf32!r}")
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
 
 
 def timer(max_time: Any) -> Timer:
