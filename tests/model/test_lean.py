@@ -192,6 +192,20 @@ def test_a_second_derivative_is_answered_in_words():
         first.sum().backward()
 
 
+def test_a_backward_hook_is_refused_and_not_ignored():
+    _, lean = pair(LEAN)
+    lean.decoder[0].convs[0].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(Misuse, match="backward hook"):
+        lean(batch(SIZES["even"])[0])
+
+
+def test_what_is_compiled_are_plain_modules():
+    plain, lean = pair(LEAN)
+    x, _ = batch(SIZES["even"])
+    compiled = torch.compile(lean, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), plain(x))
+
+
 def test_a_step_that_is_given_up_leaves_nothing_behind():
     """No cycle of references that would hold the maps until the garbage is collected."""
     _, lean = pair(MIXED)

@@ -91,14 +91,18 @@ class UNet3D(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """(B, C, D, H, W) -> (B, K, D, H, W); in training with deep supervision, finest first."""
         self._check_size(x)
-        outputs = self._plain(x) if self.keep is None else self._lean(x, self.keep)
+        if self.keep is None or torch.compiler.is_compiling():
+            outputs = self._plain(x)
+        else:
+            outputs = self._lean(x, self.keep)
         return outputs if self.training and len(self.heads) > 1 else outputs[0]
 
     def _plain(self, x: Tensor) -> list[Tensor]:
         skips, outputs = [], []
         for level in self.encoder:
             skips.append(level(x))
-            x = skips[-1] if level.pool is None else level.pool(skips[-1])
+            pool: Any = level.pool
+            x = skips[-1] if pool is None else pool(skips[-1])
         skips.pop()
         while skips:
             level = len(skips) - 1
@@ -108,6 +112,11 @@ class UNet3D(nn.Module):
         return outputs
 
     def _lean(self, image: Tensor, keep: Keep) -> list[Tensor]:
+        if any(m._backward_hooks or m._backward_pre_hooks for m in self.modules()):
+            raise Misuse(
+                "lean blocks write over the gradients that a backward hook would see: use "
+                "checkpointing=blocks, whose modules are plain"
+            )
         skips, outputs = [], []
         x = image_map(image, next(self.parameters()).dtype)
         for level, module in enumerate(self.encoder):

@@ -140,9 +140,9 @@ class _Buffer:
 class _Block:
     """What encoder and decoder share: convolutions in a row."""
 
-    def __init__(self, convs: Sequence[Any], sources: Sequence[Source], *, whole: bool):
-        self.convs, self.sources = list(convs), list(sources)
-        self.whole = whole  # whether outputs before the last are ever in memory as a whole
+    def __init__(self, convs: Sequence[Any], sources: Sequence[Source], keep: str):
+        self.convs, self.sources, self.keep = list(convs), list(sources), keep
+        self.whole = keep != "never"  # whether outputs before the last are ever in memory as such
         self.space = sources[0].space
         self.parameters = [p for module in self.convs for p in module.parameters()]
         self.layers: list[_Layer] = []
@@ -153,26 +153,20 @@ class _Block:
     def output(self) -> Activated:
         return self.layers[-1].output
 
-    def convolve(self) -> None:
-        """All of the layers; the last raw output is whole."""
+    def convolve(self, *, needed: bool) -> None:
+        """All of the layers; the last raw output is whole. What nobody will need is let go."""
         sources = self.sources
         for n, module in enumerate(self.convs, start=1):
             layer = _Layer(module, sources)
             sources = [layer.forward(whole=self.whole or n == len(self.convs))]
             self.layers.append(layer)
             if n == len(self.convs) or (n == 1 and self.whole):
-                self.have_read()
-
-    def have_read(self) -> None:
-        """Let go of what was to be kept until it is read."""
-        for source in self.read:
-            if source.raw.brief:
-                source.raw.kept = None
-
-    def forget_first(self) -> None:
-        """Let go of the raw outputs before the last."""
-        for layer in self.layers[:-1]:
-            layer.raw.kept = None
+                for source in self.read:
+                    if source.raw.brief or not needed:
+                        source.raw.kept = None
+        if self.keep != "all" or not needed:
+            for layer in self.layers[:-1]:
+                layer.raw.kept = None
 
     def edge(self) -> Tensor:
         """An edge of autograd's graph: the map's shape, and the memory of one element."""
@@ -248,14 +242,12 @@ class _Encoder(_Block):
     def __init__(
         self, x: Map, convs: Sequence[Any], pool: nn.Module | None, window: Triple, keep: str
     ):
-        super().__init__(convs, [x.source], whole=keep != "never")
-        self.pool, self.window, self.keep = pool, window, keep
+        super().__init__(convs, [x.source], keep)
+        self.pool, self.window = pool, window
 
     def forward(self, *, needed: bool) -> tuple[Tensor, ...]:
-        self.convolve()
+        self.convolve(needed=needed)
         small = None if self.pool is None else self._pooled(self.pool)
-        if self.keep != "all" or not needed:
-            self.forget_first()
         if self.keep == "never":
             self.output.raw.kept = None
         self.output.raw.brief = self.keep in ("again", "slabs")
@@ -331,16 +323,14 @@ class _Decoder(_Block):
         keep: str,
     ):
         self.up = Upsampled(up, low.source, skip.source.space)
-        super().__init__(convs, [skip.source, self.up], whole=keep != "never")
+        super().__init__(convs, [skip.source, self.up], keep)
         self.skip, self.low = skip.source, low.source
         self.read = [skip.source, low.source]
-        self.head, self.last, self.keep = head, last, keep
+        self.head, self.last = head, last
         self.parameters += [*up.parameters(), *([] if head is None else head.parameters())]
 
     def forward(self, *, needed: bool) -> tuple[Tensor, ...]:
-        self.convolve()
-        if self.keep != "all" or not needed:
-            self.forget_first()
+        self.convolve(needed=needed)
         outputs = [] if self.last else [self.edge()]
         if self.head is not None:
             outputs.append(self._logits(self.head))
@@ -385,11 +375,8 @@ class _Decoder(_Block):
         """Rows of the last activation's gradient; those in `g` are completed while it learns."""
         rows = None if g is None else self.space.part(g, start, stop)
         if self.head is None or to_logits is None:
-            return (
-                self.space.empty(self.output.channels, stop - start).zero_()
-                if rows is None
-                else rows
-            )
+            none = rows is None
+            return self.space.empty(self.output.channels, stop - start).zero_() if none else rows
         if rows is not None and not learn:
             return rows
         weight, _ = weights_of(self.head, self.space.dtype)
