@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GRID = {
     "model": ("unet_small", "unet_nn"),
     "precision": ("32", "16", "bf16", "16-true"),
-    "checkpointing": ("none", "blocks"),
+    "checkpointing": ("none", "leanest"),
     "optimizer": ("adamw", "sgd"),
 }
 """32 configurations on each patch; each is predicted and measured in a process of its own."""
@@ -106,15 +106,24 @@ def forum() -> dict[str, Any]:
     choices = {
         "as the forum ran it": ["experiment=forum_small"],
         "as written, mixed 16": ["model=forum_small", "precision=16", *job],
-        "unet_small, mixed 16": ["model=unet_small", "precision=16", *job],
-        "unet_small, mixed 16, blocks": [
-            "model=unet_small",
-            "precision=16",
-            "checkpointing=blocks",
-            *job,
-        ],
     }
+    for rung in ("none", "skips", "lean", "leanest", "blocks"):
+        words = ["model=unet_small", "precision=16", f"checkpointing={rung}", *job]
+        choices[f"unet_small, mixed 16, {rung}"] = words
     return {name: compared(words) for name, words in choices.items()}
+
+
+def step() -> dict[str, Any]:
+    """Time and peak of a step beside the peers that are installed, in half precision."""
+    words = ["time", "--name", "gpu-part", "--precision", "16", "--width", "64", "--rounds", "5"]
+    done = run([sys.executable, "scripts/bench_step.py", *words, "--size", "320", "160", "32"])
+    path = ROOT / "benchmarks" / "gpu-part-step.json"
+    if done.returncode:
+        return {"exit_code": done.returncode, "error": done.stderr[-500:]}
+    content = json.loads(path.read_text())["time, 16"]
+    path.unlink()
+    path.with_suffix(".png").unlink()
+    return {"summary": content["rows"], **content}
 
 
 def hippocampus() -> dict[str, Any]:
@@ -169,6 +178,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "predict_cube": partial(predict, "[64,64,64]"),
     "predict_flat": partial(predict, "[160,144,32]"),
     "forum": forum,
+    "step": step,
     "hippocampus": hippocampus,
     "pools": pools,
 }

@@ -143,29 +143,46 @@ def test_frozen_parts_get_no_gradient_and_the_others_the_same(in_slabs):
 
 def errors(model, judge, x, labels, autocast=None):
     """How far a model's gradients are from the judge's in float64, as a share of their size."""
-    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+    device = x.device.type
+    with torch.autocast(device, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         outputs = model(x)
     DiceCE()(outputs, labels).backward()
     found = torch.cat([p.grad.double().flatten() for p in model.parameters()])
     return float((found - judge).norm() / judge.norm())
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "bf16"])
-@pytest.mark.parametrize("choices", ["batch", "instance, leaky, transposed, supervised"])
-def test_in_lower_precision_errors_are_those_of_plain_modules(choices, autocast, in_slabs):
-    cpu.kernels.library(autocast or torch.float32)
+def median_ratio_of_errors(device, autocast, choices):
+    """Of the lean network's error to that of plain modules, over a few inputs."""
     ratios = []
     for seed in range(5):
-        plain, lean = pair(MIXED, torch.float32, **NETWORKS[choices])
+        plain, lean = (m.to(device) for m in pair(MIXED, torch.float32, **NETWORKS[choices]))
         judge = copy.deepcopy(plain).double()
-        x, labels = batch((24, 16, 16), torch.float32)
+        x, labels = (t.to(device) for t in batch((24, 16, 16), torch.float32))
         x = x + seed
         DiceCE()(judge(x.double()), labels).backward()
         exact = torch.cat([p.grad.flatten() for p in judge.parameters()])
-        ratios.append(
-            errors(lean, exact, x, labels, autocast) / errors(plain, exact, x, labels, autocast)
-        )
-    assert sorted(ratios)[2] < 1.3
+        found = [errors(m, exact, x, labels, autocast) for m in (lean, plain)]
+        ratios.append(found[0] / found[1])
+    return sorted(ratios)[2]
+
+
+LOW = pytest.mark.parametrize(
+    "choices", ["batch", "instance, leaky, transposed, supervised", "group, nearest, flat"]
+)
+
+
+@LOW
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "bf16"])
+def test_in_lower_precision_errors_are_those_of_plain_modules(choices, autocast, in_slabs):
+    cpu.kernels.library(autocast or torch.float32)
+    assert median_ratio_of_errors("cpu", autocast, choices) < 1.3
+
+
+@pytest.mark.gpu
+@LOW
+@pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16], ids=str)
+def test_on_a_gpu_errors_are_those_of_plain_modules_too(choices, autocast, in_slabs):
+    assert median_ratio_of_errors("cuda", autocast, choices) < 1.3
 
 
 def test_logits_have_the_precision_of_the_step():
