@@ -30,6 +30,11 @@ def traced(
     request: Request, used: Precision, *, cuda: bool, volume: Sequence[int] | None
 ) -> Prediction:
     """A prediction, or in one line why this network cannot have one."""
+    if request.config.compile:
+        raise Untraceable(
+            "compile=true: what a compiled step takes is not predicted, and the first one takes "
+            "minutes; lean blocks run as plain modules, which take more memory"
+        )
     try:
         return predict(step_maker(request, used, cuda=cuda, volume=volume), cuda=cuda)
     except Misuse:

@@ -119,9 +119,11 @@ def build(request: Request, folder: Path) -> Run:
     training, validation = usable.prepared(parts, preparation)
 
     pl.seed_everything(seed_of(cfg), verbose=False)
-    tensor_cores(cfg.tf32)
+    tensor_cores(flag(cfg, "tf32"))
     model = network(request)
     make(cfg.checkpointing).apply(model)
+    if flag(cfg, "compile"):
+        model.compile()  # in place: names and checkpoints stay
 
     config, regions = plain(cfg), regions_of(cfg)
     decide = largest if regions is None else Painted(painted(regions))
@@ -246,10 +248,15 @@ def trainer(
     )
 
 
-def tensor_cores(tf32: Any) -> None:
+def flag(cfg: DictConfig, key: str) -> bool:
+    """A key that is true or false."""
+    if not isinstance(cfg[key], bool):
+        raise Misuse(f"{key} must be true or false, got {cfg[key]!r}")
+    return cfg[key]
+
+
+def tensor_cores(tf32: bool) -> None:
     """Whether a GPU may round the factors of float32 products to TF32."""
-    if not isinstance(tf32, bool):
-        raise Misuse(f"tf32 must be true or false, got {tf32!r}")
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
 

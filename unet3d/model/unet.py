@@ -16,7 +16,7 @@ PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list with one size per level."""
 
 
-LEAN = Keep(encoders=("last", "all"), decoders=("all",))
+LEAN = Keep(encoders=("last",), decoders=("all",))
 """What a network keeps that has not been told."""
 
 
