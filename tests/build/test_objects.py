@@ -2,9 +2,13 @@ import pytest
 import torch
 from torch import nn
 
+from unet3d.build import rungs
+from unet3d.build.forecast import forecast
 from unet3d.build.objects import optimizer_factory
 from unet3d.build.run import build, flag, tensor_cores
+from unet3d.build.rungs import decided
 from unet3d.machine.device import Precision
+from unet3d.meter.fit import CONTEXT
 from unet3d.types import Misuse
 
 
@@ -52,3 +56,29 @@ def test_tf32_is_a_choice():
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_auto_takes_the_first_rung_that_is_predicted_to_fit(composed, tmp_path, monkeypatch):
+    words = ["checkpointing=auto", "data.patch_size=[64,64,64]", "model.width=32"]
+    request = composed(*words, "trainer.accelerator=cpu")
+    used = Precision("32", "32")
+    peaks = {
+        rung: forecast(composed(*words[1:], f"checkpointing={rung}")).peak.allocated
+        for rung in ("none", "skips", "lean", "leanest")
+    }
+    for total, rung in ((2**40, "none"), (peaks["lean"] + CONTEXT, "lean"), (0, "leanest")):
+        monkeypatch.setattr(rungs, "available_bytes", lambda _, total=total: total)
+        found = decided(request, used, cuda=False)
+        assert found.choices["checkpointing"] == rung
+        assert "encoders" in found.config.checkpointing
+
+
+def test_auto_is_said_to_be_what_it_became(composed, tmp_path):
+    run = build(composed("checkpointing=auto"), tmp_path)
+    assert run.foreseen == ["checkpointing=auto: none"]
+    assert run.config["checkpointing"]["encoders"] == ["last"]
+
+
+def test_auto_without_the_gpu_that_it_is_for_names_the_choices(composed):
+    with pytest.raises(Misuse, match="none, skips, lean, leanest"):
+        forecast(composed("checkpointing=auto", "trainer.accelerator=auto"))

@@ -112,6 +112,7 @@ def build(request: Request, folder: Path) -> Run:
     class_names, channels = described(cfg, source.describe())
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
     parts = split(source.cases(), fold_of(cfg), splits)  # with faulty cases, so that folds stay
+    asked = request.choices.get("checkpointing")
     request = decided(request, used, cuda=device == "cuda")
     cfg = request.config
     usable = UsableCases(cfg, source, channels)
@@ -155,6 +156,8 @@ def build(request: Request, folder: Path) -> Run:
         seed=cfg.seed,
     )
     prediction, foreseen = foresee(request, used, device, validation)
+    if asked == "auto":
+        foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
     callbacks = [
