@@ -12,6 +12,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -104,3 +106,12 @@ class Kernels:
 def address(x: Tensor | None) -> ctypes.c_void_p:
     """Where a tensor lies."""
     return ctypes.c_void_p(None if x is None else x.data_ptr())
+
+
+@cache
+def has_triton(what: str) -> bool:
+    """Whether there are kernels for CUDA; if not, it is said once for each user."""
+    if find_spec("triton") is None:
+        log.warning("Triton is not installed: %s on CUDA run in plain torch, and slowly", what)
+        return False
+    return True

@@ -49,11 +49,11 @@ def decided(request: Request, used: Precision, *, cuda: bool) -> Request:
             "checkpointing=auto goes by the memory of the GPU, and there is none here: give "
             f"checkpointing={', '.join(known)} or trainer.accelerator=cpu"
         )
-    for rung in known:
-        request = _on(request, rung)
-        if taken(predict(step_maker(request, used, cuda=cuda), cuda=cuda)) + CONTEXT <= total:
-            break
-    return request
+    for rung in known[:-1]:
+        trial = _on(request, rung)
+        if taken(predict(step_maker(trial, used, cuda=cuda), cuda=cuda)) + CONTEXT <= total:
+            return trial
+    return _on(request, known[-1])
 
 
 def taken(prediction: Prediction) -> int:

@@ -1,20 +1,16 @@
 """Launches the Triton kernels. Triton is imported when a CUDA tensor first comes by."""
 
-import logging
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from unet3d.native import has_triton
 from unet3d.pool.approx_median_reference import approx_median_gradient
 from unet3d.pool.codes import code_of
 from unet3d.pool.layout import empty, is_channels_last, memory_format, outputs
 from unet3d.pool.network import EIGHT, Comparator, middle_network
 from unet3d.pool.windows import Windows
-
-log = logging.getLogger(__name__)
 
 HALVES = (torch.float16, torch.bfloat16)
 PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integers
@@ -26,7 +22,7 @@ PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integ
 
 def serves(x: Tensor) -> bool:
     """Whether the kernels take x."""
-    return x.dtype in PAIR_TYPES and _has_triton()
+    return x.dtype in PAIR_TYPES and has_triton("poolings")
 
 
 def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -177,11 +173,3 @@ def _block(per_plane: int, windows: Windows) -> int:
     """Lanes in a program of 4 warps: 4 each, fewer where a lane holds many elements."""
     most = 512 if windows.elements <= 8 else 128
     return min(most, max(32, 1 << (per_plane - 1).bit_length()))
-
-
-@cache
-def _has_triton() -> bool:
-    if find_spec("triton") is None:
-        log.warning("Triton is not installed: poolings on CUDA run in plain torch, and slowly")
-        return False
-    return True

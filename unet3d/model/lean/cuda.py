@@ -1,16 +1,13 @@
 """Launches the Triton kernels on channels-last maps. Triton is imported when it is first needed."""
 
-import logging
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from unet3d.native import has_triton
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 2048  # elements that a program has in registers at a time
@@ -19,7 +16,7 @@ PROGRAMS = 1024  # about so many sum up a map
 
 def serves(x: Tensor) -> bool:
     """Whether the kernels take maps of this type."""
-    return x.dtype in TYPES and _has_triton()
+    return x.dtype in TYPES and has_triton("norms")
 
 
 def moments(y: Tensor, out: Tensor) -> None:
@@ -131,11 +128,3 @@ def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     (tiles, b, c), sizes = _elements(x)
     each = max(1, tiles * b * c // PROGRAMS)
     return (-(-tiles // each), b, c), {"TILES": each, **sizes}
-
-
-@cache
-def _has_triton() -> bool:
-    if find_spec("triton") is None:
-        log.warning("Triton is not installed: norms on CUDA run in plain torch, and slowly")
-        return False
-    return True

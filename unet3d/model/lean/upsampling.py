@@ -1,6 +1,5 @@
 """A coarser map seen at a finer level: rows on demand, and their gradient straight back."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +33,14 @@ class Upsampled:
             out.zero_()
         part = self._part(out, start, stop)
         if part is not None:
-            self.way.fill(self._read(part), part)
+            self.way.fill(self.low.rows(*part.low), part)
 
     def gradient(self, g: Tensor, start: int, stop: int, low: Tensor) -> None:
         """Add to `low` what the gradient of these rows means for the coarser map."""
         part = self._part(g, start, stop)
         if part is not None:
             into = self.low.space.part(low, *part.low)
-            self.way.gradient(lambda: self._read(part), part, into)
+            self.way.gradient(self.low, part, into)
 
     def _part(self, rows: Tensor, start: int, stop: int) -> "_Part | None":
         """What of these rows is not padding."""
@@ -58,9 +57,6 @@ class Upsampled:
         size, low_size = self.size[axis], self.low.space.size[axis]
         low = self.way.reads(first, last, size, low_size)
         return _Part(rows, first, last, low, size, low_size, self.space.axis)
-
-    def _read(self, part: "_Part") -> Tensor:
-        return self.low.rows(*part.low)
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ class _Interpolated:
     def fill(self, low: Tensor, part: _Part) -> None:
         interpolate(low, part.axes(low), self.linear, part.rows)
 
-    def gradient(self, read: Callable[[], Tensor], part: _Part, into: Tensor) -> None:
+    def gradient(self, low: Activated, part: _Part, into: Tensor) -> None:
         interpolate_gradient(part.rows, part.axes(into), self.linear, into)
 
 
@@ -128,9 +124,9 @@ class _Transposed:
         start = part.first - part.low[0] * (part.size // part.low_size)
         part.rows.copy_(up.narrow(part.axis, start, part.last - part.first))
 
-    def gradient(self, read: Callable[[], Tensor], part: _Part, into: Tensor) -> None:
-        low = read()
-        weight, bias = weights_of(self.module, low.dtype)
+    def gradient(self, low: Activated, part: _Part, into: Tensor) -> None:
+        x = low.rows(*part.low)
+        weight, bias = weights_of(self.module, x.dtype)
         window = part.size // part.low_size
         before = part.first - part.low[0] * window
         after = part.low[1] * window - part.last
@@ -139,11 +135,11 @@ class _Transposed:
         g = F.pad(part.rows, padding) if before or after else part.rows.contiguous()
         sizes = None if bias is None else [bias.numel()]
         to_low, *found = aten.convolution_backward(
-            g, low, weight, sizes, self.window, [0] * 3, [1] * 3, True, [0] * 3, 1,
+            g, x, weight, sizes, self.window, [0] * 3, [1] * 3, True, [0] * 3, 1,
             [True, True, bias is not None],
         )  # fmt: skip
         into += to_low
-        wide = torch.promote_types(low.dtype, torch.float32)
+        wide = torch.promote_types(x.dtype, torch.float32)
         found = [t.to(wide) for t in found if t is not None]
         self.gradients = (
             [a + b for a, b in zip(self.gradients, found, strict=True)] if self.gradients else found
