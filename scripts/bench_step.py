@@ -172,7 +172,9 @@ def forum(width: int = 64) -> dict[str, Any]:
                 ForumUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder
             )
         }
-        nets |= {rung: partial(ours, enc, rung, **choices) for rung in (*RUNGS, "blocks")}
+        nets |= {
+            rung: partial(ours, enc, rung, **choices) for rung in (*RUNGS, "offload", "blocks")
+        }
         base = work(nets[AS_WRITTEN], size)
         for rung, make in nets.items():
             two, three = (predicted(make, size, n, "16", cuda=True) for n in (2, 3))
@@ -230,7 +232,9 @@ def timed(arguments: argparse.Namespace) -> dict[str, Any]:
             ForumUNet3D, in_channels=1, num_classes=5, encoder=channels, decoder=decoder
         )
     }
-    nets |= {f"ours, {rung}": partial(ours, channels, rung) for rung in (*RUNGS, "blocks")}
+    nets |= {
+        f"ours, {rung}": partial(ours, channels, rung) for rung in (*RUNGS, "offload", "blocks")
+    }
     nets |= dict(peers(channels))
     rows: dict[str, Any] = {}
     seconds: dict[str, list[float]] = {name: [] for name in nets}

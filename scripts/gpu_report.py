@@ -107,7 +107,7 @@ def forum() -> dict[str, Any]:
         "as the forum ran it": ["experiment=forum_small"],
         "as written, mixed 16": ["model=forum_small", "precision=16", *job],
     }
-    for rung in ("none", "skips", "lean", "leanest", "blocks"):
+    for rung in ("none", "skips", "lean", "leanest", "offload", "blocks"):
         words = ["model=unet_small", "precision=16", f"checkpointing={rung}", *job]
         choices[f"unet_small, mixed 16, {rung}"] = words
     return {name: compared(words) for name, words in choices.items()}

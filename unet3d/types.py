@@ -45,7 +45,7 @@ class HasBlocks(Protocol):
         ...
 
 
-ENCODER_WORDS = ("all", "last", "again", "slabs", "never")
+ENCODER_WORDS = ("all", "last", "host", "again", "slabs", "never")
 DECODER_WORDS = ("all", "last", "never")
 
 
@@ -55,6 +55,7 @@ class Keep:
 
     - all: every output
     - last: the last; those before are redone in backward
+    - host (encoders): the last, in the host's memory from the pooling on; its rows come when read
     - again (encoders): nothing once the decoder has read it; all is redone for its backward
     - slabs (encoders): likewise, but the decoder's backward reads it redone a slab at a time
     - never: outputs before the last are never whole, but redone in slabs wherever they are read; of

@@ -12,10 +12,12 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
+from unet3d.build.forecast import composed, forecast
 from unet3d.build.objects import conf_folder
 from unet3d.checkpointing.blocks import RecomputeBlocks
 from unet3d.checkpointing.ladder import Ladder
-from unet3d.model.lean import rows
+from unet3d.checkpointing.offload import Offload
+from unet3d.model.lean import host, rows
 from unet3d.model.unet import UNet3D
 from unet3d.types import Misuse
 
@@ -84,7 +86,7 @@ def test_a_rung_is_refused_where_there_are_no_lean_blocks(option):
 
 
 def test_an_unknown_word_of_a_level_is_refused():
-    with pytest.raises(Misuse, match="all, last, again, slabs, never"):
+    with pytest.raises(Misuse, match="all, last, host, again, slabs, never"):
         Ladder(encoders=["some"], decoders=["all"])
 
 
@@ -150,3 +152,37 @@ def test_a_network_without_blocks_is_refused():
 def test_a_level_that_the_network_does_not_have_is_refused():
     with pytest.raises(Misuse, match=r"0\.\.2"):
         RecomputeBlocks(levels=[3]).apply(network())
+
+
+def test_any_other_network_offloads_its_saved_tensors_and_stays_equal_bit_for_bit():
+    def sequence():
+        torch.manual_seed(0)
+        layers = [nn.Conv3d(1, 4, 3), nn.InstanceNorm3d(4), nn.LeakyReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.Conv3d(4, 4, 3), nn.BatchNorm3d(4), nn.ReLU()).double()
+
+    plain, cheaper = sequence(), sequence()
+    Offload(["host"], ["all"], least_mib=0).apply(cheaper)
+    (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
+    assert all(a.equal(b) for a, b in zip(losses, losses2, strict=True))
+    assert all(a.equal(b) for a, b in zip(gradients, gradients2, strict=True))
+    assert all(state[name].equal(state2[name]) for name in state)
+
+
+def test_offloading_keeps_little_on_a_gpu_in_any_network():
+    """Between forward and backward, as a meter that imitates a GPU counts it."""
+
+    def kept(options):
+        words = ["model=dynunet", "model.filters=[32,32,32]", "data.patch_size=[64,64,64]"]
+        return forecast(composed([*words, *options], "memory")).kinds["activations kept"]
+
+    assert kept(["checkpointing=offload"]) < kept([]) / 3
+
+
+def test_a_map_in_the_host_gives_any_of_its_rows(monkeypatch):
+    monkeypatch.setattr(host, "CHUNK_BYTES", 1000)
+    for axis in (2, 3):
+        space = rows.Space(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
+        x = space.empty(3).normal_()
+        there = host.Host(x, space)
+        for start, stop in ((0, 4), (2, 9), (8, space.rows), (0, space.rows), (5, 6)):
+            assert there.rows(start, stop).equal(space.part(x, start, stop))

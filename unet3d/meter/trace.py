@@ -74,6 +74,7 @@ class Trace(TorchDispatchMode):
         self.phase = "setup"
         self._phase_begun = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by the storage's address
+        self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages of pinned memory
         self._stack: list[str] = []
         self._begun: list[tuple[int, int, int]] = []  # event, autograd number, calls at the call
         self._called = 0
@@ -145,6 +146,8 @@ class Trace(TorchDispatchMode):
                 return self._through_the_storage(args[0], func(*args))
         out = func(*args, **kwargs)
         op = str(func.overloadpacket).removeprefix("aten.")
+        if self.cuda and kwargs.get("pin_memory"):
+            self._in_host.add(out.untyped_storage())
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor, None, op)
@@ -157,6 +160,8 @@ class Trace(TorchDispatchMode):
 
     def _see(self, tensor: Tensor, kind: str | None, op: str = "") -> None:
         storage = tensor.untyped_storage()
+        if storage in self._in_host:
+            return
         address = storage._cdata
         known = self._live.get(address)
         if known is not None:

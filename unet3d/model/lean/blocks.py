@@ -250,6 +250,8 @@ class _Encoder(_Block):
         small = None if self.pool is None else self._pooled(self.pool)
         if self.keep == "never":
             self.output.raw.kept = None
+        elif self.keep == "host" and needed and small is not None:
+            self.output.raw.send()
         self.output.raw.brief = self.keep in ("again", "slabs")
         self.output.raw.again = self.keep == "again"
         return (self.edge(),) if small is None else (small, self.edge())

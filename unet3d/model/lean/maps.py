@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.model.lean import fused
+from unet3d.model.lean.host import Host
 from unet3d.model.lean.norms import Affine, Moments
 from unet3d.model.lean.rows import Space
 
@@ -76,7 +77,7 @@ class Convolution:
         """The most channels that are there at a time for a row of its output."""
         widths = [self.module.in_channels + self.module.out_channels]
         for source in self.sources:
-            if isinstance(source, Activated) and source.raw.kept is None:
+            if isinstance(source, Activated) and source.raw.redone:
                 widths.append(source.raw.convolution.width)
         return max(widths)
 
@@ -129,17 +130,32 @@ class Raw:
 
     convolution: Convolution
     kept: Tensor | None = None
+    host: Host | None = None  # where it waits, out of the GPU's memory
     brief: bool = False  # to be forgotten once the decoder has read it
     again: bool = False  # and redone for the decoder's backward
 
+    @property
+    def redone(self) -> bool:
+        """Whether reading it takes a convolution."""
+        return self.kept is None and self.host is None
+
+    def send(self) -> None:
+        """Let it wait in the host's memory."""
+        assert self.kept is not None
+        self.host, self.kept = Host(self.kept, self.convolution.space), None
+
     def restore(self) -> None:
         """Have it in memory again."""
-        if self.kept is None:
+        if self.host is not None:
+            self.kept, self.host = self.host.rows(0, self.convolution.space.rows), None
+        elif self.kept is None:
             self.kept = self.convolution.forward(keep=True, moments=None)
 
     def rows(self, start: int, stop: int) -> Tensor:
         if self.kept is not None:
             return self.convolution.space.part(self.kept, start, stop)
+        if self.host is not None:
+            return self.host.rows(start, stop)
         return self.convolution.rows(start, stop, self.convolution.weights())
 
 
