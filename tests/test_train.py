@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from unet3d.build.run import build
 from unet3d.commands.main import main
+from unet3d.lit.speed import StepSpeed
 
 
 def events(run):
@@ -99,22 +102,61 @@ def test_resume_auto_starts_anew_goes_on_and_says_when_it_is_done(unet3d, tmp_pa
     assert "this run is finished" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_with_130_and_a_checkpoint(unet3d, tmp_path, monkeypatch):
-    from unet3d.lit.speed import StepSpeed
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_with_its_exit_code_and_a_checkpoint(
+    unet3d, tmp_path, monkeypatch, capsys, number
+):
     original = StepSpeed.on_train_batch_end
 
     def interrupted(self, trainer, *rest):
         original(self, trainer, *rest)
         if trainer.global_step == 2:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(StepSpeed, "on_train_batch_end", interrupted)
-    assert unet3d("trainer.max_steps=9") == 130
+    before = signal.getsignal(number)
+    assert unet3d("trainer.max_steps=9") == (130 if number == signal.SIGINT else 143)
+    assert signal.getsignal(number) is before
+    assert f"stopped by {number.name} after 2 steps; resume=auto hydra.run.dir=" in (
+        capsys.readouterr().out
+    )
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 2
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["finished"] is False
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, tmp_path, monkeypatch):
+    def impatient(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", impatient)
+    assert unet3d("trainer.max_steps=9") == 130
+
+
+def test_a_signal_before_the_first_step_has_nothing_to_wait_for(unet3d, tmp_path, monkeypatch):
+    from unet3d.commands import train
+
+    def slow(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(train, "build", slow)
+    assert unet3d() == 143
+
+
+def test_a_run_stopped_in_its_evaluation_is_evaluated_when_it_goes_on(
+    unet3d, tmp_path, monkeypatch, capsys
+):
+    from unet3d.commands import train
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluated", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        assert unet3d("evaluation.enabled=true") == 143
+    assert unet3d("evaluation.enabled=true", "resume=auto") == 0
+    assert "Dice, mean" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

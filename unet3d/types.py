@@ -1,5 +1,6 @@
 """Names for what crosses a border between rooms."""
 
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
@@ -115,3 +116,11 @@ class Misfit(RuntimeError):
 
 class Fault(RuntimeError):
     """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
+
+
+class Stopped(BaseException):
+    """Somebody asked the process to end: Ctrl-C (exit 130), or SIGTERM or SIGUSR1 (exit 143)."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 130 if number == signal.SIGINT else 143

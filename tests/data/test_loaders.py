@@ -126,7 +126,7 @@ def test_a_loader_that_cannot_be_is_refused(volumes, bad):
         "foreground_share": 0.5,
         "augment": AUGMENT,
         "num_workers": 0,
-        "device": "cpu",
+        "device": CPU,
         "seed": 0,
     }
     with pytest.raises(Misuse, match=r"data\b"):

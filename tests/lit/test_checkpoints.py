@@ -1,9 +1,11 @@
+import random
+
 import pytest
 import torch
 
 from unet3d.build.objects import network_from
 from unet3d.build.run import build
-from unet3d.lit.checkpoints import WholeCheckpoints
+from unet3d.lit.checkpoints import PREVIOUS, WholeCheckpoints, swept
 from unet3d.lit.start import initialised, loaded, resumed_from
 from unet3d.types import Misuse
 
@@ -73,21 +75,52 @@ def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path, monkeypat
 def test_a_resumed_run_goes_on_counting(composed, tmp_path):
     fitted(build(composed("trainer.max_steps=2"), tmp_path))
     again = build(composed("trainer.max_steps=4"), tmp_path)
-    fitted(again, resumed_from("auto", tmp_path / "checkpoints"))
+    fitted(again, resumed_from("auto", tmp_path / "checkpoints")[0])
     assert again.trainer.global_step == 4
 
 
 def test_resume_finds_a_file_a_folder_or_nothing(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert resumed_from("auto", folder) is None
+    assert resumed_from("auto", folder) == (None, [])
     folder.mkdir()
     last = folder / "last.ckpt"
-    last.touch()
-    assert resumed_from("auto", folder) == last
-    assert resumed_from(str(tmp_path), folder) == last
-    assert resumed_from(str(last), folder) == last
+    WholeCheckpoints().save_checkpoint({"a": 1}, last)
+    for resume in ("auto", str(tmp_path), str(last)):
+        assert resumed_from(resume, folder)[0] == last
     with pytest.raises(Misuse, match="there is no checkpoint at"):
         resumed_from(str(tmp_path / "other"), folder)
+
+
+def test_two_damaged_checkpoints_are_no_reason_to_begin_anew_silently(tmp_path):
+    (tmp_path / "last.ckpt").write_bytes(b"half")
+    (tmp_path / PREVIOUS).write_bytes(b"half")
+    with pytest.raises(Misuse, match="no whole one before it"):
+        resumed_from("auto", tmp_path)
+
+
+def test_every_flipped_bit_that_matters_is_seen(tmp_path):
+    path = tmp_path / "x.ckpt"
+    content = {"weights": torch.arange(50.0), "name": "a network"}
+    WholeCheckpoints().save_checkpoint(content, path)
+    good = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+        bad = bytearray(good)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        try:
+            found = loaded(path)
+        except Misuse:
+            continue
+        assert found["weights"].equal(content["weights"])
+        assert found["name"] == content["name"]
+
+
+def test_drafts_of_killed_runs_are_swept(tmp_path):
+    for name in (".123-last.ckpt", "best.ckpt", ".hidden"):
+        (tmp_path / name).touch()
+    swept(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "best.ckpt"]
 
 
 def test_init_takes_what_fits_and_says_what_was_left_out(composed, tmp_path):

@@ -60,7 +60,7 @@ def test_the_rate_follows_elapsed_time_and_goes_on_after_a_resume(composed, tmp_
     assert first[0] > 0.9
     assert first[-1] < 0.3
     last = tmp_path / "checkpoints" / "last.ckpt"
-    elapsed = torch.load(last, weights_only=True)["callbacks"]["Timer"]["time_elapsed"]["train"]
+    elapsed = torch.load(last, weights_only=True)["callbacks"]["Limits"]["elapsed"]
     assert elapsed >= 2
     longer = [*timed[:2], "trainer.max_time=00:00:00:04"]
     begun = time.monotonic()

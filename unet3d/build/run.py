@@ -8,9 +8,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf
+from lightning.pytorch.callbacks import TQDMProgressBar
+from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
 from unet3d.build.checking import UsableCases
@@ -39,17 +38,19 @@ from unet3d.data.prepared import Volume
 from unet3d.data.split import split
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
+from unet3d.lit.checkpoints import BestCheckpoint, LastCheckpoint, WholeCheckpoints, swept
 from unet3d.lit.dashboard import Dashboard
 from unet3d.lit.images import CaseImages
-from unet3d.lit.limits import ValidateAtTheEnd
+from unet3d.lit.limits import Limits, seconds
 from unet3d.lit.memory import StepMemory
+from unet3d.lit.position import Position, forget_beyond, logged_before
 from unet3d.lit.precision import PureHalf
 from unet3d.lit.prefetch import Prefetch
 from unet3d.lit.quiet import hush
 from unet3d.lit.schedule import LearningRate
+from unet3d.lit.signals import Preemption, Signals
 from unet3d.lit.speed import StepSpeed
-from unet3d.lit.start import finished, initialised, resumed_from
+from unet3d.lit.start import finished, initialised, loaded, resumed_from
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.meter.peak import PeakMeter
@@ -77,6 +78,8 @@ class Run:
     train_loader: Feed
     val_loader: DataLoader | None
     trainer: pl.Trainer
+    limits: Limits
+    position: Position
     memory: StepMemory
     speed: StepSpeed
     request: Request
@@ -96,12 +99,17 @@ class Run:
             folder=self.folder,
         )
 
+    def to_go_on(self) -> str:
+        """What to add to the command that began this run."""
+        return f"resume=auto hydra.run.dir={self.folder}"
+
     def finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is at the end of this run already."""
-        return finished(checkpoint, self.trainer)
+        epochs = self.trainer.max_epochs or -1
+        return finished(loaded(checkpoint), self.limits, self.position, epochs)
 
 
-def build(request: Request, folder: Path) -> Run:
+def build(request: Request, folder: Path, signals: Signals | None = None) -> Run:
     """Check the config and make everything it names."""
     cfg = request.config
     device = accelerator(str(cfg.trainer.accelerator))
@@ -152,7 +160,7 @@ def build(request: Request, folder: Path) -> Run:
         foreground_share=cfg.data.foreground_share,
         augment=augment,
         num_workers=cfg.data.num_workers,
-        device=device,
+        device=torch.device(device),
         seed=cfg.seed,
     )
     prediction, foreseen = foresee(request, used, device, validation)
@@ -160,16 +168,20 @@ def build(request: Request, folder: Path) -> Run:
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
+    limits, position = limits_of(cfg), Position(train_loader, seed=cfg.seed)
+    last = LastCheckpoint(folder / "checkpoints", every_seconds=seconds_between(cfg))
     callbacks = [
-        LearningRate(make(cfg.scheduler)),
+        LearningRate(make(cfg.scheduler), limits),
         memory,
         speed,
         *([Prefetch(train_loader)] if device == "cuda" else []),
         CaseImages(),
         Dashboard(config),
-        ValidateAtTheEnd(),
-        LastCheckpoint(folder / "checkpoints"),
-        *([best_checkpoint(folder / "checkpoints")] if validation else []),
+        limits,
+        position,
+        *([BestCheckpoint(folder / "checkpoints")] if validation else []),
+        last,
+        *([] if signals is None else [Preemption(signals, last)]),
         *([TQDMProgressBar(leave=True)] if cfg.trainer.enable_progress_bar else []),
     ]
     return Run(
@@ -184,6 +196,8 @@ def build(request: Request, folder: Path) -> Run:
         train_loader=train_loader,
         val_loader=val_loader,
         trainer=trainer(cfg, device, used, callbacks, folder),
+        limits=limits,
+        position=position,
         memory=memory,
         speed=speed,
         request=request,
@@ -219,20 +233,15 @@ def trainer(
     node = cfg.trainer.copy()
     if node.devices != 1:
         raise Misuse(f"trainer.devices must be 1: a run has one device, got {node.devices!r}")
-    for key in ("max_steps", "max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
-        value = node[key]
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise Misuse(f"trainer.{key} must be an int >= 1, got {value!r}")
+    for key in ("max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
+        positive(f"trainer.{key}", node[key])
     if node.gradient_clip_val is not None and node.gradient_clip_val <= 0:
         raise Misuse(f"trainer.gradient_clip_val must be above 0 or null: {node.gradient_clip_val}")
     if node.max_steps is None and node.max_epochs is None and node.max_time is None:
         node.max_epochs = DEFAULT_EPOCHS
-    node.max_steps = -1 if node.max_steps is None else node.max_steps
     node.max_epochs = -1 if node.max_epochs is None else node.max_epochs
+    node.max_steps, node.max_time = -1, None  # see Limits
     node.accelerator = device
-    if node.max_time is not None:  # first, so that callbacks after it see that the time is over
-        callbacks = [timer(node.max_time), *callbacks]
-        node.max_time = None
     plugins: list[Any] = [WholeCheckpoints()]
     choice = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
@@ -245,7 +254,7 @@ def trainer(
         plugins=plugins,
         default_root_dir=folder,
         enable_model_summary=False,
-        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        enable_checkpointing=False,  # there are callbacks for that
         use_distributed_sampler=False,
         **choice,
     )
@@ -264,13 +273,23 @@ def tensor_cores(tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def timer(max_time: Any) -> Timer:
-    """Ends the run after `max_time`; checkpoints hold what has passed."""
-    limit: Any = OmegaConf.to_object(max_time) if OmegaConf.is_config(max_time) else max_time
-    try:
-        return Timer(limit)
-    except (MisconfigurationException, TypeError, ValueError):
-        raise Misuse(f"trainer.max_time must be DD:HH:MM:SS, got {max_time!r}") from None
+def limits_of(cfg: DictConfig) -> Limits:
+    """Those that are not Lightning's."""
+    positive("trainer.max_steps", cfg.trainer.max_steps)
+    return Limits(max_steps=cfg.trainer.max_steps, max_seconds=seconds(cfg.trainer.max_time))
+
+
+def seconds_between(cfg: DictConfig) -> float:
+    """Two writings of last.ckpt."""
+    if not isinstance(cfg.save_every_seconds, int | float) or cfg.save_every_seconds < 0:
+        raise Misuse(f"save_every_seconds must be 0 or more, got {cfg.save_every_seconds!r}")
+    return float(cfg.save_every_seconds)
+
+
+def positive(name: str, value: Any) -> None:
+    """Refuse what is neither null nor an int above 0."""
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise Misuse(f"{name} must be an int >= 1, got {value!r}")
 
 
 def start(run: Run) -> tuple[Path | None, list[str]]:
@@ -280,9 +299,13 @@ def start(run: Run) -> tuple[Path | None, list[str]]:
         raise Misuse(
             "resume= goes on with a run and init= begins a new one from its weights: give one"
         )
-    checkpoint = resumed_from(resume, run.folder / "checkpoints")
+    swept(run.folder / "checkpoints")
+    checkpoint, said = resumed_from(resume, run.folder / "checkpoints")
     if checkpoint is not None:
-        return checkpoint, [f"resumes from {checkpoint}"]
+        logged = logged_before(run.position, loaded(checkpoint), checkpoint)
+        forget_beyond(run.trainer, logged)
+        return checkpoint, said
+    forget_beyond(run.trainer, 0)
     if init is not None:
         return None, [initialised(run.task.model, Path(init))]
     return None, []

@@ -24,7 +24,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.data.faults import Faulty
-from unet3d.types import Fault, Misfit, Misuse
+from unet3d.types import Fault, Misfit, Misuse, Stopped
 
 PATHS = (
     *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
@@ -63,7 +63,7 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
             refuse_words_for_numbers(request)
             return verb(request, folder)
 
-        codes.append(answered(checked, debug=bool(cfg.get("debug"))))
+        codes.append(answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep)))
 
     def compose_and_run() -> int:
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
@@ -80,14 +80,26 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
 
 
 def answered(
-    action: Callable[[], int], *, debug: bool, config: str = "train", words: Sequence[str] = ()
+    action: Callable[[], int],
+    *,
+    debug: bool,
+    config: str = "train",
+    words: Sequence[str] = (),
+    sweeping: bool = False,
 ) -> int:
-    """Call `action`; an error becomes one line on standard error and an exit code."""
+    """Call `action`; an error becomes one line on standard error and an exit code.
+
+    Whoever stops one job of a sweep stops the sweep.
+    """
     try:
         return action()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except Stopped as stop:
+        if sweeping:
+            raise
+        return stop.exit_code
     except BrokenPipeError:  # `... | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,5 +1,6 @@
 """`unet3d train`: train a network and report what it reached and what it cost."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from unet3d.build.final import evaluated
 from unet3d.build.objects import Request
 from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
+from unet3d.lit.signals import Signals
 from unet3d.report import report
-from unet3d.types import Misfit
+from unet3d.types import Misfit, Stopped
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,26 +23,47 @@ def main(arguments: Sequence[str]) -> int:
 
 def train(request: Request, folder: Path) -> int:
     """One run in its folder."""
-    job = build(request, folder)
+    with Signals().listening() as signals:
+        return trained(build(request, folder, signals), signals)
+
+
+def trained(job: Run, signals: Signals) -> int:
+    """Start or go on, up to the limits; then evaluate."""
     checkpoint, said = start(job)
     print(introduction(job), *said, sep="\n")
+    written, done = job.folder / "report.json", False
     if checkpoint is not None and job.finished(checkpoint):
-        print(f"{checkpoint}: this run is finished; raise a limit to train on")
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
-    code = fitted(job, checkpoint)
-    result = report_of(job, done=code == 0)
-    report.write(result, folder / "report.json")
-    if code == 0 and job.config["evaluation"]["enabled"]:
+        result = json.loads(written.read_text()) if written.exists() else {}
+        if not result.get("finished") or "evaluation" in result or not to_evaluate(job):
+            print(f"{checkpoint}: this run is finished; raise a limit to train on")
+            return 0
+    else:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
+        try:
+            fitted(job, checkpoint, signals)
+            done = True
+        except Stopped as stop:
+            steps = job.trainer.global_step
+            print(f"\nstopped by {stop} after {steps} steps; {job.to_go_on()} goes on from there")
+            raise
+        finally:
+            result = report_of(job, done=done)
+            report.write(result, written)
+    if to_evaluate(job):
         result["evaluation"] = evaluated(job, say=print)
-        report.write(result, folder / "report.json")
+        report.write(result, written)
     print("\n" + report.table(result))
-    return code
+    return 0
 
 
-def fitted(job: Run, checkpoint: Path | None) -> int:
-    """Train; 130 if Ctrl-C stopped it."""
+def to_evaluate(job: Run) -> bool:
+    """Whether there is something to evaluate, and it is wanted."""
+    return bool(job.config["evaluation"]["enabled"] and job.validation)
+
+
+def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
+    """Train."""
     if job.config["meter"]["snapshot"] and torch.cuda.is_available():
         torch.cuda.memory._record_memory_history()
     try:
@@ -54,11 +77,12 @@ def fitted(job: Run, checkpoint: Path | None) -> int:
     except torch.OutOfMemoryError as error:
         snapshot(job)
         raise Misfit(job.out_of_memory(error)) from error
-    except SystemExit:  # Lightning's answer to Ctrl-C
-        if not job.trainer.interrupted:
+    except SystemExit:  # Lightning's way out of its loops
+        if signals.heard is None:
             raise
-        return 130
-    return 0
+        raise Stopped(signals.heard) from None
+    finally:
+        signals.waits = False
 
 
 def snapshot(job: Run) -> None:

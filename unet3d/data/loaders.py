@@ -1,5 +1,6 @@
 """Samples -> batches on the device, and how long each batch was waited for."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from math import prod
 from time import perf_counter
@@ -82,11 +83,16 @@ class Feed(DataLoader[Patch]):
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
+            worker_init_fn=undisturbed,
         )
-        self.patches, self.device = patches, device
+        self.patches, self.order, self.device = patches, order, device
         self.stream: torch.cuda.Stream | None = None
         self.source: Iterator[Batch] = iter(())
         self.ahead: Batch | None = None
+
+    def skip(self, batches: int) -> None:
+        """Leave out the first so many of the epoch that begins: a run goes on within it."""
+        self.order.skip(batches)
 
     def __iter__(self) -> Iterator[Batch]:
         self.source, self.ahead = super().__iter__(), None
@@ -138,6 +144,12 @@ class Feed(DataLoader[Patch]):
         )
 
 
+def undisturbed(worker: int) -> None:
+    """Signals are for the process that trains, which ends its workers itself."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def collate(samples: Sequence[Patch]) -> Batch:
     """One batch; sources of several sizes are laid end to end, so that none has to be padded."""
     begun = perf_counter()
@@ -167,8 +179,10 @@ def loaders(
     foreground_share: float,
     augment: Augment,
     num_workers: int,
-    device: str,
+    device: torch.device,
     seed: int,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> tuple[Feed, DataLoader | None]:
     """The loaders of training and (None if there are no cases for it) validation."""
     if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
@@ -176,7 +190,7 @@ def loaders(
             "data needs batch_size >= 1, patches_per_case >= 1 and num_workers >= 0, "
             f"got {batch_size}, {patches_per_case} and {num_workers}"
         )
-    cuda = device == "cuda"
+    cuda = device.type == "cuda"
     train = Feed(
         TrainingPatches(training, patch_size=patch_size, augment=augment, seed=seed, later=cuda),
         EpochOrder(
@@ -184,18 +198,21 @@ def loaders(
             batch_size=batch_size,
             foreground_share=foreground_share,
             seed=seed,
+            rank=rank,
+            ranks=ranks,
         ),
         batch_size=batch_size,
         num_workers=num_workers,
-        device=torch.device(device),
+        device=device,
     )
     if not validation:
         return train, None
     whole = DataLoader(
-        WholeVolumes(validation),
+        WholeVolumes(validation, rank=rank, ranks=ranks),
         batch_size=1,
         num_workers=min(num_workers, 1),
         pin_memory=cuda,
         persistent_workers=num_workers > 0,
+        worker_init_fn=undisturbed,
     )
     return train, whole

@@ -109,15 +109,22 @@ def cut(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndar
 
 
 class WholeVolumes(Dataset[Sample]):
-    """Every volume as it is."""
+    """Every volume as it is, each on one of the ranks.
 
-    def __init__(self, volumes: Sequence[Volume]):
-        self.volumes = list(volumes)
+    All ranks have as many: an empty sample without a name stands in where there is none left.
+    """
+
+    def __init__(self, volumes: Sequence[Volume], *, rank: int = 0, ranks: int = 1):
+        self.volumes = list(volumes)[rank::ranks]
+        self.length = -(-len(volumes) // ranks)
 
     def __len__(self) -> int:
-        return len(self.volumes)
+        return self.length
 
     def __getitem__(self, index: int) -> Sample:
+        if index == len(self.volumes):
+            nothing = torch.empty(0)
+            return Sample(image=nothing, label=nothing.to(torch.uint8), case="")
         volume = self.volumes[index]
         return Sample(
             image=torch.from_numpy(np.array(volume.image)),
@@ -129,29 +136,50 @@ class WholeVolumes(Dataset[Sample]):
 class EpochOrder(Sampler[Place]):
     """Patches in an order that depends on (seed, epoch) alone; whole batches only.
 
+    A batch of the run has `batch_size` patches for each of its ranks, and each rank gets its own.
     The share that is centred on foreground is spread evenly over the places of the order, so that
     every batch has it, but for less than one patch, and the run as a whole has it.
     Lightning calls `set_epoch` before each epoch.
     """
 
-    def __init__(self, samples: int, *, batch_size: int, foreground_share: float, seed: int):
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        foreground_share: float,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
         if not 0 <= foreground_share <= 1:
             raise Misuse(f"data.foreground_share must be within 0..1, got {foreground_share}")
-        self.samples, self.seed, self.epoch = samples, seed, 0
+        self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
         self.foreground_share = foreground_share
-        self.length = -(-samples // batch_size) * batch_size
+        self.rank, self.ranks = rank, ranks
+        self.length = -(-samples // (batch_size * ranks)) * batch_size
+        self.skipped = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
         self.epoch = epoch
+
+    def skip(self, batches: int) -> None:
+        """Leave out the first so many of the next iteration."""
+        self.skipped = batches
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Place]:
         epoch, share = self.epoch, self.foreground_share
+        whole = self.length * self.ranks
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
         # Samples that fill up the last batch get a number, and so a patch, of their own.
-        extra = np.arange(self.samples, self.length)
-        for place, number in enumerate([*order.tolist(), *extra.tolist()], epoch * self.length):
-            yield epoch, number, floor((place + 1) * share) > floor(place * share)
+        numbers = [*order.tolist(), *range(self.samples, whole)]
+        first, self.skipped = self.skipped, 0
+        for batch in range(first, self.length // self.batch_size):
+            start = (batch * self.ranks + self.rank) * self.batch_size
+            for place in range(start, start + self.batch_size):
+                at = epoch * whole + place
+                yield epoch, numbers[place], floor((at + 1) * share) > floor(at * share)

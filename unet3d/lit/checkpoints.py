@@ -1,15 +1,24 @@
-"""Checkpoints that are whole or not there, and a `last` one however a run ends."""
+"""Checkpoints that are whole or not there: the `last` one, the one before it, and the `best`."""
 
+import os
+import shutil
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from unet3d.whole import whole
+
+SHARE = 0.01
+"""Of a run's time may go into writing `last.ckpt` again and again."""
+
+PREVIOUS = "previous.ckpt"
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -34,44 +43,109 @@ def amended(path: Path, facts: dict[str, Any]) -> None:
     WholeCheckpoints().save_checkpoint(content, path)
 
 
+def damage(path: Path) -> str | None:
+    """Why a file is not the checkpoint that was written, by the checksum of each part; or None."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            bad = parts.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # whatever a flipped bit makes of a header
+        return f"it is not a whole checkpoint ({error})"
+    return None if bad is None else f"the checksum of its part {bad} is wrong"
+
+
 class LastCheckpoint(Callback):
-    """Keeps `last.ckpt`: at the end of an epoch, but not more often than `every_seconds`, and at
-    the end of the run, be it done, stopped or broken.
+    """Keeps `last.ckpt`, and as `previous.ckpt` the one before it.
+
+    It is written between two steps, at most every so many seconds; and as a run ends, be it done,
+    stopped or broken. Only the first rank writes, and the others need not know.
     """
 
-    def __init__(self, folder: Path, every_seconds: float = 60):
+    def __init__(self, folder: Path, every_seconds: float):
         self.path = folder / "last.ckpt"
         self.every_seconds = every_seconds
         self.saved_at = time.monotonic()
+        self.took = 0.0
         self.saved_step = -1
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if time.monotonic() - self.saved_at >= self.every_seconds:
-            self._save(trainer)
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.saved_at = time.monotonic()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx % trainer.accumulate_grad_batches:
+            return  # gradients are not in a checkpoint
+        if time.monotonic() - self.saved_at >= self._pause():
+            self.save(trainer)
+
+    def _pause(self) -> float:
+        return max(self.every_seconds, self.took / SHARE) if self.every_seconds else 0.0
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._save(trainer)
+        self.save(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if trainer.training and trainer.global_step > 0:
-            self._save(trainer)
+        if trainer.training and trainer.global_step > max(self.saved_step, 0):
+            self.save(trainer)
 
-    def _save(self, trainer: pl.Trainer) -> None:
-        if trainer.global_step != self.saved_step:
-            trainer.save_checkpoint(self.path)
-            self.saved_at, self.saved_step = time.monotonic(), trainer.global_step
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write the state of the run as it is."""
+        begun = time.monotonic()
+        if trainer.is_global_zero:
+            if self.path.exists():
+                kept(self.path, self.path.with_name(PREVIOUS))
+            write(trainer, self.path)
+        self.saved_at = time.monotonic()
+        self.took, self.saved_step = self.saved_at - begun, trainer.global_step
 
 
-def best_checkpoint(folder: Path) -> ModelCheckpoint:
-    """Keeps `best.ckpt`, by the mean validation Dice."""
-    return ModelCheckpoint(
-        folder,
-        filename="best",
-        monitor="val/dice",
-        mode="max",
-        auto_insert_metric_name=False,
-        enable_version_counter=False,
-        save_on_train_epoch_end=False,  # but after a validation
-    )
+class BestCheckpoint(Callback):
+    """Keeps `best.ckpt`: after the validation with the highest mean Dice."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "best.ckpt"
+        self.best: float | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        dice = float(trainer.callback_metrics.get("val/dice", torch.nan))
+        if trainer.sanity_checking or not (self.best is None or dice > self.best):
+            return
+        self.best = dice
+        if trainer.is_global_zero:
+            write(trainer, self.path)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+
+def write(trainer: pl.Trainer, path: Path) -> None:
+    """All that a run needs to go on; what was logged until now is on the disk as well."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.flush()
+    content = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    trainer.strategy.checkpoint_io.save_checkpoint(content, path)
+
+
+def kept(path: Path, target: Path) -> None:
+    """Let `target` be the file that `path` is now; there is a file at `path` all the while."""
+    link = path.with_name(f".{os.getpid()}-{target.name}")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a filesystem without hard links
+        shutil.copyfile(path, link)
+    link.replace(target)
+
+
+def swept(folder: Path) -> None:
+    """Delete the drafts that killed runs have left."""
+    for draft in folder.glob(".[0-9]*-*.ckpt"):
+        draft.unlink(missing_ok=True)

@@ -25,11 +25,11 @@ class CaseImages(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx >= self.cases or trainer.sanity_checking:
+        if batch_idx >= self.cases or trainer.sanity_checking or outputs is None:
             return
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 picture = middle_slices(batch["image"][0, 0], batch["label"][0], outputs[0])
                 logger.experiment.add_image(
-                    f"cases/{batch['case'][0]}", picture, trainer.global_step
+                    f"cases/{batch['case'][0]}", picture, trainer.global_step - 1
                 )

@@ -75,7 +75,7 @@ class StepMemory(Callback):
         self.validation = record if self.validation is None else self.validation | record
         if trainer.logger is not None and not trainer.sanity_checking:
             tags = {f"memory/validation_peak_{k}_mib": v / MIB for k, v in record.known().items()}
-            trainer.logger.log_metrics(tags, step=trainer.global_step)
+            trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
 
     def summary(self) -> dict[str, Any]:
         """Bytes, for the report: the first step, the worst of the steady ones, and validation."""

@@ -15,5 +15,6 @@ def hush() -> None:
         r".*exists and is not empty.*",  # a resumed run goes on in its folder
         r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu said so
+        r".*resuming from a checkpoint that ended before the epoch ended.*",  # Position sees to it
     ):
         warnings.filterwarnings("ignore", message)

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unet3d.lit.limits import fraction_done
+from unet3d.lit.limits import Limits
 from unet3d.types import Misuse
 
 
@@ -45,13 +45,13 @@ def warmed(done: float, warmup: float) -> float:
 class LearningRate(Callback):
     """Sets the learning rate at the start of each optimizer step."""
 
-    def __init__(self, schedule: Poly | Cosine):
-        self.schedule = schedule
+    def __init__(self, schedule: Poly | Cosine, limits: Limits):
+        self.schedule, self.limits = schedule, limits
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        factor = self.schedule(fraction_done(trainer))
+        factor = self.schedule(self.limits.fraction_done(trainer))
         for optimizer in trainer.optimizers:
             set_rate(optimizer, factor)
         rate = trainer.optimizers[0].param_groups[0]["lr"]

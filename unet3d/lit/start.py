@@ -3,33 +3,58 @@
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from unet3d.lit.limits import timer_of
+from unet3d.lit.checkpoints import PREVIOUS, damage, kept
+from unet3d.lit.limits import Limits
+from unet3d.lit.position import Position
 from unet3d.types import Misuse
 
 
-def resumed_from(resume: str | None, checkpoints: Path) -> Path | None:
-    """The checkpoint that `resume=` names, or None to start anew."""
+def resumed_from(resume: str | None, checkpoints: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint that `resume=` names, or None to start anew; and what to say of it."""
     if resume is None:
-        return None
+        return None, []
     if resume == "auto":
-        last = checkpoints / "last.ckpt"
-        return last if last.exists() else None
+        if not (checkpoints / "last.ckpt").exists():
+            return None, []
+        return whole_of(checkpoints)
     path = Path(resume)
-    if path.is_dir():
-        path = path / "checkpoints" / "last.ckpt"
+    if path.is_dir() and (path / "checkpoints" / "last.ckpt").is_file():
+        return whole_of(path / "checkpoints")
     if not path.is_file():
         raise Misuse(f"resume={resume}: there is no checkpoint at {path.absolute()}")
-    return path
+    return path, [f"resumes from {path}"]
+
+
+def whole_of(checkpoints: Path) -> tuple[Path, list[str]]:
+    """The last checkpoint of a run, or the one before it if that is damaged."""
+    last, previous = checkpoints / "last.ckpt", checkpoints / PREVIOUS
+    why = damage(last)
+    if why is None:
+        return last, [f"resumes from {last}"]
+    if not previous.exists() or damage(previous) is not None:
+        raise Misuse(
+            f"{last} is damaged: {why}; there is no whole one before it. Without resume= the run "
+            "starts anew"
+        )
+    set_aside = last.with_name("damaged.ckpt")
+    last.replace(set_aside)
+    kept(previous, last)
+    return last, [
+        f"{last} is damaged: {why} (now {set_aside.name})",
+        f"resumes from the one before it, {previous}",
+    ]
 
 
 def loaded(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU; it can hold values but no code."""
     if not path.is_file():
         raise Misuse(f"there is no checkpoint at {path.absolute()}")
+    why = damage(path)
+    if why is not None:
+        raise Misuse(f"{path} is damaged: {why}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
@@ -39,20 +64,14 @@ def loaded(path: Path) -> dict[str, Any]:
     return content
 
 
-def finished(checkpoint: Path, trainer: pl.Trainer) -> bool:
-    """Whether a limit of the trainer is reached in this checkpoint already."""
-    content = loaded(checkpoint)
-    steps, epochs = trainer.max_steps, trainer.max_epochs or -1
-    if 0 < steps <= content["global_step"]:
-        return True
-    completed = content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
-    if 0 < epochs <= completed:
-        return True
-    timer = timer_of(trainer)
-    if timer is None or timer.time_remaining() is None:
+def finished(content: dict[str, Any], limits: Limits, position: Position, epochs: int) -> bool:
+    """Whether a checkpoint is at a limit of the run, and nothing is left to validate."""
+    state = content["callbacks"][position.state_key]
+    if state["pending"]:
         return False
-    before = content["callbacks"].get(timer.state_key, {}).get("time_elapsed", {}).get("train", 0.0)
-    return before >= (timer.time_remaining() or 0.0)
+    limits.load_state_dict(content["callbacks"][limits.state_key])
+    over = state["batch"] == len(position.feed)
+    return limits.reached(content["global_step"]) or 0 < epochs <= state["epoch"] + over
 
 
 def initialised(model: nn.Module, path: Path) -> str:

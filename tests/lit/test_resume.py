@@ -1,0 +1,210 @@
+"""A run that was stopped and goes on ends as if it had never stopped, bit for bit."""
+
+import os
+import signal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unet3d.build.run import build, start
+from unet3d.commands.train import fitted
+from unet3d.lit.checkpoints import PREVIOUS, LastCheckpoint
+from unet3d.lit.signals import Signals
+from unet3d.lit.start import loaded
+from unet3d.types import Misuse, Stopped
+
+LONG = ["data.source.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
+"""Three steps an epoch: the run ends within its third one."""
+
+
+class At(Callback):
+    """Does something at one moment of a run: (hook, how many calls of it come first)."""
+
+    def __init__(self, hook, calls, act):
+        self.calls, self.act = calls, act
+        setattr(self, hook, self._called)
+
+    def _called(self, trainer, *_):
+        if trainer.sanity_checking:
+            return
+        if self.calls == 0:
+            self.act()
+        self.calls -= 1
+
+
+def term():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def broken():
+    raise RuntimeError("as if it had been killed")
+
+
+def go(request, folder, *callbacks):
+    """Train on from whatever is in the folder; False if the run was stopped."""
+    with Signals().listening() as signals:
+        run = build(request, folder, signals)
+        run.trainer.callbacks[:0] = callbacks
+        checkpoint, _ = start(run)
+        if checkpoint is not None and run.finished(checkpoint):
+            return run, True
+        try:
+            fitted(run, checkpoint, signals)
+        except (Stopped, RuntimeError):
+            return run, False
+        return run, True
+
+
+def left(folder):
+    """All that a run leaves for the next one, and what TensorBoard shows."""
+    log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    log.Reload()
+    curves = {}
+    for tag in log.Tags()["scalars"]:
+        if tag.startswith(("train/", "val/")):
+            curves[tag] = [(s.step, s.value) for s in log.Scalars(tag)]
+        elif tag.startswith(("memory/", "speed/")):
+            curves[tag] = [s.step for s in log.Scalars(tag)]
+    contents = {}
+    for name in ("last", "best"):
+        content = loaded(folder / "checkpoints" / f"{name}.ckpt")
+        position = content["callbacks"]["Position"]
+        contents[name] = (
+            content["state_dict"],
+            content["optimizer_states"],
+            position,
+            content["callbacks"]["BestCheckpoint"],
+            content["global_step"],
+        )
+    return contents, dict(sorted(curves.items()))
+
+
+def same(a, b, where=""):
+    """Compare nested values, tensors bit for bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.equal(b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for n, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}[{n}]")
+    else:
+        assert a == b, where
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory, small):
+    """The same run without a stop, made once for each list of options."""
+    from unet3d.build.forecast import composed
+
+    found = {}
+
+    def made(*options):
+        if options not in found:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            _, done = go(composed([*small, *LONG, *options], "train"), folder)
+            assert done
+            found[options] = left(folder)
+        return found[options]
+
+    return made
+
+
+BATCHES = [("on_train_batch_end", n) for n in range(7)]
+VALIDATIONS = [("on_validation_start", 1), ("on_validation_batch_end", 0)]
+MOMENTS = [*BATCHES, ("on_validation_start", 0), ("on_validation_batch_end", 1)]
+
+
+def name(value):
+    return "-".join(map(str, value)) if isinstance(value, tuple) else None
+
+
+@pytest.mark.parametrize("moment", [*MOMENTS, *VALIDATIONS], ids=name)
+def test_stopped_by_a_signal(composed, tmp_path, uninterrupted, moment):
+    request = composed(*LONG, "resume=auto")
+    _, done = go(request, tmp_path, At(*moment, term))
+    assert not done
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(), left(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.accumulate_grad_batches=2", "data.batch_size=1", "trainer.max_steps=5"],
+        ["data.num_workers=2"],
+        ["model.norm=batch"],
+        ["model=dynunet", "+model.dropout=0.2"],
+        ["trainer.max_steps=null", "trainer.max_epochs=2"],
+        ["trainer.check_val_every_n_epoch=2", "fold=1"],
+        ["precision=bf16-true"],
+    ],
+    ids=["accumulation", "workers", "batch_norm", "dropout", "epochs", "rare", "pure_half"],
+)
+@pytest.mark.parametrize("moment", [("on_train_batch_end", 2), ("on_train_batch_end", 3)], ids=name)
+def test_stopped_by_a_signal_whatever_the_run(composed, tmp_path, uninterrupted, options, moment):
+    request = composed(*LONG, "resume=auto", *options)
+    _, done = go(request, tmp_path, At(*moment, term))
+    assert not done
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(*options), left(tmp_path))
+
+
+@pytest.mark.parametrize("seconds", [0, 60], ids=["saved_each_step", "never_saved"])
+@pytest.mark.parametrize("moment", [("on_before_optimizer_step", n) for n in (1, 3, 6)], ids=name)
+def test_killed_and_taken_up_from_an_earlier_checkpoint(
+    composed, tmp_path, uninterrupted, moment, seconds, monkeypatch
+):
+    """TensorBoard has already seen later steps, and does not show them twice."""
+    monkeypatch.setattr(LastCheckpoint, "on_exception", lambda *_: None)
+    request = composed(*LONG, "resume=auto", f"save_every_seconds={seconds}")
+    _, done = go(request, tmp_path, At(*moment, broken))
+    assert not done
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists() == (seconds == 0)
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(), left(tmp_path))
+
+
+def test_stopped_again_and_again(composed, tmp_path, uninterrupted):
+    request = composed(*LONG, "resume=auto")
+    for _ in range(20):
+        _, done = go(request, tmp_path, At("on_train_batch_end", 0, term))
+        if done:
+            break
+    assert done
+    same(uninterrupted(), left(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
+    composed, tmp_path, uninterrupted
+):
+    request = composed(*LONG, "resume=auto")
+    go(request, tmp_path, At("on_train_batch_end", 1, term))
+    go(request, tmp_path, At("on_train_batch_end", 1, term))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    assert (last.parent / PREVIOUS).exists()
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(), left(tmp_path))
+    assert (last.parent / "damaged.ckpt").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "change", ["seed=1", "data.batch_size=1", "data.patches_per_case=2"], ids=str
+)
+def test_a_run_that_counts_otherwise_is_not_taken_up(composed, tmp_path, change):
+    go(composed(*LONG), tmp_path, At("on_train_batch_end", 1, term))
+    with pytest.raises(Misuse, match="use init="):
+        go(composed(*LONG, "resume=auto", change), tmp_path)

@@ -1,0 +1,91 @@
+"""SIGTERM, SIGUSR1 and Ctrl-C: finish the step, write one checkpoint, leave."""
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from unet3d.lit.checkpoints import LastCheckpoint
+from unet3d.lit.position import stepped
+from unet3d.lit.ranks import any_rank
+from unet3d.types import Stopped
+
+HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Signals:
+    """What was heard. While `waits`, a signal is noted and no more; else it ends the process.
+
+    Lightning's handlers broadcast within the handler, which deadlocks, and exit with status 0.
+    """
+
+    def __init__(self) -> None:
+        self.heard: int | None = None
+        self.waits = False
+
+    @contextmanager
+    def listening(self) -> Generator["Signals"]:
+        """Hear signals in here."""
+        before = {number: signal.signal(number, self._hear) for number in HEARD}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def again(self) -> None:
+        """Take back the handlers that Lightning has put in place of these."""
+        for number in HEARD:
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        impatient = self.heard == number == signal.SIGINT
+        self.heard = number
+        if impatient or not self.waits:
+            raise Stopped(number)
+
+
+class Preemption(Callback):
+    """Leaves between two steps, or within a validation; the ranks agree on when.
+
+    What the validation was for is done when the run goes on: the checkpoint says that it is due.
+    """
+
+    def __init__(self, signals: Signals, last: LastCheckpoint):
+        self.signals, self.last = signals, last
+
+    def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.signals.again()
+        self.signals.waits = True
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if stepped(trainer) and self._asked(trainer):
+            self.last.save(trainer)
+            # Lightning leaves once this step is logged, or a validation begins: see below.
+            trainer._signal_connector.received_sigterm = True
+
+    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.received_sigterm:
+            self._leave()
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._asked(trainer):
+            if trainer.global_step > 0:
+                self.last.save(trainer)
+            self._leave()
+
+    def _asked(self, trainer: pl.Trainer) -> bool:
+        asked = any_rank(trainer, self.signals.heard is not None)
+        if asked and self.signals.heard is None:
+            self.signals.heard = signal.SIGTERM  # another rank has heard it
+        return asked
+
+    def _leave(self) -> None:
+        assert self.signals.heard is not None
+        raise Stopped(self.signals.heard)
+
+    def on_fit_end(self, *_: Any) -> None:
+        self.signals.waits = False
