@@ -142,6 +142,7 @@ def build(request: Request, folder: Path) -> Run:
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
             "preparation": preparation.settings(),
         },
+        max_skipped_steps=cfg.max_skipped_steps,
     )
     train_loader, val_loader = loaders(
         training,
@@ -313,6 +314,7 @@ def report_of(run: Run, *, done: bool) -> dict[str, Any]:
         "finished": done,
         "folder": str(run.folder),
         "steps": run.trainer.global_step,
+        "skipped_steps": run.task.finite.skipped,
         "parameters": parameters_of(run.task.model),
         "left_out": [finding.sentence() for finding in run.left_out],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},

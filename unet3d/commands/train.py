@@ -11,7 +11,7 @@ from unet3d.build.objects import Request
 from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
 from unet3d.report import report
-from unet3d.types import Misfit
+from unet3d.types import Fault, Misfit
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +29,12 @@ def train(request: Request, folder: Path) -> int:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
-    code = fitted(job, checkpoint)
+    try:
+        code = fitted(job, checkpoint)
+    except Fault as fault:
+        left = report_of(job, done=False) | {"fault": str(fault)}
+        report.write(left, folder / "report.json")
+        raise
     result = report_of(job, done=code == 0)
     report.write(result, folder / "report.json")
     if code == 0 and job.config["evaluation"]["enabled"]:
