@@ -37,6 +37,7 @@ from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
@@ -56,7 +57,7 @@ from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
 from unet3d.report.report import versions
-from unet3d.types import Misuse, size
+from unet3d.types import Fault, Misuse, size
 
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
@@ -94,6 +95,17 @@ class Run:
             device=self.trainer.strategy.root_device,
             prediction=self.prediction,
             folder=self.folder,
+        )
+
+    def worker_fault(self, error: Exception) -> Fault | None:
+        """What became of a loader's worker, if that is what the error is about."""
+        loaders = [self.train_loader, self.val_loader]
+        making = [loader.dataset.making for loader in loaders if loader is not None]
+        return fault_of(
+            error,
+            making,
+            num_workers=self.train_loader.num_workers,
+            kills_before=self.train_loader.oom_kills,
         )
 
     def finished(self, checkpoint: Path) -> bool:

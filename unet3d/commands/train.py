@@ -59,6 +59,11 @@ def fitted(job: Run, checkpoint: Path | None) -> int:
     except torch.OutOfMemoryError as error:
         snapshot(job)
         raise Misfit(job.out_of_memory(error)) from error
+    except RuntimeError as error:
+        fault = job.worker_fault(error)
+        if fault is None:
+            raise
+        raise fault from error
     except SystemExit:  # Lightning's answer to Ctrl-C
         if not job.trainer.interrupted:
             raise
