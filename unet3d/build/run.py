@@ -40,8 +40,9 @@ from unet3d.data.split import split
 from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints, best_checkpoint
+from unet3d.lit.checkpoints import LastCheckpoint, best_checkpoint
 from unet3d.lit.dashboard import Dashboard
+from unet3d.lit.disk import LastingCheckpoints
 from unet3d.lit.images import CaseImages
 from unet3d.lit.limits import ValidateAtTheEnd
 from unet3d.lit.memory import StepMemory
@@ -97,13 +98,17 @@ class Run:
             folder=self.folder,
         )
 
+    def missing(self) -> list[str]:
+        """Which checkpoints could not be written, and why."""
+        kept = self.trainer.strategy.checkpoint_io
+        return list(kept.missing.values()) if isinstance(kept, LastingCheckpoints) else []
+
     def worker_fault(self, error: Exception) -> Fault | None:
         """What became of a loader's worker, if that is what the error is about."""
-        loaders = [self.train_loader, self.val_loader]
-        making = [loader.dataset.making for loader in loaders if loader is not None]
+        loaders: list[Any] = [self.train_loader, self.val_loader]
         return fault_of(
             error,
-            making,
+            [loader.dataset.making for loader in loaders if loader is not None],
             num_workers=self.train_loader.num_workers,
             kills_before=self.train_loader.oom_kills,
         )
@@ -246,7 +251,7 @@ def trainer(
     if node.max_time is not None:  # first, so that callbacks after it see that the time is over
         callbacks = [timer(node.max_time), *callbacks]
         node.max_time = None
-    plugins: list[Any] = [WholeCheckpoints()]
+    plugins: list[Any] = [LastingCheckpoints()]
     choice = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
         plugins.append(PureHalf(used.used))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -33,15 +34,27 @@ def train(request: Request, folder: Path) -> int:
         code = fitted(job, checkpoint)
     except Fault as fault:
         left = report_of(job, done=False) | {"fault": str(fault)}
-        report.write(left, folder / "report.json")
+        written(left, folder)
         raise
     result = report_of(job, done=code == 0)
-    report.write(result, folder / "report.json")
-    if code == 0 and job.config["evaluation"]["enabled"]:
+    unwritten = job.missing() + written(result, folder)
+    if code == 0 and not unwritten and job.config["evaluation"]["enabled"]:
         result["evaluation"] = evaluated(job, say=print)
-        report.write(result, folder / "report.json")
+        unwritten = written(result, folder)
     print("\n" + report.table(result))
+    if unwritten:
+        raise Fault("; ".join(unwritten))
     return code
+
+
+def written(result: dict[str, Any], folder: Path) -> list[str]:
+    """Write the report; what came in between, if anything."""
+    path = folder / "report.json"
+    try:
+        report.write(result, path)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    return []
 
 
 def fitted(job: Run, checkpoint: Path | None) -> int:
