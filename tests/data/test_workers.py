@@ -5,7 +5,7 @@ import traceback
 import pytest
 from torch.utils.data import get_worker_info
 
-from tests.data.test_loaders import epochs, feed, volumes  # noqa: F401
+from tests.data.test_loaders import epochs, feed
 from unet3d.data import workers
 from unet3d.data.augment import Augment
 from unet3d.data.loaders import collate
@@ -32,14 +32,14 @@ class Dies:
         self.how()
 
 
-def dying(volumes, how):  # noqa: F811
+def dying(volumes, how):
     return feed(volumes, num_workers=1, augment=Dies(how))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("name", ["image", "label", "places"])
 @pytest.mark.parametrize("later", [False, True])
-def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name, later):  # noqa: F811
+def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name, later):
     (volumes[1].folder / f"{name}.npy").unlink()
     error, _ = met(feed(volumes, num_workers=num_workers, later=later), CaseFault)
     assert str(error).startswith(f"case1: {volumes[1].folder}/{name}.npy is gone: start again")
@@ -47,7 +47,7 @@ def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name,
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("left", [0, 60, 400])
-def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, left):  # noqa: F811
+def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, left):
     path = volumes[2].folder / "image.npy"
     os.truncate(path, left)
     error, _ = met(feed(volumes, num_workers=num_workers), CaseFault)
@@ -56,13 +56,13 @@ def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, le
     assert "\n" not in str(error)
 
 
-def test_whole_volumes_name_their_case_too(volumes):  # noqa: F811
+def test_whole_volumes_name_their_case_too(volumes):
     (volumes[0].folder / "label.npy").unlink()
     with pytest.raises(CaseFault, match=r"case0: .*gone"):
         WholeVolumes(volumes)[0]
 
 
-def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):  # noqa: F811
+def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):
     def fails():
         raise ValueError("more\nthan one line")
 
@@ -71,7 +71,7 @@ def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):
     assert "in move" in "".join(traceback.format_exception(error))
 
 
-def test_an_exception_between_samples_is_one_line(volumes):  # noqa: F811
+def test_an_exception_between_samples_is_one_line(volumes):
     def breaks(samples):
         raise KeyError("image")
 
@@ -83,7 +83,7 @@ def test_an_exception_between_samples_is_one_line(volumes):  # noqa: F811
 
 @pytest.mark.parametrize("kills", [0, 1])
 def test_a_killed_worker_names_its_case_and_whether_memory_ran_out(
-    volumes,  # noqa: F811
+    volumes,
     kills,
     tmp_path,
     monkeypatch,
@@ -100,7 +100,7 @@ def test_a_killed_worker_names_its_case_and_whether_memory_ran_out(
     assert "data.num_workers (now 1)" in str(fault)
 
 
-def test_a_bus_error_is_blamed_on_a_file_that_was_cut_off_or_on_shared_memory(volumes):  # noqa: F811
+def test_a_bus_error_is_blamed_on_a_file_that_was_cut_off_or_on_shared_memory(volumes):
     def bus():
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGBUS)
@@ -118,14 +118,14 @@ def test_a_bus_error_is_blamed_on_a_file_that_was_cut_off_or_on_shared_memory(vo
     assert "label.npy cannot be read" in str(fault)
 
 
-def test_other_signals_and_exit_codes_are_named(volumes):  # noqa: F811
+def test_other_signals_and_exit_codes_are_named(volumes):
     _, fault = met(dying(volumes, lambda: os.kill(os.getpid(), signal.SIGUSR1)), RuntimeError)
     assert "was ended by SIGUSR1" in str(fault)
     _, fault = met(dying(volumes, lambda: os._exit(7)), RuntimeError)
     assert "ended with exit code 7; data.num_workers=0" in str(fault)
 
 
-def test_no_shared_memory_says_what_helps(volumes):  # noqa: F811
+def test_no_shared_memory_says_what_helps(volumes):
     error = RuntimeError(
         "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\n"
         "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left"
@@ -136,7 +136,7 @@ def test_no_shared_memory_says_what_helps(volumes):  # noqa: F811
     assert isinstance(fault, Fault)
 
 
-def test_sources_for_a_gpu_are_shared_where_an_error_is_raised_and_not_behind_it(volumes):  # noqa: F811
+def test_sources_for_a_gpu_are_shared_where_an_error_is_raised_and_not_behind_it(volumes):
     """In the queue's thread torch would print a traceback, and the run would wait for ever."""
 
     def tells(samples):
@@ -178,7 +178,7 @@ def test_a_cache_that_vanishes_while_training_ends_with_one_line_and_code_4(
     assert "image.npy is gone" in line
 
 
-def test_making_notes_cost_less_than_a_hundredth_of_a_small_patch(volumes):  # noqa: F811
+def test_making_notes_cost_less_than_a_hundredth_of_a_small_patch(volumes):
     import time
 
     patches = feed(volumes).patches
