@@ -15,6 +15,10 @@ def whole(path: Path) -> Generator[Path]:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # as of a full disk
+            error.filename = str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)

@@ -13,7 +13,7 @@ from unet3d.types import Misuse
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_an_optimizer_is_fused_unless_mixed_precision_is_clipped(composed, optimizer):
+def test_an_optimizer_is_fused_unless_a_scaler_meets_clipping(composed, optimizer):
     def fused(precision, *overrides):
         cfg = composed(f"optimizer={optimizer}", *overrides).config
         factory = optimizer_factory(cfg, Precision(precision, precision))
@@ -21,7 +21,7 @@ def test_an_optimizer_is_fused_unless_mixed_precision_is_clipped(composed, optim
 
     assert fused("32") is True
     assert fused("16") is None
-    assert fused("bf16") is None
+    assert fused("bf16") is True
     assert fused("16", "trainer.gradient_clip_val=null") is True
     assert fused("32", "optimizer.fused=false") is False
 

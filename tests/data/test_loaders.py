@@ -1,30 +1,13 @@
-import numpy as np
 import pytest
 import torch
 
 from unet3d.data.augment import Augment
-from unet3d.data.case import Case
 from unet3d.data.loaders import Feed, collate, loaders
-from unet3d.data.prepared import Volume
 from unet3d.data.volumes import EpochOrder, TrainingPatches
 from unet3d.types import Misuse
 
 AUGMENT = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5, noise_p=0.5)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def volumes(tmp_path):
-    made, rng = [], np.random.default_rng(0)
-    for n, size in enumerate([(12, 11, 10), (9, 9, 9), (16, 8, 12)]):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        np.save(folder / "image.npy", rng.normal(size=(2, *size)).astype(np.float32))
-        np.save(folder / "label.npy", rng.integers(0, 3, size, np.uint8))
-        np.save(folder / "places.npy", np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32))
-        case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
-        made.append(Volume(case, folder))
-    return made
 
 
 def feed(volumes, *, num_workers=0, later=False, augment=AUGMENT, device=CPU):

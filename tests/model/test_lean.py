@@ -11,7 +11,7 @@ from torch import nn
 
 from unet3d.build.objects import conf_folder
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.model.lean import cpu, rows
+from unet3d.model.lean import convolution, cpu, rows
 from unet3d.model.unet import LEAN, UNet3D
 from unet3d.types import DECODER_WORDS, ENCODER_WORDS, Keep, Misuse
 
@@ -237,3 +237,15 @@ def test_a_norm_that_blocks_do_not_know_is_refused():
     lean.encoder[0].convs[0].norm = nn.InstanceNorm3d(4, track_running_stats=True).double()
     with pytest.raises(Misuse, match="batch, instance and group norm"):
         lean(batch(SIZES["even"])[0])
+
+
+def test_a_depth_of_two_has_weight_gradients_in_bfloat16_on_a_cpu():
+    """Where oneDNN's own are partly unset memory."""
+    x, g = torch.randn(2, 2, 4, 2, 8, 8).bfloat16()
+    weight = torch.randn(4, 4, 3, 3, 3).bfloat16()
+    args = [1, 1, 1]
+    for _ in range(20):
+        torch.full((4 * 16 * 16 * 27,), torch.inf)  # what unset memory may hold
+        found = convolution._to_weight(g, x, weight, args)
+        exact = torch.nn.grad.conv3d_weight(x.double(), weight.shape, g.double(), padding=1)
+        torch.testing.assert_close(found.double(), exact, atol=1e-3, rtol=1e-2)

@@ -263,8 +263,8 @@ def optimizer_factory(cfg: DictConfig, used: Precision) -> Any:
     Fused where it can be: one kernel, which makes no second copy of the parameters.
     """
     if "fused" in cfg.optimizer and cfg.optimizer.fused is None:
-        # In mixed precision Lightning does not clip for an optimizer that may unscale by itself.
-        clipped = used.used in ("16", "bf16") and cfg.trainer.gradient_clip_val is not None
+        # With a scaler Lightning does not clip for an optimizer that may unscale by itself.
+        clipped = used.used == "16" and cfg.trainer.gradient_clip_val is not None
         cfg.optimizer.fused = None if clipped else True
     epsilon = cfg.optimizer.get("eps")
     if used.used == "16-true" and epsilon is not None:

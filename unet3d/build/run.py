@@ -36,10 +36,12 @@ from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.checkpoints import BestCheckpoint, LastCheckpoint, WholeCheckpoints, swept
+from unet3d.lit.checkpoints import BestCheckpoint, LastCheckpoint, swept
 from unet3d.lit.dashboard import Dashboard
+from unet3d.lit.disk import LastingCheckpoints
 from unet3d.lit.images import CaseImages
 from unet3d.lit.limits import Limits, seconds
 from unet3d.lit.memory import StepMemory
@@ -57,7 +59,7 @@ from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
 from unet3d.report.report import versions
-from unet3d.types import Misuse, size
+from unet3d.types import Fault, Misuse, size
 
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
@@ -102,6 +104,21 @@ class Run:
     def to_go_on(self) -> str:
         """What to add to the command that began this run."""
         return f"resume=auto hydra.run.dir={self.folder}"
+
+    def missing(self) -> list[str]:
+        """Which checkpoints could not be written, and why."""
+        kept = self.trainer.strategy.checkpoint_io
+        return list(kept.missing.values()) if isinstance(kept, LastingCheckpoints) else []
+
+    def worker_fault(self, error: Exception) -> Fault | None:
+        """What became of a loader's worker, if that is what the error is about."""
+        loaders: list[Any] = [self.train_loader, self.val_loader]
+        return fault_of(
+            error,
+            [loader.dataset.making for loader in loaders if loader is not None],
+            num_workers=self.train_loader.num_workers,
+            kills_before=self.train_loader.oom_kills,
+        )
 
     def finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is at the end of this run already."""
@@ -150,6 +167,7 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
             "preparation": preparation.settings(),
         },
+        max_skipped_steps=cfg.max_skipped_steps,
     )
     train_loader, val_loader = loaders(
         training,
@@ -242,7 +260,7 @@ def trainer(
     node.max_epochs = -1 if node.max_epochs is None else node.max_epochs
     node.max_steps, node.max_time = -1, None  # see Limits
     node.accelerator = device
-    plugins: list[Any] = [WholeCheckpoints()]
+    plugins: list[Any] = [LastingCheckpoints()]
     choice = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
         plugins.append(PureHalf(used.used))
@@ -328,14 +346,16 @@ def introduction(run: Run) -> str:
     )
 
 
-def report_of(run: Run, *, done: bool) -> dict[str, Any]:
+def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, Any]:
     """What report.json says."""
     device = run.trainer.strategy.root_device
     metrics = {k: float(v) for k, v in run.trainer.callback_metrics.items()}
     return {
         "finished": done,
+        **({} if fault is None else {"fault": fault}),
         "folder": str(run.folder),
         "steps": run.trainer.global_step,
+        "skipped_steps": run.task.finite.skipped,
         "parameters": parameters_of(run.task.model),
         "left_out": [finding.sentence() for finding in run.left_out],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -13,7 +14,7 @@ from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.run import run
 from unet3d.lit.signals import Signals
 from unet3d.report import report
-from unet3d.types import Misfit, Stopped
+from unet3d.types import Fault, Misfit, Stopped
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,12 +32,13 @@ def trained(job: Run, signals: Signals) -> int:
     """Start or go on, up to the limits; then evaluate."""
     checkpoint, said = start(job)
     print(introduction(job), *said, sep="\n")
-    written, done = job.folder / "report.json", False
+    path, done, fault = job.folder / "report.json", False, None
     if checkpoint is not None and job.finished(checkpoint):
-        result = json.loads(written.read_text()) if written.exists() else {}
+        result = json.loads(path.read_text()) if path.exists() else {}
         if not result.get("finished") or "evaluation" in result or not to_evaluate(job):
             print(f"{checkpoint}: this run is finished; raise a limit to train on")
             return 0
+        missing = []
     else:
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
@@ -47,19 +49,33 @@ def trained(job: Run, signals: Signals) -> int:
             steps = job.trainer.global_step
             print(f"\nstopped by {stop} after {steps} steps; {job.to_go_on()} goes on from there")
             raise
+        except Fault as error:
+            fault = str(error)
+            raise
         finally:
-            result = report_of(job, done=done)
-            report.write(result, written)
-    if to_evaluate(job):
+            result = report_of(job, done=done, fault=fault)
+            missing = job.missing() + written(result, path)
+    if to_evaluate(job) and not missing:
         result["evaluation"] = evaluated(job, say=print)
-        report.write(result, written)
+        missing = written(result, path)
     print("\n" + report.table(result))
+    if missing:
+        raise Fault("; ".join(missing))
     return 0
 
 
 def to_evaluate(job: Run) -> bool:
     """Whether there is something to evaluate, and it is wanted."""
     return bool(job.config["evaluation"]["enabled"] and job.validation)
+
+
+def written(result: dict[str, Any], path: Path) -> list[str]:
+    """Write the report; what came in between, if anything."""
+    try:
+        report.write(result, path)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    return []
 
 
 def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
@@ -77,6 +93,11 @@ def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
     except torch.OutOfMemoryError as error:
         snapshot(job)
         raise Misfit(job.out_of_memory(error)) from error
+    except RuntimeError as error:
+        fault = job.worker_fault(error)
+        if fault is None:
+            raise
+        raise fault from error
     except SystemExit:  # Lightning's way out of its loops
         if signals.heard is None:
             raise

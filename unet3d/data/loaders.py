@@ -8,11 +8,12 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from unet3d.data.augment import Augment
 from unet3d.data.prepared import Volume
 from unet3d.data.volumes import EpochOrder, Patch, TrainingPatches, WholeVolumes
+from unet3d.data.workers import oom_kills
 from unet3d.types import Misuse, Triple
 
 
@@ -86,6 +87,7 @@ class Feed(DataLoader[Patch]):
             worker_init_fn=undisturbed,
         )
         self.patches, self.order, self.device = patches, order, device
+        self.oom_kills = oom_kills()  # before any worker lived
         self.stream: torch.cuda.Stream | None = None
         self.source: Iterator[Batch] = iter(())
         self.ahead: Batch | None = None
@@ -158,6 +160,8 @@ def collate(samples: Sequence[Patch]) -> Batch:
         tensors = [sample[part] for sample in samples]
         if "key" in samples[0]:
             batch[part] = torch.cat([tensor.flatten() for tensor in tensors])
+            if get_worker_info() is not None:  # here a full /dev/shm is an error; later, a hang
+                batch[part].share_memory_()
         else:
             batch[part] = default_collate(tensors)
     if "key" in samples[0]:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Sampler
 
 from unet3d.data.augment import Augment
 from unet3d.data.prepared import Volume
+from unet3d.data.workers import Making
 from unet3d.types import Misuse, Sample
 
 Place = tuple[int, int, bool]
@@ -43,6 +44,7 @@ class TrainingPatches(Dataset[Patch]):
         if len(patch_size) != 3 or min(patch_size) < 1:
             raise Misuse(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
         self.volumes = list(volumes)
+        self.making = Making(self.volumes)
         self.patch_size = tuple(patch_size)
         self.augment = augment
         self.seed = seed
@@ -54,6 +56,10 @@ class TrainingPatches(Dataset[Patch]):
 
     def __getitem__(self, index: Place) -> Patch:
         """The patch of (epoch, number)."""
+        with self.making(index[1] % len(self.volumes)):
+            return self._patch(index)
+
+    def _patch(self, index: Place) -> Patch:
         begun = perf_counter()
         epoch, number, foreground = index
         volume = self.volumes[number % len(self.volumes)]
@@ -117,6 +123,7 @@ class WholeVolumes(Dataset[Sample]):
     def __init__(self, volumes: Sequence[Volume], *, rank: int = 0, ranks: int = 1):
         self.volumes = list(volumes)[rank::ranks]
         self.length = -(-len(volumes) // ranks)
+        self.making = Making(self.volumes)
 
     def __len__(self) -> int:
         return self.length
@@ -126,11 +133,12 @@ class WholeVolumes(Dataset[Sample]):
             nothing = torch.empty(0)
             return Sample(image=nothing, label=nothing.to(torch.uint8), case="")
         volume = self.volumes[index]
-        return Sample(
-            image=torch.from_numpy(np.array(volume.image)),
-            label=torch.from_numpy(np.array(volume.label)),
-            case=volume.name,
-        )
+        with self.making(index):
+            return Sample(
+                image=torch.from_numpy(np.array(volume.image)),
+                label=torch.from_numpy(np.array(volume.label)),
+                case=volume.name,
+            )
 
 
 class EpochOrder(Sampler[Place]):

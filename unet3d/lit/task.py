@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from unet3d.infer.sliding import SlidingWindow
+from unet3d.lit.finite import FiniteSteps
 from unet3d.metric.dice import Dice
-from unet3d.types import Fault, Sample
+from unet3d.types import Sample
 
 
 class SegmentationTask(pl.LightningModule):
@@ -29,6 +30,7 @@ class SegmentationTask(pl.LightningModule):
         infer: SlidingWindow,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         card: dict[str, Any],
+        max_skipped_steps: int = 0,
     ):
         super().__init__()
         self.model = model
@@ -37,16 +39,25 @@ class SegmentationTask(pl.LightningModule):
         self.infer = infer
         self.optimizer = optimizer
         self.card = card
+        self.finite = FiniteSteps(max_skipped_steps)
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """The loss of a batch of patches."""
-        loss = self.loss(self.model(batch["image"]), batch["label"])
+        self.finite.begin(self.model)
+        outputs = self.model(batch["image"])
+        loss = self.loss(outputs, batch["label"])
         self.log("loss", loss, prog_bar=True, logger=False)
         self.log("train/loss", loss)
-        if not torch.isfinite(loss):
-            cases = ", ".join(batch["case"])
-            raise Fault(f"the loss is {loss.item()} at step {self.global_step}, cases {cases}")
+        self.finite.look(self, self.model, batch, outputs, loss)
         return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Not for a step that is left out."""
+        if not self.finite.leaving:
+            super().backward(loss, *args, **kwargs)
+
+    def on_train_epoch_end(self) -> None:
+        self.finite.finish(self)
 
     def validation_step(self, batch: Sample, batch_idx: int) -> Tensor | None:
         """The predicted classes (B, D, H, W) of whole volumes; None for a stand-in."""
@@ -70,10 +81,35 @@ class SegmentationTask(pl.LightningModule):
             group["initial_lr"] = group["lr"]
         return optimizer
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Gradients go at once; left to Lightning, they would live through the next forward."""
-        super().optimizer_step(*args, **kwargs)
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """By the norm that is needed anyway to see whether gradients are finite."""
+        norm = self.finite.guard(self, self.model, optimizer)
+        if norm is None or gradient_clip_algorithm == "value":
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val is not None:
+            clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any]
+    ) -> None:
+        """Forward and backward, and unless it is left out the optimizer's step.
+
+        Gradients go at once; left to Lightning, they would live through the next forward.
+        """
+        loss = optimizer_closure()
+        if not self.finite.leaving:
+            super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
         self.trainer.optimizers[0].zero_grad()
+        self.finite.end_step()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["unet3d"] = self.card
+        checkpoint["skipped_steps"] = self.finite.skipped
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.finite.skipped = checkpoint.get("skipped_steps", 0)
