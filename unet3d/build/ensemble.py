@@ -27,7 +27,7 @@ class Ensemble:
     precision: str  # of the training
 
 
-def ensemble(paths: Sequence[Path]) -> Ensemble:
+def ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
     """The networks of checkpoints; what they must have in common and do not is named."""
     cards: list[Mapping[str, Any]] = []
     networks = []
@@ -39,7 +39,7 @@ def ensemble(paths: Sequence[Path]) -> Ensemble:
         if cards:
             agree(paths[0], cards[0], path, card)
         cards.append(card)
-        networks.append(restored(path, card, weights))
+        networks.append(restored(path, card, weights, allow_targets))
     card = cards[0]
     d, h, w = card["config"]["data"]["patch_size"]
     chosen = [card.get("largest_component") or () for card in cards]
@@ -55,9 +55,11 @@ def ensemble(paths: Sequence[Path]) -> Ensemble:
     )
 
 
-def restored(path: Path, card: Mapping[str, Any], weights: Mapping[str, Any]) -> nn.Module:
+def restored(
+    path: Path, card: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
+) -> nn.Module:
     """The network of a card, with its weights, ready to predict."""
-    network = network_from(card)
+    network = network_from(card, allow_targets)
     own = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
     try:
         network.load_state_dict(own)

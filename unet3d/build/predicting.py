@@ -32,7 +32,9 @@ def build(request: Request) -> Prediction:
     """Check the config, load the networks and list what is to be done."""
     cfg = request.config
     device = accelerator(str(cfg.device), "device")
-    members = ensemble([checkpoint_of(path) for path in paths(cfg.checkpoint)])
+    members = ensemble(
+        [checkpoint_of(path) for path in paths(cfg.checkpoint)], list(cfg.allow_targets)
+    )
     used = precision_of(cfg, members, device)
     windows = windows_of(cfg)
     kept, ram = cleaned(cfg, members), budget_bytes(cfg.memory_gib)
