@@ -97,6 +97,8 @@ def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tupl
             f"data.in_channels={cfg.data.in_channels}, but the data set has {len(said.channels)}: "
             f"{', '.join(said.channels)}"
         )
+    if len(set(said.classes)) < len(said.classes):
+        raise Misuse(f"classes must have names of their own, got {', '.join(said.classes)}")
     unnamed = (f"class_{n}" for n in range(len(said.classes), cfg.data.num_classes))
     regions_of(cfg)
     return (*said.classes, *unnamed)[: cfg.data.num_classes], tuple(said.channels)

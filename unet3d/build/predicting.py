@@ -1,5 +1,6 @@
 """From a config to a predictor and its tasks."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def tasks(
         raise Misuse(f"output={target}: {len(found)} scans need a folder")
     if not single and target.exists() and not target.is_dir():
         raise Misuse(f"output={target} must be a folder, a .nii or a .nii.gz")
-    if folder.resolve() == (source if source.is_dir() else source.parent).resolve():
+    if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise Misuse(f"output={target}: results need a folder other than that of the images")
     folder.mkdir(parents=True, exist_ok=True)
     if probabilities:

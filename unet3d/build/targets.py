@@ -37,17 +37,12 @@ def target_of(node: DictConfig) -> Any:
 
 def added(node: DictConfig) -> list[str]:
     """`allow_targets` of the config that a node is part of."""
-    root = node._get_root()
-    names = OmegaConf.to_container(root).get("allow_targets") or [] if is_dict(root) else []
+    root: Any = OmegaConf.to_container(node._get_root())
+    names = root.get("allow_targets") or []
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not good or not all(part.isidentifier() for name in names for part in name.split(".")):
         raise Misuse(f"allow_targets must be a list of packages, as in [my_package], got {names!r}")
     return names
-
-
-def is_dict(config: Any) -> bool:
-    """Whether a config has keys and a value."""
-    return isinstance(config, DictConfig) and not config._is_none()
 
 
 def named(values: Any, where: str) -> Iterator[tuple[str, Any]]:
