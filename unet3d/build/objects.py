@@ -212,14 +212,14 @@ def fold_of(cfg: DictConfig) -> int | None:
     """The number of a fold, or None for `none`."""
     if cfg.fold in (None, "none"):
         return None
-    if not isinstance(cfg.fold, int):
+    if type(cfg.fold) is not int:
         raise Misuse(f"fold must be 0..4 or none, got {cfg.fold!r}")
     return cfg.fold
 
 
 def seed_of(cfg: DictConfig) -> int:
     """The seed, which must be an int that numpy and torch both take."""
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**32:
+    if type(cfg.seed) is not int or not 0 <= cfg.seed < 2**32:
         raise Misuse(f"seed must be an int in 0..2^32 - 1, got {cfg.seed!r}")
     return cfg.seed
 
