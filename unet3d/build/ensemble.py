@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from unet3d.build.card import card_of
 from unet3d.build.objects import first_line, network_from
 from unet3d.data.preparation import Preparation
-from unet3d.lit.start import loaded
+from unet3d.lit.start import loaded, weights_of
 from unet3d.types import Misuse, Triple
 
 
@@ -33,9 +34,7 @@ def ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemb
     networks = []
     for path in paths:
         content = loaded(path)
-        card, weights = content.get("unet3d"), content.get("state_dict")
-        if not isinstance(card, Mapping) or not isinstance(weights, Mapping):
-            raise Misuse(f"{path} is not a checkpoint of unet3d: it says nothing of its network")
+        card, weights = card_of(path, content), weights_of(path, content)
         if cards:
             agree(paths[0], cards[0], path, card)
         cards.append(card)
@@ -59,7 +58,12 @@ def restored(
     path: Path, card: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
 ) -> nn.Module:
     """The network of a card, with its weights, ready to predict."""
-    network = network_from(card, allow_targets)
+    try:
+        network = network_from(card, allow_targets)
+    except Misuse as error:
+        raise Misuse(f"{path}: {error}") from error
+    except Exception as error:  # what a card says may be anything
+        raise Misuse(f"{path}: its network cannot be made: {first_line(error)}") from error
     own = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
     try:
         network.load_state_dict(own)

@@ -145,7 +145,7 @@ def stored(file: Path, header: Header) -> np.ndarray:
     with opened(file) as stream:
         stream.seek(header.offset)
         while done < size:
-            got = stream.readinto(memoryview(content)[done : done + CHUNK])
+            got = stream.readinto(content.data[done : done + CHUNK])
             if not got:
                 raise ends_early(done // header.dtype.itemsize, header)
             done += got

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unet3d.lit.limits import timer_of
 from unet3d.types import Misuse
@@ -39,13 +39,31 @@ def loaded(path: Path) -> dict[str, Any]:
     return content
 
 
+def weights_of(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights in a checkpoint, or in a file of nothing else: finite numbers."""
+    weights = content.get("state_dict", content)
+    if not isinstance(weights, dict):
+        raise Misuse(f"{path} is not a checkpoint: its weights are a {type(weights).__name__}")
+    for name, weight in weights.items():
+        if not isinstance(weight, Tensor):
+            raise Misuse(f"{path} holds no weights: its {name} is a {type(weight).__name__}")
+        if weight.is_complex() or not weight.isfinite().all():
+            raise Misuse(f"{path}: {name} holds NaN, infinite or complex numbers")
+    return weights
+
+
 def finished(checkpoint: Path, trainer: pl.Trainer) -> bool:
     """Whether a limit of the trainer is reached in this checkpoint already."""
     content = loaded(checkpoint)
+    weights_of(checkpoint, content)
     steps, epochs = trainer.max_steps, trainer.max_epochs or -1
-    if 0 < steps <= content["global_step"]:
+    try:
+        step = content["global_step"]
+        completed = content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+    except (KeyError, TypeError):
+        raise Misuse(f"{checkpoint} says nothing of a run to go on with; init= takes it") from None
+    if 0 < steps <= step:
         return True
-    completed = content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
     if 0 < epochs <= completed:
         return True
     timer = timer_of(trainer)
@@ -57,8 +75,7 @@ def finished(checkpoint: Path, trainer: pl.Trainer) -> bool:
 
 def initialised(model: nn.Module, path: Path) -> str:
     """Load the weights that match by name and shape; say in a sentence what was left out."""
-    content = loaded(path)
-    given = content.get("state_dict", content)
+    given = weights_of(path, loaded(path))
     given = {name.removeprefix("model."): value for name, value in given.items()}
     own = model.state_dict()
     fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
