@@ -32,6 +32,7 @@ from unet3d.build.objects import (
     source_of,
     with_outputs,
 )
+from unet3d.build.preflight import preflight
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
@@ -115,6 +116,9 @@ def build(request: Request, folder: Path) -> Run:
     asked = request.choices.get("checkpointing")
     request = decided(request, used, cuda=device == "cuda")
     cfg = request.config
+    lacking = preflight(
+        request, used, device=device, folder=folder, channels=len(channels), augment=augment
+    )
     usable = UsableCases(cfg, source, channels)
     preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
     training, validation = usable.prepared(parts, preparation)
@@ -156,6 +160,7 @@ def build(request: Request, folder: Path) -> Run:
         seed=cfg.seed,
     )
     prediction, foreseen = foresee(request, used, device, validation)
+    foreseen += lacking
     if asked == "auto":
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
