@@ -45,6 +45,8 @@ CARDS = [
     (["config", "precision"], 7),
     (["config", "model", "depth"], 10**6),
     (["config", "model", "width"], "wide"),
+    (["config", "model", "width"], 3),
+    (["config", "model", "channels"], [10**8, 10**8]),
     (["classes"], ["a", "b", "b", "c"]),
     (["classes"], ["a"]),
     (["channels"], []),

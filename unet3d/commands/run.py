@@ -22,6 +22,7 @@ from hydra.errors import (
 )
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
@@ -115,7 +116,7 @@ def answered(
 
 def exit_code(error: Exception) -> int:
     """2 misuse, 3 out of memory, 4 any other fault."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return 2
     if isinstance(error, OSError) and error.errno in (ENOENT, EACCES, EPERM, ENOTDIR, EROFS):
         return 2  # a path that cannot be
@@ -155,7 +156,7 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if out_of_memory(error):
         return f"out of memory: {text}"
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return text
     return f"{type(error).__name__}: {text} (debug=true shows where)"
 
@@ -198,7 +199,7 @@ def refuse_other_kinds(request: Request) -> None:
     words = [f"{group}={option or 'null'}" for group, option in options.items()]
     usual = composed(words, request.verb).config
     for key in flat(usual):
-        given, default = (OmegaConf.select(c, key) for c in (request.config, usual))
+        given, default = (value_of(c, key) for c in (request.config, usual))
         if key in WORDS_OR_NUMBERS or default is None or isinstance(default, str):
             continue
         if not alike(given, default):
@@ -207,13 +208,21 @@ def refuse_other_kinds(request: Request) -> None:
             raise Misuse(f"{key} must be {like}{as_in}, got {given!r}")
     for key in flat(request.config):
         node, _, name = key.rpartition(".")
-        owner = OmegaConf.select(usual, node) if node else None
+        owner = value_of(usual, node) if node else None
         if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
             raise Misuse(f"no key {key!r}{_near(name, list(map(str, owner)))}")
-        value = OmegaConf.select(request.config, key)
+        value = value_of(request.config, key)
         for number in value if isinstance(value, ListConfig) else [value]:
             if isinstance(number, float) and number != number:
                 raise Misuse(f"{key} must be a number, got NaN")
+
+
+def value_of(cfg: DictConfig, key: str) -> Any:
+    """None where there is none, or where it follows another that must still be given."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
 
 
 def alike(given: Any, default: Any) -> bool:
