@@ -35,6 +35,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("hydra: {callbacks: {x: {_target_: pathlib.Path.mkdir}}}", "sets hydra.callbacks"),
         ("hydra: {run: {dir: here}, job: {env_set: {CXX: evil}}}", "sets hydra.job"),
         ("hydra: x", "sets hydra:"),
+        ("defaults: [x]", "names itself"),
         ("defaults: [{override /hydra/launcher: joblib}]", "sets override /hydra/launcher"),
         ("defaults: [{/model@hydra.callbacks: y}]", "sets /model@hydra.callbacks"),
         ("# @package hydra.callbacks\nx: 1", "@package hydra"),
@@ -52,6 +53,10 @@ def test_a_file_that_bursts_or_reaches_into_hydra_is_refused(experiment, text, s
 def test_options_that_others_name_are_looked_at_and_those_that_nobody_names_are_not(experiment):
     experiment("hydra: {callbacks: {}}", "evil")
     folder = experiment("defaults: [{override /experiment: evil}]", "names_it")
+    (folder / "train.yaml").write_text("hydra: {job_logging: {}}")  # a verb's: ours
+    check_own(folder, ["data.root=train"])
+    experiment("defaults: [{override /model: unet_nn}]", "unet_nn")
+    check_own(folder, ["experiment=unet_nn"])
     experiment("hydra: {run: {dir: here}}\nx: &a 1\ny: *a", "fine")
     check_own(folder, ["experiment=fine", "seed=1"])
     for words in (["experiment=names_it"], ["-m", "experiment=fine,evil"]):

@@ -1,4 +1,4 @@
-"""What the configs of a user's own folder may not do, seen before Hydra reads them."""
+"""What options that somebody wrote may not do, seen before Hydra reads them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,12 @@ HYDRA_KEYS = ("run", "sweep")
 
 
 def check_own(folder: Path, words: Sequence[str]) -> None:
-    """Refuse what the options that are named, and those that they name, would do."""
+    """Refuse what the options that are named, and those that they name, would do.
+
+    The verbs' configs, which are ours, lie in no group's folder.
+    """
     names = {name for word in words for name in options(word.partition("=")[2])}
-    files, seen = sorted(folder.rglob("*.yaml")), set[Path]()
+    files, seen = sorted(folder.glob("*/**/*.yaml")), set[Path]()
     while new := [file for file in files if file.stem in names and file not in seen]:
         for file in new:
             seen.add(file)
@@ -58,7 +61,8 @@ def checked(file: Path) -> Iterator[str]:
         if key == "defaults":
             words = [n.value for n in leaves(value)]
             reaching += [word for word in words if "hydra" in word]
-            if file.stem in words:
+            plain = value.value if isinstance(value, yaml.SequenceNode) else []
+            if any(getattr(entry, "value", None) == file.stem for entry in plain):
                 raise Misuse(f"{file} names itself in its defaults")
             yield from (name for word in words for name in options(word))
     for what in reaching:

@@ -68,7 +68,7 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         codes.append(answered(checked, debug=bool(cfg.get("debug"))))
 
     def compose_and_run() -> int:
-        for folder in folders:
+        for folder in {conf_folder(), *folders}:  # in a checkout people add to ours
             check_own(folder, words)
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
         return 0
