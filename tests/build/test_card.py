@@ -47,6 +47,7 @@ CARDS = [
     (["config", "model", "width"], "wide"),
     (["config", "model", "width"], 3),
     (["config", "model", "channels"], [10**8, 10**8]),
+    (["config", "model", "channels"], [1] * 10**5),
     (["classes"], ["a", "b", "b", "c"]),
     (["classes"], ["a"]),
     (["channels"], []),

@@ -211,8 +211,9 @@ def encoder_widths(
             f"got {depth} and {width}"
         )
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
-    if len(widths) < 2 or min(widths) < 1:
-        raise Misuse(f"model.channels needs two levels or more, each >= 1, got {list(widths)}")
+    if not 2 <= len(widths) <= MOST_LEVELS or min(widths) < 1:
+        given = str(list(widths))[:200]
+        raise Misuse(f"model.channels needs 2..{MOST_LEVELS} levels, each >= 1, got {given}")
     return list(widths)
 
 
