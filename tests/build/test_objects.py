@@ -4,9 +4,10 @@ from torch import nn
 
 from unet3d.build import rungs
 from unet3d.build.forecast import forecast
-from unet3d.build.objects import optimizer_factory
+from unet3d.build.objects import described, optimizer_factory
 from unet3d.build.run import build, flag, tensor_cores
 from unet3d.build.rungs import decided
+from unet3d.data.case import Description
 from unet3d.machine.device import Precision
 from unet3d.meter.fit import CONTEXT
 from unet3d.types import Misuse
@@ -82,3 +83,9 @@ def test_auto_is_said_to_be_what_it_became(composed, tmp_path):
 def test_auto_without_the_gpu_that_it_is_for_names_the_choices(composed):
     with pytest.raises(Misuse, match="none, skips, lean, leanest"):
         forecast(composed("checkpointing=auto", "trainer.accelerator=auto"))
+
+
+def test_two_classes_of_one_name_are_refused(composed):
+    said = Description(channels=("MRI",), classes=("background", "a", "a"))
+    with pytest.raises(Misuse, match="names of their own, got background, a, a"):
+        described(composed("data.num_classes=3").config, said)

@@ -164,6 +164,7 @@ def test_a_missing_channel_is_named_and_the_others_still_run(
     first = next(name for name, w in weights.items() if w.ndim == 5 and w.shape[1] == 1)
     weights[first] = weights[first].repeat(1, 2, 1, 1, 1)
     content["unet3d"]["config"]["model"]["in_channels"] = 2
+    content["unet3d"]["config"]["data"]["in_channels"] = 2
     content["unet3d"]["channels"] = ["T1", "T2"]
     content["unet3d"]["preparation"]["normalize"] = ["zscore", "zscore"]
     torch.save(content, tmp_path / "two.ckpt")
@@ -351,3 +352,16 @@ def test_windows_that_do_not_fit_are_answered_with_code_3(predict, checkpoint, i
 def test_a_missing_word_is_asked_for(predict, capsys):
     assert predict(input="in") == 2
     assert "checkpoint must be given" in capsys.readouterr().err
+
+
+def test_a_network_whose_outputs_are_not_its_classes_is_refused(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    content = torch.load(checkpoint("a"), weights_only=True)
+    card = content["unet3d"]
+    card["classes"].append("more")
+    card["config"]["data"]["num_classes"] += 1
+    card["preparation"]["num_classes"] += 1
+    torch.save(content, tmp_path / "more.ckpt")
+    assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
+    assert "outputs for its classes" in capsys.readouterr().err

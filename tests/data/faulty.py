@@ -1,6 +1,7 @@
 """Every way in which a case of a Decathlon folder can be at fault."""
 
 import gzip
+import os
 import shutil
 
 import nibabel
@@ -24,6 +25,12 @@ def header_of(path, **fields):
 def cut(path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
+
+
+def flipped(path, share):
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * share)] ^= 0x10
+    path.write_bytes(content)
 
 
 def without_tail(path):
@@ -70,6 +77,25 @@ FAULTS = {
         "plain",
         "ends after 436 of 960 voxels",
     ),
+    "a bit flipped": (
+        lambda r, i, t: flipped(i, 0.6),
+        "image",
+        "cannot be (read|decompressed)|goes on",
+    ),
+    "a wrong checksum": (lambda r, i, t: flipped(i, 0.998), "image", "cannot be read: CRC check"),
+    "more than it tells": (
+        lambda r, i, t: header_of(i, dim=[3, 12, 10, 7, 1, 1, 1, 1]),
+        "image",
+        "goes on after the 840 voxels",
+    ),
+    "sides below 0": (
+        lambda r, i, t: header_of(i, dim=[4, 12, 10, 8, -1, 1, 1, 1]),
+        "image",
+        "header that cannot be: shape",
+    ),
+    "voxels nowhere": (lambda r, i, t: header_of(i, vox_offset=np.inf), "image", "header that"),
+    "a pipe": (lambda r, i, t: (i.unlink(), os.mkfifo(i)), "image", "no file with an end"),
+    "a link to itself": (lambda r, i, t: (i.unlink(), i.symlink_to(i)), "image", "symbolic links"),
     "a folder": (lambda r, i, t: (i.unlink(), i.mkdir()), "image", "cannot be read: Is a dir"),
     "NaN": (lambda r, i, t: with_value(i, np.nan), "image", "holds NaN or infinity in 1 of 960"),
     "infinity": (lambda r, i, t: with_value(i, np.inf), "image", "infinity in 1 of 960 voxels"),

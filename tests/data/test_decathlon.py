@@ -61,3 +61,26 @@ def test_several_channels_lie_in_one_file(tmp_path):
     settings = Preparation(num_classes=3, normalize=("none",))
     scan, label = prepare(source.cases()[0], settings)
     assert scan.image.shape == (4, *label.shape) == (4, *SIZE)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"labels": ' * 50_000, "cannot be read as JSON"),
+        ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names of no letters"),
+        ('{"modality": {"0": "a", "1": "\\ud800"}}', "names of no letters"),
+    ],
+)
+def test_a_listing_that_would_harm_the_reader_or_the_screen_is_refused(tmp_path, content, said):
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(Misuse, match=said):
+        Decathlon(str(tmp_path)).describe()
+
+
+@pytest.mark.parametrize("name", ["a\\u0000.nii.gz", "\\ud800.nii.gz"])
+def test_a_path_that_cannot_be_is_an_entry_at_fault(tmp_path, name):
+    entry = f'{{"image": "{name}", "label": "b.nii.gz"}}'
+    good = '{"image": "a.nii.gz", "label": "b.nii.gz"}'
+    (tmp_path / "dataset.json").write_text(f'{{"training": [{entry}, {good}]}}')
+    (finding,) = Decathlon(str(tmp_path)).faults()[:1]
+    assert finding.case == "training[0]"

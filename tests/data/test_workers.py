@@ -4,6 +4,7 @@ import traceback
 
 import pytest
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from tests.data.test_loaders import epochs, feed
 from unet3d.data import workers
@@ -12,6 +13,12 @@ from unet3d.data.loaders import collate
 from unet3d.data.volumes import WholeVolumes
 from unet3d.data.workers import CaseFault, fault_of
 from unet3d.types import Fault
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch):
+    """Torch sets its SIGCHLD handler once, and Lightning takes it away as another test ends."""
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
 
 
 def met(loader, kind=Exception):
@@ -119,8 +126,8 @@ def test_a_bus_error_is_blamed_on_a_file_that_was_cut_off_or_on_shared_memory(vo
 
 
 def test_other_signals_and_exit_codes_are_named(volumes):
-    _, fault = met(dying(volumes, lambda: os.kill(os.getpid(), signal.SIGUSR1)), RuntimeError)
-    assert "was ended by SIGUSR1" in str(fault)
+    _, fault = met(dying(volumes, lambda: os.kill(os.getpid(), signal.SIGUSR2)), RuntimeError)
+    assert "was ended by SIGUSR2" in str(fault)
     _, fault = met(dying(volumes, lambda: os._exit(7)), RuntimeError)
     assert "ended with exit code 7; data.num_workers=0" in str(fault)
 

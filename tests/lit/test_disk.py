@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from unet3d.lit import checkpoints
 from unet3d.lit.checkpoints import LastCheckpoint
 from unet3d.lit.disk import Events, LastingCheckpoints
 from unet3d.lit.task import SegmentationTask
@@ -40,35 +41,42 @@ def fill(folder):
 
 @pytest.fixture
 def filled_at_step(monkeypatch):
-    """Fills a folder when a step begins, and makes room again when another one does."""
+    """Fills a folder from a step on, and makes room again when another one begins."""
 
-    def at(folder, full, room=None):
+    def at(folder, full, room=99):
         original = SegmentationTask.training_step
+        write = checkpoints.write
 
         def training_step(self, batch, batch_idx):
-            if self.global_step == full:
-                fill(folder)
             if self.global_step == room:
                 (folder / "filler").unlink()
             return original(self, batch, batch_idx)
 
+        def write_when_full(trainer, path):
+            if full <= trainer.global_step < room:
+                fill(folder)
+            write(trainer, path)
+
         monkeypatch.setattr(SegmentationTask, "training_step", training_step)
+        monkeypatch.setattr(checkpoints, "write", write_when_full)
 
     return at
 
 
 @pytest.fixture
-def saved_every_epoch(monkeypatch):
+def saved_every_step(monkeypatch):
     original = LastCheckpoint.__init__
     monkeypatch.setattr(
-        LastCheckpoint, "__init__", lambda self, folder, **_: original(self, folder, every_seconds=0)
+        LastCheckpoint,
+        "__init__",
+        lambda self, folder, **_: original(self, folder, every_seconds=0),
     )
 
 
 def test_a_run_goes_on_when_the_disk_is_full_and_says_at_its_end_what_is_missing(
-    unet3d, tiny, capsys, filled_at_step, saved_every_epoch
+    unet3d, tiny, capsys, filled_at_step, saved_every_step
 ):
-    filled_at_step(tiny, full=4)  # the third epoch; the ones before have left checkpoints
+    filled_at_step(tiny, full=5)
     assert unet3d("trainer.max_steps=9", f"hydra.run.dir={tiny / 'run'}") == 4
     said = capsys.readouterr()
     lines = said.err.strip().splitlines()
@@ -80,12 +88,13 @@ def test_a_run_goes_on_when_the_disk_is_full_and_says_at_its_end_what_is_missing
     assert f"{last}: No space left on device; the one before it stays" in lines[-1]
     assert f"{tiny / 'run' / 'report.json'}: No space left on device" in lines[-1]
     assert torch.load(last, weights_only=True)["global_step"] == 4
-    assert {p.name for p in last.parent.iterdir()} == {"last.ckpt", "best.ckpt"}
+    names = {"last.ckpt", "previous.ckpt", "best.ckpt"}
+    assert {p.name for p in last.parent.iterdir()} == names
     assert "seconds per step" in said.out  # the table
 
 
 def test_a_run_that_has_room_again_ends_well(
-    unet3d, tiny, capsys, filled_at_step, saved_every_epoch
+    unet3d, tiny, capsys, filled_at_step, saved_every_step
 ):
     filled_at_step(tiny, full=4, room=7)
     assert unet3d("trainer.max_steps=9", f"hydra.run.dir={tiny / 'run'}", "fold=none") == 0
@@ -113,15 +122,15 @@ def test_an_event_file_takes_whole_records_or_nothing(tiny, capsys):
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_it(tiny, capsys):
-    checkpoints, path = LastingCheckpoints(), tiny / "last.ckpt"
-    checkpoints.save_checkpoint({"a": 1}, path)
+    lasting, path = LastingCheckpoints(), tiny / "last.ckpt"
+    lasting.save_checkpoint({"a": 1}, path)
     for _ in range(2):
-        checkpoints.save_checkpoint({"a": torch.zeros(2**21)}, path)
+        lasting.save_checkpoint({"a": torch.zeros(2**21)}, path)
     assert capsys.readouterr().err.count("No space left on device") == 1
-    assert list(checkpoints.missing) == ["last.ckpt"]
+    assert list(lasting.missing) == ["last.ckpt"]
     assert torch.load(path, weights_only=True) == {"a": 1}
-    checkpoints.save_checkpoint({"a": 2}, path)
-    assert checkpoints.missing == {}
+    lasting.save_checkpoint({"a": 2}, path)
+    assert lasting.missing == {}
     assert list(tiny.iterdir()) == [path]
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.build.card import card_of
 from unet3d.build.objects import first_line, network_from
 from unet3d.data.preparation import Preparation
-from unet3d.lit.start import loaded
+from unet3d.lit.start import loaded, weights_of
 from unet3d.types import Misuse, Triple
 
 
@@ -27,19 +29,17 @@ class Ensemble:
     precision: str  # of the training
 
 
-def ensemble(paths: Sequence[Path]) -> Ensemble:
+def ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
     """The networks of checkpoints; what they must have in common and do not is named."""
     cards: list[Mapping[str, Any]] = []
     networks = []
     for path in paths:
         content = loaded(path)
-        card, weights = content.get("unet3d"), content.get("state_dict")
-        if not isinstance(card, Mapping) or not isinstance(weights, Mapping):
-            raise Misuse(f"{path} is not a checkpoint of unet3d: it says nothing of its network")
+        card, weights = card_of(path, content), weights_of(path, content)
         if cards:
             agree(paths[0], cards[0], path, card)
         cards.append(card)
-        networks.append(restored(path, card, weights))
+        networks.append(restored(path, card, weights, allow_targets))
     card = cards[0]
     d, h, w = card["config"]["data"]["patch_size"]
     chosen = [card.get("largest_component") or () for card in cards]
@@ -55,15 +55,42 @@ def ensemble(paths: Sequence[Path]) -> Ensemble:
     )
 
 
-def restored(path: Path, card: Mapping[str, Any], weights: Mapping[str, Any]) -> nn.Module:
+def restored(
+    path: Path, card: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
+) -> nn.Module:
     """The network of a card, with its weights, ready to predict."""
-    network = network_from(card)
     own = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
+    try:
+        check_shapes(card, own, allow_targets)
+        network = network_from(card, allow_targets)
+    except Misuse as error:
+        raise Misuse(f"{path}: {error}") from error
+    except Exception as error:  # what a card says may be anything
+        raise Misuse(f"{path}: its network cannot be made: {first_line(error)}") from error
     try:
         network.load_state_dict(own)
     except RuntimeError as error:
         raise Misuse(f"{path}: its weights are not its network's: {first_line(error)}") from error
     return network.eval().requires_grad_(False)
+
+
+def check_shapes(
+    card: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
+) -> None:
+    """Refuse weights that are not the network's, before that takes any memory."""
+    try:
+        with FakeTensorMode():
+            wanted = network_from(card, allow_targets).state_dict()
+    except Misuse:
+        raise
+    except Exception:  # it looks at values as it is made
+        return
+    for name in sorted(wanted.keys() | weights.keys()):
+        sizes = [list(w[name].shape) if name in w else "not there" for w in (wanted, weights)]
+        if sizes[0] != sizes[1]:
+            raise Misuse(
+                f"its weights are not its network's: {name} should be {sizes[0]}, it is {sizes[1]}"
+            )
 
 
 def agree(first: Path, one: Mapping[str, Any], second: Path, other: Mapping[str, Any]) -> None:

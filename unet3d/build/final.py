@@ -32,7 +32,7 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
     say(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
-    members = ensemble(checkpoints[:1])
+    members = ensemble(checkpoints[:1], run.config["allow_targets"])
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
     predictor = Predictor(

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from unet3d.build.targets import check_targets, target_of
 from unet3d.data.case import Case, Description, Source
 from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
 from unet3d.data.preparation import Preparation
@@ -51,6 +52,7 @@ def groups() -> list[str]:
 
 def make(node: DictConfig, **objects: Any) -> Any:
     """Call a node's `_target_` with its values and `objects`: here alone configs become code."""
+    check_targets(node)
     where = str(node._get_full_key(None)) or node.get("_target_")
     factory = f"{where} (_target_: {node._target_})"
     partial = node.get("_partial_", False)
@@ -95,6 +97,8 @@ def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tupl
             f"data.in_channels={cfg.data.in_channels}, but the data set has {len(said.channels)}: "
             f"{', '.join(said.channels)}"
         )
+    if len(set(said.classes)) < len(said.classes):
+        raise Misuse(f"classes must have names of their own, got {', '.join(said.classes)}")
     unnamed = (f"class_{n}" for n in range(len(said.classes), cfg.data.num_classes))
     regions_of(cfg)
     return (*said.classes, *unnamed)[: cfg.data.num_classes], tuple(said.channels)
@@ -208,14 +212,14 @@ def fold_of(cfg: DictConfig) -> int | None:
     """The number of a fold, or None for `none`."""
     if cfg.fold in (None, "none"):
         return None
-    if not isinstance(cfg.fold, int):
+    if type(cfg.fold) is not int:
         raise Misuse(f"fold must be 0..4 or none, got {cfg.fold!r}")
     return cfg.fold
 
 
 def seed_of(cfg: DictConfig) -> int:
     """The seed, which must be an int that numpy and torch both take."""
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**32:
+    if type(cfg.seed) is not int or not 0 <= cfg.seed < 2**32:
         raise Misuse(f"seed must be an int in 0..2^32 - 1, got {cfg.seed!r}")
     return cfg.seed
 
@@ -230,7 +234,7 @@ def network(request: Request) -> nn.Module:
             "model.channels says the channels exactly: leave out model.depth and model.width"
         )
     cfg = with_outputs(cfg)
-    parameters = inspect.signature(get_object(cfg.model._target_)).parameters
+    parameters = inspect.signature(target_of(cfg.model)).parameters
     if "pool" in parameters:
         return make(cfg.model, pool=make(cfg.pool))
     if request.sets("pool") or request.choices.get("pool", "max") != "max":
@@ -250,9 +254,12 @@ def with_outputs(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def network_from(card: Mapping[str, Any]) -> nn.Module:
-    """The network that a checkpoint's card describes, without its weights."""
-    config = OmegaConf.create(dict(card["config"]))
+def network_from(card: Mapping[str, Any], allow_targets: Sequence[str] = ()) -> nn.Module:
+    """The network that a checkpoint's card describes, without its weights.
+
+    What code it may name, the card itself has no say in.
+    """
+    config = OmegaConf.create({**card["config"], "allow_targets": list(allow_targets)})
     assert isinstance(config, DictConfig)
     return network(Request(config, choices={}))
 

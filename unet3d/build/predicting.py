@@ -1,5 +1,6 @@
 """From a config to a predictor and its tasks."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,9 @@ def build(request: Request) -> Prediction:
     """Check the config, load the networks and list what is to be done."""
     cfg = request.config
     device = accelerator(str(cfg.device), "device")
-    members = ensemble([checkpoint_of(path) for path in paths(cfg.checkpoint)])
+    members = ensemble(
+        [checkpoint_of(path) for path in paths(cfg.checkpoint)], list(cfg.allow_targets)
+    )
     used = precision_of(cfg, members, device)
     windows = windows_of(cfg)
     kept, ram = cleaned(cfg, members), budget_bytes(cfg.memory_gib)
@@ -122,7 +125,7 @@ def tasks(
         raise Misuse(f"output={target}: {len(found)} scans need a folder")
     if not single and target.exists() and not target.is_dir():
         raise Misuse(f"output={target} must be a folder, a .nii or a .nii.gz")
-    if folder.resolve() == (source if source.is_dir() else source.parent).resolve():
+    if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise Misuse(f"output={target}: results need a folder other than that of the images")
     folder.mkdir(parents=True, exist_ok=True)
     if probabilities:

@@ -88,6 +88,11 @@ class Predictor:
         self.classes, self.window_bytes = measured_window(
             self.networks, members.networks, shape, device
         )
+        if self.classes != len(members.regions or members.classes):
+            raise Misuse(
+                f"the network gives {self.classes} outputs for its classes "
+                f"{', '.join(members.regions or members.classes)}"
+            )
 
     def ready(self, task: Task) -> Ready:
         """Read and prepare a scan and say what segmenting it takes, if there is memory for it."""

@@ -31,6 +31,7 @@ from unet3d.build.objects import (
     source_of,
     with_outputs,
 )
+from unet3d.build.preflight import preflight
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
@@ -52,7 +53,7 @@ from unet3d.lit.quiet import hush
 from unet3d.lit.schedule import LearningRate
 from unet3d.lit.signals import Preemption, Signals
 from unet3d.lit.speed import StepSpeed
-from unet3d.lit.start import finished, initialised, loaded, resumed_from
+from unet3d.lit.start import finished, initialised, loaded, resumed_from, weights_of
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.meter.peak import PeakMeter
@@ -140,6 +141,9 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
     asked = request.choices.get("checkpointing")
     request = decided(request, used, cuda=device == "cuda")
     cfg = request.config
+    lacking = preflight(
+        request, used, device=device, folder=folder, channels=len(channels), augment=augment
+    )
     usable = UsableCases(cfg, source, channels)
     preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
     training, validation = usable.prepared(parts, preparation)
@@ -182,6 +186,7 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
         seed=cfg.seed,
     )
     prediction, foreseen = foresee(request, used, device, validation)
+    foreseen += lacking
     if asked == "auto":
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
@@ -320,7 +325,9 @@ def start(run: Run) -> tuple[Path | None, list[str]]:
     swept(run.folder / "checkpoints")
     checkpoint, said = resumed_from(resume, run.folder / "checkpoints")
     if checkpoint is not None:
-        logged = logged_before(run.position, loaded(checkpoint), checkpoint)
+        content = loaded(checkpoint)
+        weights_of(checkpoint, content)
+        logged = logged_before(run.position, content, checkpoint)
         forget_beyond(run.trainer, logged)
         return checkpoint, said
     forget_beyond(run.trainer, 0)

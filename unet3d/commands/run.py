@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -20,9 +22,11 @@ from hydra.errors import (
 )
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
+from unet3d.commands.own_configs import check_own
 from unet3d.data.faults import Faulty
 from unet3d.types import Fault, Misfit, Misuse, Stopped
 
@@ -45,12 +49,10 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
     words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
+    folders = given_folders(words)
     own = Path.cwd() / "conf"
-    if (
-        own.is_dir()
-        and own != conf_folder()
-        and not any(w.startswith("--config-dir") for w in words)
-    ):
+    if own.is_dir() and own != conf_folder() and not folders:
+        folders = [own]
         words = ["--config-dir", str(own), *words]
 
     def job(cfg: DictConfig) -> None:
@@ -60,12 +62,14 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
 
         def checked() -> int:
             refuse_unknown(cfg, config)
-            refuse_words_for_numbers(request)
+            refuse_other_kinds(request)
             return verb(request, folder)
 
         codes.append(answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep)))
 
     def compose_and_run() -> int:
+        for folder in {conf_folder(), *folders}:  # in a checkout people add to ours
+            check_own(folder, words)
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
         return 0
 
@@ -77,6 +81,18 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         sys.argv = before
     failed = [c for c in [code, *codes] if c]
     return 0 if not failed else failed[0] if len(codes) < 2 else 1
+
+
+def given_folders(words: Sequence[str]) -> list[Path]:
+    """What --config-dir names.
+
+    >>> given_folders(["--config-dir", "a", "--config-dir=b"])
+    [PosixPath('a'), PosixPath('b')]
+    """
+    flags = ("--config-dir", "-cd")
+    apart = [after for word, after in pairwise(words) if word in flags]
+    joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    return [Path(folder) for folder in (*apart, *joined)]
 
 
 def answered(
@@ -112,13 +128,19 @@ def answered(
 
 def exit_code(error: Exception) -> int:
     """2 misuse, 3 out of memory, 4 any other fault."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return 2
     if isinstance(error, OSError) and error.errno in (ENOENT, EACCES, EPERM, ENOTDIR, EROFS):
         return 2  # a path that cannot be
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
+    if out_of_memory(error):
         return 3
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 4)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Of a GPU or of the machine, told by name so that torch is not imported for it."""
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or "can't allocate memory" in str(error)
 
 
 def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
@@ -144,7 +166,9 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if out_of_memory(error):
+        return f"out of memory: {text}"
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return text
     return f"{type(error).__name__}: {text} (debug=true shows where)"
 
@@ -178,18 +202,61 @@ def refuse_unknown(cfg: DictConfig, config: str) -> None:
             raise Misuse(f"no key or group {key!r}{_near(key, known)}")
 
 
-def refuse_words_for_numbers(request: Request) -> None:
-    """A word where the option's default is a number, a list or a truth value is a slip."""
-    values = [word for word in request.overrides if word.split("=")[0] not in groups()]
-    usual = composed([w for w in request.overrides if w not in values], request.verb).config
-    for word in values:
-        key = word.split("=")[0].lstrip("+~")
-        given, default = (OmegaConf.select(c, key) for c in (request.config, usual))
+def refuse_other_kinds(request: Request) -> None:
+    """A value of another kind than the option's default is a slip, wherever it was written.
+
+    So is a key that the option does not have, unless it goes to a `_target_`, which will tell.
+    """
+    options = {g: o for g, o in request.choices.items() if g in groups() and g != "experiment"}
+    words = [f"{group}={option or 'null'}" for group, option in options.items()]
+    usual = composed(words, request.verb).config
+    for key in flat(usual):
+        given, default = (value_of(c, key) for c in (request.config, usual))
         if key in WORDS_OR_NUMBERS or default is None or isinstance(default, str):
             continue
-        if isinstance(given, str):
+        if not alike(given, default):
             like = "a list" if isinstance(default, ListConfig) else type(default).__name__
-            raise Misuse(f"{key} must be {like} as in {key}={default}, got {given!r}")
+            like, as_in = ("keys", "") if is_node(default) else (like, f" as in {key}={default}")
+            raise Misuse(f"{key} must be {like}{as_in}, got {given!r}")
+    for key in flat(request.config):
+        node, _, name = key.rpartition(".")
+        owner = value_of(usual, node) if node else None
+        if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
+            raise Misuse(f"no key {key!r}{_near(name, list(map(str, owner)))}")
+        value = value_of(request.config, key)
+        for number in value if isinstance(value, ListConfig) else [value]:
+            if isinstance(number, float) and number != number:
+                raise Misuse(f"{key} must be a number, got NaN")
+
+
+def value_of(cfg: DictConfig, key: str) -> Any:
+    """None where there is none, or where it follows another that must still be given."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def alike(given: Any, default: Any) -> bool:
+    """Whether a value may stand where that default is.
+
+    >>> alike([3, 3, 1], 3), alike(2, 0.5), alike(1.5, 1), alike("large", [8, 8, 8])
+    (True, True, False, False)
+    """
+    if is_node(default) or is_node(given):
+        return is_node(default) == is_node(given) or isinstance(default, float)
+    if given is None or isinstance(given, ListConfig):
+        return True
+    if isinstance(given, str) or isinstance(default, ListConfig):
+        return False
+    if isinstance(given, float) and isinstance(default, int):
+        return given.is_integer() and not isinstance(default, bool)
+    return isinstance(given, bool) == isinstance(default, bool)
+
+
+def is_node(value: Any) -> bool:
+    """Whether it has keys of its own."""
+    return isinstance(value, DictConfig)
 
 
 def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The faults of a data set that its headers show: quick, and so done before every training."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -36,14 +37,14 @@ def headers(cases: Sequence[Case], *, channels: int) -> list[Finding]:
 def repeated(cases: Iterable[Case]) -> Iterator[Finding]:
     """Names and files that two cases share, or that stand twice in one."""
     names: set[str] = set()
-    users: dict[Path, str] = {}
+    users: dict[str, str] = {}
     for case in cases:
         if case.name in names:
             do = "give them names of their own: folds and predictions go by name"
             yield Finding(case=case.name, file=None, what="two cases have this name", do=do)
         names.add(case.name)
         for file in (*case.images, case.label):
-            user = users.setdefault(file.resolve(), case.name)
+            user = users.setdefault(os.path.realpath(file), case.name)
             if user != case.name or [*case.images, case.label].count(file) > 1:
                 yield Finding(
                     case=case.name,

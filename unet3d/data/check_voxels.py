@@ -1,5 +1,6 @@
 """The faults of a data set that only its voxels show: every file is read to its end, in pieces."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def contents(
             present |= here.labels
             for file, digest in here.digests.items():
                 name, twin = first.setdefault(digest, (case.name, file))
-                if twin.resolve() != file.resolve():
+                if os.path.realpath(twin) != os.path.realpath(file):
                     what = f"holds the same voxels as {twin.name} of {name}"
                     do = "put the right file here, or take one of the cases out"
                     found.append(Finding(case=case.name, file=file, what=what, do=do))

@@ -6,7 +6,7 @@ from typing import Any
 
 from unet3d.data.case import Case, Description
 from unet3d.data.faults import Finding
-from unet3d.data.folder import dataset_json, in_order, miscounted, strays
+from unet3d.data.folder import dataset_json, in_order, miscounted, printable, strays
 from unet3d.types import Misuse
 
 
@@ -70,6 +70,8 @@ class Decathlon:
         try:
             image, label = self.root / entry["image"], self.root / entry["label"]
         except (KeyError, TypeError):
+            return None
+        if not (printable(str(image)) and printable(str(label))):
             return None
         name = image.name.removesuffix(".gz").removesuffix(".nii")
         return Case(name=name, images=(image,), label=label)

@@ -1,6 +1,8 @@
 """What the layouts with a dataset.json share: reading it, and finding files that it leaves out."""
 
 import json
+import os
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ def dataset_json(root: Path, layout: str) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise Misuse(f"data.root: no dataset.json in {root.absolute()}; {layout}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Misuse(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise Misuse(f"{path} must hold one JSON object")
@@ -32,11 +34,23 @@ def in_order(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
         numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
     except (TypeError, ValueError):
         numbered = {}
+    strange = [name for name in numbered.values() if not printable(name)]
+    if strange:
+        raise Misuse(f"{root / 'dataset.json'}: {key} has names of no letters: {strange!r}")
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         raise Misuse(
             f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... in a row, got {names!r}"
         )
     return tuple(numbered[n] for n in sorted(numbered))
+
+
+def printable(name: str) -> bool:
+    r"""Whether a name can be written to a screen and a file, and does nothing else there.
+
+    >>> printable("left atrium"), printable("a\n"), printable("\ud800")
+    (True, False, False)
+    """
+    return not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
 
 
 def volumes_in(folder: Path) -> list[Path]:
@@ -46,12 +60,12 @@ def volumes_in(folder: Path) -> list[Path]:
 
 def strays(root: Path, cases: Iterable[Case], why: str) -> list[Finding]:
     """Volumes in imagesTr and labelsTr that belong to no case."""
-    named = {file.resolve() for case in cases for file in (*case.images, case.label)}
+    named = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
     return [
         Finding(case=None, file=file, what=why, do="name it there, or move it elsewhere")
         for folder in ("imagesTr", "labelsTr")
         for file in volumes_in(root / folder)
-        if file.resolve() not in named
+        if os.path.realpath(file) not in named
     ]
 
 

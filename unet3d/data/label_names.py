@@ -43,7 +43,7 @@ def label_names(folder: Path) -> LabelNames | None:
         numbered = all(str(key).lstrip("-").isdigit() for key in written)
         pairs = [(v, k) if numbered else (k, v) for k, v in written.items()]
         named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),) as error:
         raise Misuse(
             f"{file}: labels cannot be read ({error!r}); give classes=[background, ...]"
         ) from None

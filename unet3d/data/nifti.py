@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.data.raw import Unreadable, read_header, stored
 from unet3d.types import Misuse
 
 
@@ -36,11 +37,21 @@ def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """(channels (C, D, H, W) in the file's grid, affine); integers stay integers if not scaled."""
     image = opened(file)
     try:
-        voxels = image.dataobj
-        scaled = voxels.slope != 1 or voxels.inter != 0
-        array = np.asarray(voxels, np.float32) if scaled else voxels.get_unscaled()
-    except Exception as error:
-        raise Misuse(f"{file} cannot be read as a volume: {error}") from error
-    array = np.asarray(array).reshape(volume_shape(image))
+        header = read_header(file)
+        array = stored(file, header)
+    except Unreadable as reason:
+        raise Misuse(f"{file} cannot be read as a volume: it {reason}") from reason
+    if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
+        array = scaled(array, header.slope, header.inter)
+    array = array.reshape(volume_shape(image))
     channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
     return channels, image.affine
+
+
+def scaled(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
+    """As float32, computed in float64 a slice at a time."""
+    result = np.empty(array.shape, np.float32, order="F")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        for number in range(array.shape[-1]):
+            result[..., number] = array[..., number].astype(np.float64) * slope + inter
+    return result

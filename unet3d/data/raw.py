@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import stat
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ import numpy as np
 
 CHUNK = 2**20
 """So many voxels are in memory at a time."""
+
+MOST_TO_ONE = 1032
+"""Bytes that deflate can make of one."""
 
 QUIET = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """nibabel would tell on standard error what it mends in a header."""
@@ -92,12 +96,16 @@ def read_header(file: Path) -> Header:
                 slope=1.0 if slope is None else slope,
                 inter=inter or 0.0,
             )
-        except (HeaderDataError, ValueError) as error:
+        except (HeaderDataError, ValueError, OverflowError) as error:
             raise Unreadable(f"has a header that cannot be: {error}") from error
+        if min(found.shape) < 0 or found.offset < 0:
+            raise Unreadable(f"has a header that cannot be: shape {list(found.shape)}")
         if file.suffix != ".gz":
             there = (file.stat().st_size - found.offset) // max(found.dtype.itemsize, 1)
             if there < prod(found.shape):
                 raise ends_early(there, found)
+            if file.stat().st_size > found.offset + bytes_of(found):
+                raise goes_on(found)
         return found
     raise Unreadable("is not a NIfTI file" if block else "is empty")
 
@@ -122,8 +130,38 @@ def voxels(file: Path, header: Header) -> Iterator[tuple[int, np.ndarray]]:
                     if (header.slope, header.inter) != (1, 0):
                         values = values * header.slope + header.inter
                     yield channel, values.astype(np.float32)
-        while stream.read(CHUNK):  # a compressed file's checksum comes last
-            pass
+        if stream.read(1):  # a compressed file's checksum comes last, and is looked at here
+            raise goes_on(header)
+
+
+def stored(file: Path, header: Header) -> np.ndarray:
+    """The voxels as they are written, not scaled; mapped where the file is not compressed."""
+    if file.suffix != ".gz":
+        return np.memmap(file, header.dtype, "c", header.offset, header.shape, order="F")
+    size, done = bytes_of(header), 0
+    if size > MOST_TO_ONE * file.stat().st_size:  # before memory is asked for
+        raise Unreadable(f"is too short for {prod(header.shape):,} voxels")
+    content = np.empty(size, np.uint8)
+    with opened(file) as stream:
+        stream.seek(header.offset)
+        while done < size:
+            got = stream.readinto(content.data[done : done + CHUNK])
+            if not got:
+                raise ends_early(done // header.dtype.itemsize, header)
+            done += got
+        if stream.read(1):
+            raise goes_on(header)
+    return content.view(header.dtype).reshape(header.shape, order="F")
+
+
+def bytes_of(header: Header) -> int:
+    """Of all voxels."""
+    return prod(header.shape) * header.dtype.itemsize
+
+
+def goes_on(header: Header) -> Unreadable:
+    """What to say of a file with more bytes than its header tells: one of the two is wrong."""
+    return Unreadable(f"goes on after the {prod(header.shape):,} voxels that its header tells of")
 
 
 def ends_early(there: int, header: Header) -> Unreadable:
@@ -135,6 +173,8 @@ def ends_early(there: int, header: Header) -> Unreadable:
 def opened(file: Path) -> Generator[gzip.GzipFile | BufferedReader]:
     """The bytes of a file, decompressed; whatever is wrong with them is Unreadable."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
+            raise Unreadable("is no file with an end")  # a pipe, a device
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             yield stream
     except FileNotFoundError:

@@ -45,13 +45,12 @@ def amended(path: Path, facts: dict[str, Any]) -> None:
 
 def damage(path: Path) -> str | None:
     """Why a file is not the checkpoint that was written, by the checksum of each part; or None."""
-    try:
-        with zipfile.ZipFile(path) as parts:
-            bad = parts.testzip()
-    except OSError:
-        raise
-    except Exception as error:  # whatever a flipped bit makes of a header
-        return f"it is not a whole checkpoint ({error})"
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as parts:
+                bad = parts.testzip()
+        except Exception as error:  # whatever a flipped bit makes of a header
+            return f"it is not a whole checkpoint ({error})"
     return None if bad is None else f"the checksum of its part {bad} is wrong"
 
 
@@ -143,6 +142,7 @@ def kept(path: Path, target: Path) -> None:
     except OSError:  # a filesystem without hard links
         shutil.copyfile(path, link)
     link.replace(target)
+    link.unlink(missing_ok=True)  # it stays if both were one file already
 
 
 def swept(folder: Path) -> None:

@@ -136,11 +136,15 @@ def forget_beyond(trainer: pl.Trainer, step: int) -> None:
 
 def logged_before(position: Position, checkpoint: dict[str, Any], where: Any) -> int:
     """How many steps a checkpoint's run has logged; refuse one of a run that counts otherwise."""
-    state = checkpoint.get("callbacks", {}).get(position.state_key)
-    if state is None:
-        raise Misuse(
-            f"resume={where}: it does not say where its run was; use init= for its weights"
-        )
+    states = checkpoint.get("callbacks")
+    state = states.get(position.state_key) if isinstance(states, dict) else None
+    known = {"epoch": int, "batch": int, "logged": int, "pending": bool, "of": dict}
+    if (
+        not isinstance(state, dict)
+        or any(type(state.get(name)) is not kind for name, kind in known.items())
+        or type(checkpoint.get("global_step")) is not int
+    ):
+        raise Misuse(f"resume={where}: it says nothing of a run to go on with; init= takes it")
     for what, here in position.frame().items():
         there = state["of"].get(what)
         if there != here:

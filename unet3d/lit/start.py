@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unet3d.lit.checkpoints import PREVIOUS, damage, kept
 from unet3d.lit.limits import Limits
@@ -64,6 +64,19 @@ def loaded(path: Path) -> dict[str, Any]:
     return content
 
 
+def weights_of(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights in a checkpoint, or in a file of nothing else: finite numbers."""
+    weights = content.get("state_dict", content)
+    if not isinstance(weights, dict):
+        raise Misuse(f"{path} is not a checkpoint: its weights are a {type(weights).__name__}")
+    for name, weight in weights.items():
+        if not isinstance(weight, Tensor):
+            raise Misuse(f"{path} holds no weights: its {name} is a {type(weight).__name__}")
+        if weight.is_complex() or not weight.isfinite().all():
+            raise Misuse(f"{path}: {name} holds NaN, infinite or complex numbers")
+    return weights
+
+
 def finished(content: dict[str, Any], limits: Limits, position: Position, epochs: int) -> bool:
     """Whether a checkpoint is at a limit of the run, and nothing is left to validate."""
     state = content["callbacks"][position.state_key]
@@ -76,8 +89,7 @@ def finished(content: dict[str, Any], limits: Limits, position: Position, epochs
 
 def initialised(model: nn.Module, path: Path) -> str:
     """Load the weights that match by name and shape; say in a sentence what was left out."""
-    content = loaded(path)
-    given = content.get("state_dict", content)
+    given = weights_of(path, loaded(path))
     given = {name.removeprefix("model."): value for name, value in given.items()}
     own = model.state_dict()
     fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}

@@ -20,6 +20,10 @@ LEAN = Keep(encoders=("last",), decoders=("all",))
 """What a network keeps that has not been told."""
 
 
+MOST_LEVELS = 16
+"""At the last of them a volume of 65,536 voxels a side has two."""
+
+
 class UNet3D(nn.Module):
     """A U-Net of `depth` levels; level 0 is full resolution.
 
@@ -201,13 +205,15 @@ def encoder_widths(
     >>> encoder_widths(None, 4, 64, 256)
     [64, 128, 256, 256]
     """
-    if depth < 2 or width < 1:
+    if not 2 <= depth <= MOST_LEVELS or width < 1:
         raise Misuse(
-            f"a U-Net needs model.depth >= 2 and model.width >= 1, got {depth} and {width}"
+            f"a U-Net needs model.depth in 2..{MOST_LEVELS} and model.width >= 1, "
+            f"got {depth} and {width}"
         )
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
-    if len(widths) < 2 or min(widths) < 1:
-        raise Misuse(f"model.channels needs two levels or more, each >= 1, got {list(widths)}")
+    if not 2 <= len(widths) <= MOST_LEVELS or min(widths) < 1:
+        given = str(list(widths))[:200]
+        raise Misuse(f"model.channels needs 2..{MOST_LEVELS} levels, each >= 1, got {given}")
     return list(widths)
 
 

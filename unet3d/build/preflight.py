@@ -1,0 +1,87 @@
+"""The numbers of a run that the machine is asked about before anything is computed."""
+
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from unet3d.build.objects import Request, network, optimizer_factory
+from unet3d.build.step import PURE
+from unet3d.data.augment import Augment
+from unet3d.machine import preflight as machine
+from unet3d.machine.device import Precision
+from unet3d.machine.memory import available_bytes
+from unet3d.types import Misuse
+
+DRAWN = 256
+"""Keys whose augmentations tell how much is read around a patch."""
+
+
+def preflight(
+    request: Request, used: Precision, *, device: str, folder: Path, channels: int, augment: Augment
+) -> list[str]:
+    """Lines on what this machine lacks; Misuse where the run would fail for sure."""
+    cfg = request.config
+    patch = list(cfg.data.patch_size)
+    if len(patch) != 3 or not all(type(side) is int and side > 0 for side in patch):
+        raise Misuse(f"data.patch_size must be three ints >= 1, got {patch}")
+    cuda = device == "cuda"
+    found = [
+        machine.torch_build(
+            torch.__version__,
+            cuda=torch.version.cuda,
+            gpu=cuda,
+            half=used.used != "32",
+            devices=[] if cfg.trainer.accelerator == "cpu" else machine.nvidia_devices(),
+        ),
+        machine.writable(folder / "checkpoints"),
+    ]
+    workers = cfg.data.num_workers
+    if workers > 0:
+        batch = batch_bytes(request, channels, augment, sources=cuda)
+        free = available_bytes(torch.device("cpu"))
+        found += [
+            machine.shared_memory(workers=workers, batch=batch, free=machine.free_shared()),
+            machine.working_memory(workers=workers, batch=batch, free=free),
+            machine.open_files(workers, hard=machine.file_limits()[1]),
+        ]
+        machine.allow_open_files(workers)
+    checkpoint = checkpoint_bytes(request, used)
+    if checkpoint is not None:
+        found.append(machine.disk(folder / "checkpoints", checkpoint=checkpoint))
+    lacks = [lack for lack in found if lack is not None]
+    for lack in lacks:
+        if lack.stop:
+            raise Misuse(lack.what)
+    return [lack.what for lack in lacks]
+
+
+def batch_bytes(request: Request, channels: int, augment: Augment, *, sources: bool) -> int:
+    """A batch as a worker hands it over: patches, or the larger `sources` of their augmentation."""
+    patch = list(request.config.data.patch_size)
+    voxels = prod(patch)
+    if sources:
+        moves = (augment.move(key, patch) for key in range(DRAWN))
+        voxels = max(prod(move.source_size(patch)) for move in moves)
+    return request.config.data.batch_size * voxels * (4 * channels + 1)
+
+
+def checkpoint_bytes(request: Request, used: Precision) -> int | None:
+    """Weights and what the optimizer keeps of each; None for a network that cannot be had fake."""
+    try:
+        with FakeTensorMode():
+            model = network(request)
+    except Misuse:
+        raise
+    except Exception:  # it looks at values as it is made
+        return None
+    one = nn.Parameter(torch.zeros(1))
+    one.grad = torch.zeros(1)
+    optimizer = optimizer_factory(request.config.copy(), used)([one])  # it fills in values
+    optimizer.step()
+    state = optimizer.state[one].values()
+    moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
+    each = PURE.get(used.used, torch.float32).itemsize
+    return sum(p.numel() for p in model.parameters()) * each * (1 + moments)

@@ -1,0 +1,159 @@
+"""What this machine lacks for a run, found before the run computes anything.
+
+Every function is given the numbers, or the place to look at, and answers with a Lack or None.
+"""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from unet3d.types import GIB, MIB, size
+
+SHM = Path("/dev/shm")
+
+PREFETCH = 2
+"""Batches that DataLoader has each worker make ahead, all of them in shared memory."""
+
+WORKER = 64 * MIB
+"""What a worker has of its own, with pages of its parent that it touched: 14 MiB at first."""
+
+COPIES = 8
+"""Times the bytes of a batch that a worker held while it made one, with every augmentation on."""
+
+FILES, FILES_PER_WORKER = 128, 16
+"""Open files of a run, and for each worker: pipes, and a descriptor for each tensor in flight."""
+
+KEPT = 4
+"""Checkpoints at a time: best, last, the last one before, and the draft of another."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What there is too little of, and what to change; `stop`: a run would fail for sure."""
+
+    what: str
+    stop: bool = False
+
+
+def torch_build(
+    version: str, *, cuda: str | None, gpu: bool, half: bool, devices: Iterable[Path]
+) -> Lack | None:
+    """Whether this torch fits this machine: `cuda` it is built for, `gpu` whether it finds one."""
+    if version.startswith("2.9."):
+        what = (
+            f"torch {version} runs half-precision 3D convolutions without cuDNN, in 3 to 17 times "
+            "the memory (pytorch#166122): install torch>=2.10"
+        )
+        return Lack(what, stop=gpu and half)
+    there = next(iter(devices), None)
+    if gpu or there is None:
+        return None
+    if cuda is None:
+        return Lack(
+            f"torch {version} is built without CUDA, but {there} is there: install one with"
+        )
+    return Lack(
+        f"torch {version} is built for CUDA {cuda} and finds no GPU, but {there} is there: look "
+        "whether nvidia-smi works, and whether the driver is new enough"
+    )
+
+
+def nvidia_devices(folder: Path = Path("/dev")) -> list[Path]:
+    """The GPUs that the system shows, whatever torch says."""
+    return sorted(folder.glob("nvidia[0-9]*"))
+
+
+def free_shared(folder: Path = SHM) -> int | None:
+    """What is left for tensors that processes share; None where the system has no such folder."""
+    return shutil.disk_usage(folder).free if folder.is_dir() else None
+
+
+def shared_memory(*, workers: int, batch: int, free: int | None) -> Lack | None:
+    """Room for the batches that workers have ready; without it they die of a bus error."""
+    needed = workers * PREFETCH * batch
+    if free is None or needed <= free:
+        return None
+    return Lack(
+        f"{SHM} has {size(free)} left, and {workers} workers put {size(needed)} of batches there: "
+        f"start the container with --shm-size={ceil(1.25 * needed / GIB)}g, or give "
+        "data.num_workers=0",
+        stop=True,
+    )
+
+
+def working_memory(*, workers: int, batch: int, free: int | None) -> Lack | None:
+    """RAM for what workers hold of their own: volumes are mapped from disk and do not count."""
+    each = WORKER + COPIES * batch
+    if free is None or workers * each <= free:
+        return None
+    fewer = free // each
+    return Lack(
+        f"{workers} workers take about {size(workers * each)} of RAM, {size(free)} are free: "
+        f"data.num_workers={fewer} would do"
+    )
+
+
+def open_files(workers: int, *, hard: int) -> Lack | None:
+    """Whether a process may open what loaders need; `allow_open_files` makes use of the limit."""
+    needed = FILES + workers * FILES_PER_WORKER
+    if hard >= needed:
+        return None
+    fewer = max(0, hard - FILES) // FILES_PER_WORKER
+    return Lack(
+        f"{workers} workers need about {needed} open files, and no more than {hard} are allowed: "
+        f"raise the limit (ulimit -Hn), or give data.num_workers={fewer}"
+    )
+
+
+def file_limits() -> tuple[int, int]:
+    """How many files this process may open, and what it may raise that to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return unlimited(soft), unlimited(hard)
+
+
+def unlimited(limit: int) -> int:
+    """A limit as a number that can be compared."""
+    return 2**31 if limit == resource.RLIM_INFINITY else limit
+
+
+def allow_open_files(workers: int) -> None:
+    """Raise the soft limit as far as loaders need, if the hard one lets it."""
+    soft, hard = file_limits()
+    needed = min(FILES + workers * FILES_PER_WORKER, hard)
+    if soft < needed:
+        _, as_it_is = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, as_it_is))
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the one above it that there is."""
+    return next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
+
+
+def writable(folder: Path) -> Lack | None:
+    """Whether files can be made in the folder, or it in the one above."""
+    where = existing(folder)
+    try:
+        with TemporaryFile(dir=where):
+            return None
+    except OSError as error:
+        return Lack(f"{where} cannot be written to: {os.strerror(error.errno or 0)}", stop=True)
+
+
+def disk(folder: Path, *, checkpoint: int) -> Lack | None:
+    """Room for the checkpoints that a run keeps; those that are there make way for new ones."""
+    free = shutil.disk_usage(existing(folder)).free
+    there = sum(file.stat().st_size for file in folder.glob("*.ckpt"))
+    needed = KEPT * checkpoint
+    if needed <= free + there:
+        return None
+    return Lack(
+        f"{folder} has {size(free)} left, and checkpoints take {size(needed)} ({KEPT} of "
+        f"{size(checkpoint)}: best, last, the one before, a draft): give hydra.run.dir= elsewhere",
+        stop=True,
+    )
