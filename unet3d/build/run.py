@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from torch.utils.data import DataLoader
 
 from unet3d.build.checking import UsableCases
@@ -50,12 +51,14 @@ from unet3d.lit.position import Position, forget_beyond, logged_before
 from unet3d.lit.precision import PureHalf
 from unet3d.lit.prefetch import Prefetch
 from unet3d.lit.quiet import hush
+from unet3d.lit.ranks import Ddp, Environment, first_alone
 from unet3d.lit.schedule import LearningRate
 from unet3d.lit.signals import Preemption, Signals
 from unet3d.lit.speed import StepSpeed
 from unet3d.lit.start import finished, initialised, loaded, resumed_from, weights_of
 from unet3d.lit.task import SegmentationTask
 from unet3d.machine.device import Precision, accelerator, precision
+from unet3d.machine.ranks import Ranks
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
@@ -80,6 +83,7 @@ class Run:
     task: SegmentationTask
     train_loader: Feed
     val_loader: DataLoader | None
+    ranks: Ranks
     trainer: pl.Trainer
     limits: Limits
     position: Position
@@ -127,7 +131,9 @@ class Run:
         return finished(loaded(checkpoint), self.limits, self.position, epochs)
 
 
-def build(request: Request, folder: Path, signals: Signals | None = None) -> Run:
+def build(
+    request: Request, folder: Path, signals: Signals | None = None, ranks: Ranks | None = None
+) -> Run:
     """Check the config and make everything it names."""
     cfg = request.config
     device = accelerator(str(cfg.trainer.accelerator))
@@ -146,7 +152,9 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
     )
     usable = UsableCases(cfg, source, channels)
     preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
-    training, validation = usable.prepared(parts, preparation)
+    ranks = ranks or Ranks()
+    with first_alone(ranks):
+        training, validation = usable.prepared(parts, preparation)
 
     pl.seed_everything(seed_of(cfg), verbose=False)
     tensor_cores(flag(cfg, "tf32"))
@@ -182,8 +190,10 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
         foreground_share=cfg.data.foreground_share,
         augment=augment,
         num_workers=cfg.data.num_workers,
-        device=torch.device(device),
+        device=torch.device(device, ranks.local) if device == "cuda" else torch.device(device),
         seed=cfg.seed,
+        rank=ranks.rank,
+        ranks=ranks.world,
     )
     prediction, foreseen = foresee(request, used, device, validation)
     foreseen += lacking
@@ -218,7 +228,8 @@ def build(request: Request, folder: Path, signals: Signals | None = None) -> Run
         task=task,
         train_loader=train_loader,
         val_loader=val_loader,
-        trainer=trainer(cfg, device, used, callbacks, folder),
+        ranks=ranks,
+        trainer=trainer(cfg, device, used, callbacks, folder, ranks),
         limits=limits,
         position=position,
         memory=memory,
@@ -249,13 +260,20 @@ def foresee(
 
 
 def trainer(
-    cfg: DictConfig, device: str, used: Precision, callbacks: list[Any], folder: Path
+    cfg: DictConfig,
+    device: str,
+    used: Precision,
+    callbacks: list[Any],
+    folder: Path,
+    ranks: Ranks,
 ) -> pl.Trainer:
     """Lightning's trainer, with limits that are checked here."""
     hush()
     node = cfg.trainer.copy()
-    if node.devices != 1:
-        raise Misuse(f"trainer.devices must be 1: a run has one device, got {node.devices!r}")
+    timeout = timedelta(seconds=node.timeout_seconds)
+    with open_dict(node):
+        del node.timeout_seconds, node.launch  # ours, not Lightning's
+    node.devices = ranks.per_node
     for key in ("max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
         positive(f"trainer.{key}", node[key])
     if node.gradient_clip_val is not None and node.gradient_clip_val <= 0:
@@ -266,10 +284,15 @@ def trainer(
     node.max_steps, node.max_time = -1, None  # see Limits
     node.accelerator = device
     plugins: list[Any] = [LastingCheckpoints()]
-    choice = {"precision": used.lightning}
+    choice: dict[str, Any] = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
         plugins.append(PureHalf(used.used))
         choice = {}
+    if ranks.world > 1:
+        plugins.append(Environment(ranks))
+        choice |= {"strategy": Ddp(timeout=timeout), "num_nodes": ranks.nodes}
+    else:
+        node.sync_batchnorm = False
     return make(
         node,
         callbacks=callbacks,
@@ -294,6 +317,21 @@ def tensor_cores(tf32: bool) -> None:
     """Whether a GPU may round the factors of float32 products to TF32."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
+
+
+def processes(cfg: DictConfig) -> int:
+    """How many of them this machine is to start."""
+    devices = cfg.trainer.devices
+    cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
+    there = torch.cuda.device_count() if cuda else None
+    if devices == "auto" and there is not None:
+        return there
+    if type(devices) is not int or devices < 1:
+        more = "" if there else "; a CPU's cores are shared by as many processes as you say"
+        raise Misuse(f"trainer.devices must be an int >= 1 here, got {devices!r}{more}")
+    if there is not None and devices > there:
+        raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
+    return devices
 
 
 def limits_of(cfg: DictConfig) -> Limits:
@@ -322,7 +360,8 @@ def start(run: Run) -> tuple[Path | None, list[str]]:
         raise Misuse(
             "resume= goes on with a run and init= begins a new one from its weights: give one"
         )
-    swept(run.folder / "checkpoints")
+    if run.ranks.rank == 0:
+        swept(run.folder / "checkpoints")
     checkpoint, said = resumed_from(resume, run.folder / "checkpoints")
     if checkpoint is not None:
         content = loaded(checkpoint)
@@ -342,9 +381,13 @@ def introduction(run: Run) -> str:
     asked = f", precision {run.precision.used}"
     if run.precision.asked != run.precision.used:
         asked += f" ({run.precision.asked} was asked for: {run.precision.why})"
+    beside = ""
+    if run.ranks.world > 1:
+        batch = run.config["data"]["batch_size"] * run.ranks.world
+        beside = f", one of {run.ranks.world} ranks that share batches of {batch}"
     return (
         f"{type(network).__name__}, {parameters_of(network):,} parameters{asked}, "
-        f"on {run.trainer.strategy.root_device}\n"
+        f"on {run.trainer.strategy.root_device}{beside}\n"
         f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
         + "".join(f"left out: {finding.sentence()}\n" for finding in run.left_out)

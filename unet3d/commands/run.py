@@ -28,6 +28,7 @@ from unet3d.build.forecast import composed
 from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.commands.own_configs import check_own
 from unet3d.data.faults import Faulty
+from unet3d.machine.ranks import started_by
 from unet3d.types import Fault, Misfit, Misuse, Stopped
 
 PATHS = (
@@ -37,7 +38,7 @@ PATHS = (
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
-WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib")
+WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices")
 """Keys that take both, and are checked where they are read."""
 
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
@@ -61,6 +62,14 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         folder = Path(own.runtime.output_dir)
 
         def checked() -> int:
+            starter = started_by()
+            if starter is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & {
+                word.split("=")[0] for word in own.overrides.hydra
+            }:
+                raise Misuse(
+                    f"{starter} starts several processes, and each would name the run's folder by "
+                    "its own clock: give hydra.run.dir=... (and resume=auto, to go on after a stop)"
+                )
             refuse_unknown(cfg, config)
             refuse_other_kinds(request)
             return verb(request, folder)

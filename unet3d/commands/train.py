@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import yaml
 
 from unet3d.build.final import evaluated
 from unet3d.build.objects import Request
-from unet3d.build.run import Run, build, introduction, report_of, start
+from unet3d.build.run import Run, build, introduction, processes, report_of, start
+from unet3d.commands.launch import launched
 from unet3d.commands.run import run
+from unet3d.lit.ranks import connected, lost_contact
 from unet3d.lit.signals import Signals
+from unet3d.machine.device import accelerator
+from unet3d.machine.ranks import ranks_of
 from unet3d.report import report
 from unet3d.types import Fault, Misfit, Stopped
 
@@ -23,9 +29,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(request: Request, folder: Path) -> int:
-    """One run in its folder."""
-    with Signals().listening() as signals:
-        return trained(build(request, folder, signals), signals)
+    """One run in its folder, in this process or several."""
+    choice = request.config.trainer
+    ranks = ranks_of(choice.launch)
+    if ranks.world == 1 and choice.launch == "here" and processes(request.config) > 1:
+        return launched(request.overrides, folder, processes(request.config))
+    device = accelerator(str(choice.accelerator))
+    meeting = connected(
+        ranks, launch=choice.launch, device=device, timeout_seconds=choice.timeout_seconds
+    )
+    silence = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
+    with silence, Signals().listening() as signals, meeting as pulse:
+        try:
+            return trained(build(request, folder, signals, ranks), signals)
+        except Exception as error:
+            if pulse is not None and lost_contact(error):
+                raise Fault(
+                    f"{pulse.silent()} does not answer any more; resume=auto goes on"
+                ) from error
+            raise
 
 
 def trained(job: Run, signals: Signals) -> int:
@@ -40,8 +62,9 @@ def trained(job: Run, signals: Signals) -> int:
             return 0
         missing = []
     else:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
+        if job.ranks.rank == 0:
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
         try:
             fitted(job, checkpoint, signals)
             done = True
@@ -54,7 +77,9 @@ def trained(job: Run, signals: Signals) -> int:
             raise
         finally:
             result = report_of(job, done=done, fault=fault)
-            missing = job.missing() + written(result, path)
+            missing = job.missing() + (written(result, path) if job.ranks.rank == 0 else [])
+    if job.ranks.rank > 0:
+        return 0
     if to_evaluate(job) and not missing:
         result["evaluation"] = evaluated(job, say=print)
         missing = written(result, path)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from unet3d.lit.ranks import any_rank
 from unet3d.types import Fault, KeepsByLevel, Misuse
 
 
@@ -51,10 +52,7 @@ class FiniteSteps:
             self._leave_out(task, self._gradients)
         self.norms = None
         self.cases += batch["case"]
-        bad = not good
-        if task.trainer.world_size > 1:  # all ranks step, or none
-            bad = task.trainer.strategy.reduce_boolean_decision(bad, all=False)
-        if not bad:
+        if not any_rank(task.trainer, not good):  # all ranks step, or none
             return
         for buffer, value in zip(statistics(model), self.statistics, strict=True):
             buffer.copy_(value)

@@ -19,7 +19,7 @@ HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class Signals:
     """What was heard. While `waits`, a signal is noted and no more; else it ends the process.
 
-    Lightning's handlers broadcast within the handler, which deadlocks, and exit with status 0.
+    Lightning's own handlers broadcast within the handler, which deadlocks, and exit with status 0.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,6 @@ class Signals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def again(self) -> None:
-        """Take back the handlers that Lightning has put in place of these."""
-        for number in HEARD:
-            signal.signal(number, self._hear)
 
     def _hear(self, number: int, frame: Any) -> None:
         impatient = self.heard == number == signal.SIGINT
@@ -57,8 +52,10 @@ class Preemption(Callback):
     def __init__(self, signals: Signals, last: LastCheckpoint):
         self.signals, self.last = signals, last
 
+    def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        trainer._signal_connector.register_signal_handlers = lambda: None
+
     def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.signals.again()
         self.signals.waits = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.finite import FiniteSteps
+from unet3d.lit.ranks import of_all_ranks
 from unet3d.metric.dice import Dice
 from unet3d.types import Sample
 
@@ -71,6 +72,7 @@ class SegmentationTask(pl.LightningModule):
         self.metric.reset()
 
     def on_validation_epoch_end(self) -> None:
+        self.metric.matrices = of_all_ranks(self.trainer, self.metric.matrices)
         scores = self.metric.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)

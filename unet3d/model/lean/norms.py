@@ -1,4 +1,4 @@
-"""Batch, instance and group norm as one algebra, from sums over slabs.
+"""Batch (of one rank or all), instance and group norm as one algebra, from sums over slabs.
 
 Each is a scale and a shift per volume and channel, from the mean and the variance of a set of
 values: those of a channel in the whole batch, of a channel in one volume, of a group of channels in
@@ -98,22 +98,28 @@ class Sets:
 
     groups: int
     batch: bool
+    ranks: int = 1  # whose batches are one, all as large
 
     def mean(self, x: Tensor) -> Tensor:
         """(B, C) -> (B, C): the mean over each one's set."""
         b, c = x.shape
         dims = (0, 2) if self.batch else (2,)
         grouped = x.view(b, self.groups, c // self.groups)
-        return grouped.mean(dims, keepdim=True).expand_as(grouped).reshape(b, c).contiguous()
+        mean = grouped.mean(dims, keepdim=True)
+        if self.ranks > 1:
+            torch.distributed.all_reduce(mean.div_(self.ranks))
+        return mean.expand_as(grouped).reshape(b, c).contiguous()
 
 
 def sets_of(norm: nn.Module, channels: int) -> Sets | None:
     """Whose statistics a norm takes from its input; None: it takes none."""
     if isinstance(norm, nn.Identity):
         return None
-    if type(norm) is nn.BatchNorm3d:
+    if type(norm) in (nn.BatchNorm3d, nn.SyncBatchNorm):
         fixed = norm.running_mean is not None and not norm.training
-        return None if fixed else Sets(channels, batch=True)
+        together = norm.training and isinstance(norm, nn.SyncBatchNorm)
+        ranks = torch.distributed.get_world_size() if together else 1
+        return None if fixed else Sets(channels, batch=True, ranks=ranks)
     if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
         return Sets(channels, batch=False)
     if type(norm) is nn.GroupNorm:
@@ -138,8 +144,8 @@ def affine(norm: Any, activation: nn.Module, moments: Moments | None, like: Tens
         means, squares = moments.total
         mean = sets.mean(means)
         variance = sets.mean(squares / moments.count + (means - mean).square())
-        if isinstance(norm, nn.BatchNorm3d):
-            _remember(norm, mean[0], variance[0], len(like) * moments.count)
+        if isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm):
+            _remember(norm, mean[0], variance[0], len(like) * moments.count * sets.ranks)
     inverse = torch.rsqrt(variance + norm.eps)
     weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
     scale = inverse * weight

@@ -1,0 +1,85 @@
+"""Which of a run's processes this one is, told by whatever started it."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unet3d.types import Misuse
+
+LAUNCHES = ("here", "torchrun", "slurm")
+"""Who starts the processes: unet3d itself, on this machine; torchrun; srun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """A process's number in the run and on its machine, and how many there are."""
+
+    rank: int = 0
+    local: int = 0
+    world: int = 1
+    per_node: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """How many machines."""
+        return self.world // self.per_node
+
+
+def started_by(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Who started this process as one of several, if anybody did."""
+    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE", 1)) > 1:
+        return "torchrun"
+    if "SLURM_PROCID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return "slurm"
+    return None
+
+
+def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
+    """From the environment; of one process where nobody says otherwise."""
+    if launch not in LAUNCHES:
+        raise Misuse(f"trainer.launch must be one of {', '.join(LAUNCHES)}, got {launch!r}")
+    starter = started_by(environ)
+    if starter not in (None, launch):
+        raise Misuse(
+            f"{starter} started {environ.get('WORLD_SIZE') or environ['SLURM_STEP_NUM_TASKS']} "
+            f"processes, which would each train alone: add trainer={starter}"
+        )
+    if launch == "slurm":
+        if "SLURM_PROCID" not in environ:
+            raise Misuse("trainer=slurm is for processes that srun starts: see scripts/slurm.sh")
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        return _even(
+            rank=int(environ["SLURM_PROCID"]),
+            local=int(environ["SLURM_LOCALID"]),
+            world=int(environ.get("SLURM_STEP_NUM_TASKS", 1)),
+            per_node=int(tasks.split("(")[0].split(",")[0]),
+            said=tasks,
+        )
+    if "RANK" in environ and "LOCAL_RANK" in environ:
+        return _even(
+            rank=int(environ["RANK"]),
+            local=int(environ["LOCAL_RANK"]),
+            world=int(environ["WORLD_SIZE"]),
+            per_node=int(environ["LOCAL_WORLD_SIZE"]),
+            said=environ["LOCAL_WORLD_SIZE"],
+        )
+    if launch == "torchrun":
+        raise Misuse("trainer=torchrun is for processes that torchrun starts: see the README")
+    return Ranks()
+
+
+def _even(*, rank: int, local: int, world: int, per_node: int, said: str) -> Ranks:
+    if world % per_node:
+        raise Misuse(f"every machine needs as many processes as the others, got {world} as {said}")
+    return Ranks(rank=rank, local=local, world=world, per_node=per_node)
+
+
+def meeting_point(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Where the processes of a SLURM job meet: its first machine, at a port of its own."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+    listed = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+    )
+    job = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
+    return listed.stdout.split()[0], 20000 + job % 12000
