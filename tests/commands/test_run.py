@@ -108,7 +108,7 @@ def test_debug_shows_the_traceback(unet3d, capsys):
 def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
     from unet3d.commands import train
 
-    def broken(request, folder):
+    def broken(*_):
         raise RuntimeError("the disk\nis full")
 
     monkeypatch.setattr(train, "build", broken)
@@ -119,7 +119,7 @@ def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
 def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
     from unet3d.commands import train
 
-    def broken(request, folder):
+    def broken(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(train, "build", broken)

@@ -9,7 +9,7 @@ from unet3d.data.augment import Augment
 from unet3d.data.case import Case
 from unet3d.data.preparation import Preparation
 from unet3d.data.prepared import prepared
-from unet3d.data.volumes import EpochOrder, TrainingPatches, cut
+from unet3d.data.volumes import EpochOrder, TrainingPatches, WholeVolumes, cut
 from unet3d.types import IGNORE, Misuse
 
 
@@ -246,3 +246,38 @@ def test_every_batch_has_its_share_of_foreground_and_the_run_has_it(samples, bat
     for n in range(0, len(centred), batch_size):
         assert abs(sum(centred[n : n + batch_size]) - batch_size * share) < 1
     assert abs(sum(centred) - len(centred) * share) < 1
+
+
+def places_of(samples, *, rank=0, ranks=1, batch_size=2, epoch=3, skip=0):
+    order = EpochOrder(
+        samples, batch_size=batch_size, foreground_share=1 / 3, seed=5, rank=rank, ranks=ranks
+    )
+    order.set_epoch(epoch)
+    order.skip(skip)
+    return list(order)
+
+
+def test_ranks_share_each_batch_of_the_run():
+    together = places_of(11, batch_size=4)
+    first, second = (places_of(11, rank=rank, ranks=2) for rank in (0, 1))
+    taken = [first[0:2], second[0:2], first[2:4], second[2:4], first[4:6], second[4:6]]
+    assert [place for part in taken for place in part] == together
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_epoch_may_begin_at_any_of_its_batches(ranks):
+    whole = places_of(11, rank=ranks - 1, ranks=ranks)
+    assert places_of(11, rank=ranks - 1, ranks=ranks, skip=2) == whole[4:]
+
+
+def test_an_epoch_is_left_out_once():
+    order = EpochOrder(6, batch_size=2, foreground_share=0, seed=0)
+    order.skip(1)
+    assert [len(list(order)), len(list(order))] == [4, 6]
+
+
+def test_each_whole_volume_is_on_one_rank_and_stand_ins_make_them_even(volumes):
+    parts = [WholeVolumes(volumes, rank=rank, ranks=2) for rank in (0, 1)]
+    assert len({len(part) for part in parts}) == 1
+    names = [part[n]["case"] for part in parts for n in range(len(part))]
+    assert sorted(filter(None, names)) == sorted(volume.name for volume in volumes)

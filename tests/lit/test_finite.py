@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from unet3d.build.run import build
+from unet3d.lit import finite
 from unet3d.lit.finite import FiniteSteps, first_broken, origin, statistics
 from unet3d.types import Fault
 
@@ -243,10 +244,10 @@ def test_a_resumed_run_goes_on_counting_what_it_left_out(composed, tmp_path):
         run.trainer.fit(run.task, run.train_loader, ckpt_path=last, weights_only=True)
 
 
-def test_a_rank_leaves_out_a_step_that_another_rank_cannot_take():
+def test_a_rank_leaves_out_a_step_that_another_rank_cannot_take(monkeypatch):
     said = []
-    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: not all)
-    trainer = SimpleNamespace(world_size=2, strategy=strategy)
+    monkeypatch.setattr(finite, "any_rank", lambda trainer, flag: True)
+    trainer = SimpleNamespace(world_size=2)
     task = SimpleNamespace(trainer=trainer, global_step=7, log=lambda *_: None, print=said.append)
     model = nn.Sequential(nn.BatchNorm3d(1))
     steps = FiniteSteps(most=1)

@@ -16,6 +16,7 @@ def hush() -> None:
         r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu said so
         r".*resuming from a checkpoint that ended before the epoch ended.*",  # Position sees to it
+        r".*The `srun` command is available on your system.*",  # trainer=slurm says who starts it
         r".*It is recommended to use `self.log\(.*sync_dist=True.*",  # they are of all ranks
     ):
         warnings.filterwarnings("ignore", message)

@@ -1,0 +1,48 @@
+"""Batch norms of several ranks, in lean blocks: two ranks are as one with both of their batches."""
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from unet3d.model.unet import UNet3D
+from unet3d.types import Keep
+
+
+def step(model, x):
+    loss = model(x).square().mean()
+    loss.backward()
+    gradients = [p.grad for p in model.parameters()]
+    statistics = [b for name, b in model.named_buffers() if "num_batches" not in name]
+    return gradients, statistics
+
+
+def network():
+    torch.manual_seed(0)
+    model = UNet3D(in_channels=1, num_classes=3, depth=2, width=4, norm="batch", pool=nn.MaxPool3d)
+    model.keep = Keep(("again", "last"), ("all",))
+    return model.double()
+
+
+def rank_of_two(rank, images, meeting, found):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(network())
+    gradients, statistics = step(model, images[2 * rank : 2 * rank + 2])
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= 2
+    if rank == 0:
+        torch.save((gradients, statistics), found)
+    dist.destroy_process_group()
+
+
+def test_synchronised_batch_norms_are_those_of_the_whole_batch(tmp_path):
+    images = torch.randn(4, 1, 9, 8, 8, dtype=torch.float64)
+    gradients, statistics = step(network(), images)
+    found = tmp_path / "found.pt"
+    meeting = f"file://{tmp_path / 'meeting'}"
+    mp.spawn(rank_of_two, (images, meeting, found), nprocs=2)
+    gradients2, statistics2 = torch.load(found, weights_only=True)
+    for a, b in zip([*gradients, *statistics], [*gradients2, *statistics2], strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
