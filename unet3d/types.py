@@ -114,6 +114,10 @@ class Misfit(RuntimeError):
     """The run does not fit the device's memory. Exit 3."""
 
 
+class Unfit(Misfit):
+    """Predicted not to fit, so that a sweep leaves it out."""
+
+
 class Fault(RuntimeError):
     """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
 

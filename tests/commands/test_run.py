@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -190,6 +192,45 @@ def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monke
         for path in sorted((tmp_path / "sweep").glob("*/report.json"))
     ]
     assert len(set(pools)) == 2
+
+
+def test_a_sweep_leaves_out_what_is_predicted_not_to_fit(small, tmp_path, monkeypatch, capsys):
+    from unet3d.build import misfit
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(misfit, "available_bytes", lambda device: misfit.CONTEXT + 30 * 2**20)
+    words = [word for word in small if not word.startswith("meter.predict")]
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "model.width=2,64"]
+    assert main(["train", *words, *sweep]) == 0
+    said = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in said
+    assert "1 left out: a step is predicted to take" in said
+    assert [p.parent.name for p in (tmp_path / "sweep").glob("*/report.json")] == ["0"]
+
+
+def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
+    from unet3d.lit.speed import StepSpeed
+
+    monkeypatch.chdir(tmp_path)
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "seed=0,1,2", "resume=auto"]
+    words = ["train", *small, "trainer.max_steps=3", *sweep]
+    begun, original = [], StepSpeed.on_train_batch_end
+
+    def stopped(self, trainer, *rest):
+        original(self, trainer, *rest)
+        begun.append(trainer.global_step)
+        if len(begun) == 4:  # the first step of the second job
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", stopped)
+    assert main(words) == 143
+    assert begun == [1, 2, 3, 1]
+    capsys.readouterr()
+    assert main(words) == 0
+    assert begun[4:] == [2, 3, 1, 2, 3]
+    said = capsys.readouterr().out
+    assert said.count("this run is finished") == 1
+    assert "sweep: 3 of 3 done" in said
 
 
 def test_help_and_version_import_nothing_heavy():

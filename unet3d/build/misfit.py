@@ -14,7 +14,7 @@ from unet3d.build.rungs import higher, taken
 from unet3d.machine.memory import available_bytes
 from unet3d.meter.fit import CONTEXT
 from unet3d.meter.predict import Prediction
-from unet3d.types import Misfit, Misuse, size
+from unet3d.types import Misfit, Misuse, Unfit, size
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ def check_fit(prediction: Prediction, request: Request, device: torch.device) ->
     total = available_bytes(device)
     if choice == "ignore" or total is None:
         return []
+    needed = taken(prediction) + CONTEXT
+    if request.sweeping and choice == "warn" and needed > total:
+        raise Unfit(f"a step is predicted to take {size(needed)}, {size(total)} are there")
     return misfit_lines(prediction, request, total, stop=choice == "stop")
 
 

@@ -32,6 +32,7 @@ class Request:
     choices: Mapping[str, str]  # the chosen option of each group
     overrides: Sequence[str] = ()  # as typed
     verb: str = "train"  # whose config it is
+    sweeping: bool = False  # one of several
 
     def sets(self, key: str) -> bool:
         """Whether the command line sets this key or anything below it."""

@@ -29,7 +29,7 @@ from unet3d.build.objects import Request, conf_folder, groups
 from unet3d.commands.own_configs import check_own
 from unet3d.data.faults import Faulty
 from unet3d.machine.ranks import started_by
-from unet3d.types import Fault, Misfit, Misuse, Stopped
+from unet3d.types import Fault, Misfit, Misuse, Stopped, Unfit
 
 PATHS = (
     *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
@@ -47,6 +47,7 @@ EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
 def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
     """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
     codes: list[int] = []
+    outcomes: list[str] = []  # of a sweep's jobs that were not simply done
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
     words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
@@ -58,7 +59,8 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
 
     def job(cfg: DictConfig) -> None:
         own = HydraConfig.get()
-        request = Request(cfg, dict(own.runtime.choices), own.overrides.task, config)
+        choices, typed = dict(own.runtime.choices), own.overrides.task
+        request = Request(cfg, choices, typed, config, sweeping=bool(sweep))
         folder = Path(own.runtime.output_dir)
 
         def checked() -> int:
@@ -72,9 +74,17 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
                 )
             refuse_unknown(cfg, config)
             refuse_other_kinds(request)
-            return verb(request, folder)
+            try:
+                return verb(request, folder)
+            except Unfit as reason:
+                print(f"left out: {reason}")
+                outcomes.append(f"{folder.name} left out: {reason}: {' '.join(typed)}")
+                return 0
 
-        codes.append(answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep)))
+        code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
+        codes.append(code)
+        if code:
+            outcomes.append(f"{folder.name} ended with {code}: {' '.join(typed)}")
 
     def compose_and_run() -> int:
         for folder in {conf_folder(), *folders}:  # in a checkout people add to ours
@@ -88,6 +98,9 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         code = answered(compose_and_run, debug="debug=true" in words, config=config, words=words)
     finally:
         sys.argv = before
+    if sweep and codes:
+        done = len(codes) - len(outcomes)
+        print("\n".join([f"\nsweep: {done} of {len(codes)} done", *outcomes]))
     failed = [c for c in [code, *codes] if c]
     return 0 if not failed else failed[0] if len(codes) < 2 else 1
 

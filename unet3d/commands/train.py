@@ -33,7 +33,8 @@ def train(request: Request, folder: Path) -> int:
     choice = request.config.trainer
     ranks = ranks_of(choice.launch)
     if ranks.world == 1 and choice.launch == "here" and processes(request.config) > 1:
-        return launched(request.overrides, folder, processes(request.config))
+        fits = ["meter.on_misfit=stop"] if request.sweeping else []
+        return launched([*request.overrides, *fits], folder, processes(request.config))
     device = accelerator(str(choice.accelerator))
     meeting = connected(
         ranks, launch=choice.launch, device=device, timeout_seconds=choice.timeout_seconds
