@@ -290,7 +290,8 @@ def trainer(
         choice = {}
     if ranks.world > 1:
         plugins.append(Environment(ranks))
-        choice |= {"strategy": Ddp(timeout=timeout), "num_nodes": ranks.nodes}
+        strategy = Ddp(timeout=timeout, gradient_as_bucket_view=True)
+        choice |= {"strategy": strategy, "num_nodes": ranks.nodes}
     else:
         node.sync_batchnorm = False
     return make(
@@ -324,11 +325,10 @@ def processes(cfg: DictConfig) -> int:
     devices = cfg.trainer.devices
     cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
     there = torch.cuda.device_count() if cuda else None
-    if devices == "auto" and there is not None:
-        return there
+    if devices == "auto":
+        return there or 1
     if type(devices) is not int or devices < 1:
-        more = "" if there else "; a CPU's cores are shared by as many processes as you say"
-        raise Misuse(f"trainer.devices must be an int >= 1 here, got {devices!r}{more}")
+        raise Misuse(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
     if there is not None and devices > there:
         raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
     return devices
