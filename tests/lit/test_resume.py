@@ -1,5 +1,6 @@
 """A run that was stopped and goes on ends as if it had never stopped, bit for bit."""
 
+import gc
 import os
 import signal
 
@@ -208,3 +209,30 @@ def test_a_run_that_counts_otherwise_is_not_taken_up(composed, tmp_path, change)
     go(composed(*LONG), tmp_path, At("on_train_batch_end", 1, term))
     with pytest.raises(Misuse, match="use init="):
         go(composed(*LONG, "resume=auto", change), tmp_path)
+
+
+def living():
+    """Every tensor's memory in this process: address -> bytes."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+
+
+def test_a_step_after_a_resume_begins_with_as_much_memory_as_it_would_have(composed, tmp_path):
+    """Else its peak would be another one: a checkpoint that stays loaded is a second network."""
+
+    def at_step(folder, before, *callbacks):
+        seen = []
+        counted = At(
+            "on_train_batch_start",
+            0 if (folder / "checkpoints").exists() else 3,
+            lambda: seen.append(sum(n for p, n in living().items() if p not in before)),
+        )
+        request = composed(*LONG, "resume=auto")
+        go(request, folder, counted, *callbacks)
+        return seen
+
+    whole = at_step(tmp_path / "whole", living())
+    stopped = tmp_path / "stopped"
+    go(composed(*LONG), stopped, At("on_train_batch_end", 2, term))
+    assert at_step(stopped, living()) == pytest.approx(whole, abs=2048)  # of logged figures
