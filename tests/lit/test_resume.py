@@ -175,6 +175,32 @@ def test_killed_and_taken_up_from_an_earlier_checkpoint(
     same(uninterrupted(), left(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [("on_train_batch_end", 5), ("on_validation_start", 1), ("on_train_batch_end", 9)],
+    ids=name,
+)
+def test_validations_stay_as_rare_as_they_were(composed, tmp_path, uninterrupted, moment):
+    """Every second epoch, and at the end, which is within the fourth."""
+    options = ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]
+    request = composed(*LONG, "resume=auto", *options)
+    _, done = go(request, tmp_path, At(*moment, term))
+    assert not done
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(*options), left(tmp_path))
+
+
+def test_a_limit_that_is_raised_has_no_last_validation_any_more(composed, tmp_path):
+    go(composed(*LONG), tmp_path, At("on_validation_start", 2, term))  # at its seventh step
+    seen = []
+    longer = composed(*LONG, "trainer.max_steps=9", "resume=auto")
+    run, done = go(longer, tmp_path, At("on_train_batch_start", 0, lambda: seen.append("batch")))
+    assert done
+    assert (run.position.epoch, run.position.batch) == (2, 3)
+    assert [step for step, _ in left(tmp_path)[1]["val/dice"]] == [2, 5, 8]
+
+
 def test_stopped_again_and_again(composed, tmp_path, uninterrupted):
     request = composed(*LONG, "resume=auto")
     for _ in range(20):

@@ -201,7 +201,8 @@ def build(
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
-    limits, position = limits_of(cfg), Position(train_loader, seed=cfg.seed)
+    limits = limits_of(cfg)
+    position = Position(train_loader, limits, seed=cfg.seed)
     last = LastCheckpoint(folder / "checkpoints", every_seconds=seconds_between(cfg))
     callbacks = [
         LearningRate(make(cfg.scheduler), limits),

@@ -2,7 +2,7 @@
 
 Lightning's own counters depend on the hook in which a checkpoint was written, and some of what they
 lead to is not what would have happened: an epoch's validation left out, a batch trained twice. So a
-checkpoint says in four numbers how far the run is, and the counters are made from these.
+checkpoint says how far the run is in a few numbers, and the counters are made from these.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from unet3d.data.loaders import Feed
+from unet3d.lit.limits import Limits
 from unet3d.types import Misuse
 
 
@@ -22,11 +23,12 @@ class Position(Callback):
     What a step draws at random, as dropout does, depends on (seed, epoch, batch, rank) alone.
     """
 
-    def __init__(self, feed: Feed, *, seed: int):
-        self.feed, self.seed = feed, seed
+    def __init__(self, feed: Feed, limits: Limits, *, seed: int):
+        self.feed, self.limits, self.seed = feed, limits, seed
         self.epoch = self.batch = 0
         self.logged = 0  # steps that loggers have counted
         self.pending = False  # whether a validation comes before the next batch
+        self.ending = False  # as the run's last, at a limit
         self.loaded = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -37,7 +39,7 @@ class Position(Callback):
             self.feed.skip(self.batch)
         if self.batch == 0:
             trainer.fit_loop.restarting = False  # an epoch that begins is like any other
-        elif self.pending:
+        elif self.pending and self.ending:
             trainer.check_val_every_n_epoch = 1
             trainer.val_check_batch = self.batch  # which need not be the epoch's last
 
@@ -59,7 +61,8 @@ class Position(Callback):
             loop = trainer.fit_loop.epoch_loop
             self.epoch, self.batch = trainer.current_epoch, batch_idx + 1
             self.logged = loop._batches_that_stepped + 1
-            over = self.batch == len(self.feed) or trainer.should_stop
+            self.ending = trainer.should_stop
+            over = self.batch == len(self.feed) or self.ending
             self.pending = over and loop._should_check_val_epoch()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -72,6 +75,7 @@ class Position(Callback):
             "batch": self.batch,
             "logged": self.logged,
             "pending": self.pending,
+            "ending": self.ending,
             "of": self.frame(),
         }
 
@@ -89,11 +93,13 @@ class Position(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         state = checkpoint["callbacks"][self.state_key]
-        self.epoch, self.batch, self.pending = state["epoch"], state["batch"], state["pending"]
+        steps = checkpoint["global_step"]
+        self.epoch, self.batch, self.ending = state["epoch"], state["batch"], state["ending"]
         self.logged, self.loaded = state["logged"], True
+        # A limit that was raised has no last validation any more.
+        self.pending = state["pending"] and (not self.ending or self.limits.reached(steps))
         if self.batch == len(self.feed) and not self.pending:
             self.epoch, self.batch = self.epoch + 1, 0
-        steps = checkpoint["global_step"]
         checkpoint["loops"]["fit_loop"].update(self._counters(steps))
 
     def _counters(self, steps: int) -> dict[str, Any]:
@@ -138,7 +144,8 @@ def logged_before(position: Position, checkpoint: dict[str, Any], where: Any) ->
     """How many steps a checkpoint's run has logged; refuse one of a run that counts otherwise."""
     states = checkpoint.get("callbacks")
     state = states.get(position.state_key) if isinstance(states, dict) else None
-    known = {"epoch": int, "batch": int, "logged": int, "pending": bool, "of": dict}
+    known = {"epoch": int, "batch": int, "logged": int, "of": dict}
+    known |= {"pending": bool, "ending": bool}
     if (
         not isinstance(state, dict)
         or any(type(state.get(name)) is not kind for name, kind in known.items())

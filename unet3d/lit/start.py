@@ -80,9 +80,9 @@ def weights_of(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
 def finished(content: dict[str, Any], limits: Limits, position: Position, epochs: int) -> bool:
     """Whether a checkpoint is at a limit of the run, and nothing is left to validate."""
     state = content["callbacks"][position.state_key]
+    limits.load_state_dict(content["callbacks"][limits.state_key])
     if state["pending"]:
         return False
-    limits.load_state_dict(content["callbacks"][limits.state_key])
     over = state["batch"] == len(position.feed)
     return limits.reached(content["global_step"]) or 0 < epochs <= state["epoch"] + over
 
