@@ -46,14 +46,14 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
             f"processes, which would each train alone: add trainer={starter}"
         )
     if launch == "slurm":
-        if "SLURM_PROCID" not in environ:
+        if "SLURM_STEP_NUM_TASKS" not in environ:  # a job script has all the others
             raise Misuse("trainer=slurm is for processes that srun starts: see scripts/slurm.sh")
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        tasks = environ["SLURM_STEP_TASKS_PER_NODE"]  # 2, 4(x3) or, uneven, 2(x3),1
         return _even(
             rank=int(environ["SLURM_PROCID"]),
             local=int(environ["SLURM_LOCALID"]),
-            world=int(environ.get("SLURM_STEP_NUM_TASKS", 1)),
-            per_node=int(tasks.split("(")[0].split(",")[0]),
+            world=int(environ["SLURM_STEP_NUM_TASKS"]),
+            per_node=int(tasks.split("(")[0]) if "," not in tasks else 0,
             said=tasks,
         )
     if "RANK" in environ and "LOCAL_RANK" in environ:
@@ -70,7 +70,7 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def _even(*, rank: int, local: int, world: int, per_node: int, said: str) -> Ranks:
-    if world % per_node:
+    if per_node == 0 or world % per_node:
         raise Misuse(f"every machine needs as many processes as the others, got {world} as {said}")
     return Ranks(rank=rank, local=local, world=world, per_node=per_node)
 
