@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,6 +191,17 @@ def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monke
         for path in sorted((tmp_path / "sweep").glob("*/report.json"))
     ]
     assert len(set(pools)) == 2
+
+
+def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
+    small, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    sweep = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(["train", *small, *sweep, "fold=9"]) == 4
+    assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
 
 
 def test_help_and_version_import_nothing_heavy():

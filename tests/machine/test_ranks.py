@@ -104,7 +104,15 @@ def test_the_ranks_of_a_job_meet_at_its_first_machine(tmp_path, monkeypatch):
     scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"\n')
     scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    host, port = meeting_point(srun())
+    host, port = meeting_point("slurm", srun())
     assert host == "n1"
     assert 20000 <= port < 32000
-    assert (host, port) != meeting_point(srun() | {"SLURM_STEP_ID": "1"})
+    assert (host, port) != meeting_point("slurm", srun() | {"SLURM_STEP_ID": "1"})
+
+
+def test_ranks_do_not_meet_where_torchrun_keeps_what_dead_ones_said():
+    there = {"MASTER_ADDR": "n1", "MASTER_PORT": "43210"}
+    assert meeting_point("here", there) == ("n1", 43210)
+    host, port = meeting_point("torchrun", there)
+    assert host == "n1"
+    assert 20000 <= port < 32000

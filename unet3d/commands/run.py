@@ -47,6 +47,7 @@ EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
 def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
     """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
     codes: list[int] = []
+    here = os.getpid()
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
     words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
@@ -74,7 +75,10 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
             refuse_other_kinds(request)
             return verb(request, folder)
 
-        codes.append(answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep)))
+        code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
+        codes.append(code)
+        if code and os.getpid() != here:  # a launcher has brought the job here, and only this back
+            raise Fault(f"job {own.job.num} of the sweep ended with exit code {code}: {folder}")
 
     def compose_and_run() -> int:
         for folder in {conf_folder(), *folders}:  # in a checkout people add to ours

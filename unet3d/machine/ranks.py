@@ -75,11 +75,21 @@ def _even(*, rank: int, local: int, world: int, per_node: int, said: str) -> Ran
     return Ranks(rank=rank, local=local, world=world, per_node=per_node)
 
 
-def meeting_point(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Where the processes of a SLURM job meet: its first machine, at a port of its own."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    listed = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-    )
-    job = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
-    return listed.stdout.split()[0], 20000 + job % 12000
+def meeting_point(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Where the processes of a run meet: a machine and a port; the first rank opens it.
+
+    torchrun's own port keeps what the processes before a restart said there: addresses of the dead
+    (https://github.com/pytorch/pytorch/issues/167288).
+    """
+    if launch == "slurm":
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+        listed = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+        )
+        host = listed.stdout.split()[0]
+        number = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
+    else:
+        host, number = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        if launch == "here":
+            return host, number
+    return host, 20000 + number % 12000  # below those that systems give to whoever asks for any
