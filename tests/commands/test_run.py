@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -230,6 +231,17 @@ def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("this run is finished") == 1
     assert "sweep: 3 of 3 done" in said
+
+
+def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
+    small, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    sweep = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(["train", *small, *sweep, "fold=9"]) == 4
+    assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
 
 
 def test_help_and_version_import_nothing_heavy():

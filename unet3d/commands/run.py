@@ -48,6 +48,7 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
     """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
     codes: list[int] = []
     outcomes: list[str] = []  # of a sweep's jobs that were not simply done
+    here = os.getpid()
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
     words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
@@ -85,6 +86,8 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         codes.append(code)
         if code:
             outcomes.append(f"{folder.name} ended with {code}: {' '.join(typed)}")
+        if code and os.getpid() != here:  # a launcher has brought the job here, and only this back
+            raise Fault(f"job {own.job.num} of the sweep ended with exit code {code}: {folder}")
 
     def compose_and_run() -> int:
         for folder in {conf_folder(), *folders}:  # in a checkout people add to ours

@@ -15,8 +15,8 @@ def hush() -> None:
         r".*exists and is not empty.*",  # a resumed run goes on in its folder
         r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu said so
+        r".*The `srun` command is available on your system but is not used.*",  # as trainer= says
         r".*resuming from a checkpoint that ended before the epoch ended.*",  # Position sees to it
-        r".*The `srun` command is available on your system.*",  # trainer=slurm says who starts it
         r".*It is recommended to use `self.log\(.*sync_dist=True.*",  # they are of all ranks
     ):
         warnings.filterwarnings("ignore", message)

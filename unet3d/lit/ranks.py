@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from unet3d.machine.ranks import Ranks, meeting_point
+from unet3d.types import Fault
 
 PULSE_SECONDS = 1.0
 PREPARING = timedelta(days=30)
@@ -79,17 +80,22 @@ def connected(
     if ranks.world == 1:
         yield None
         return
-    if launch == "slurm":
-        host, port = meeting_point()
-        os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    host, port = meeting_point(launch)
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # for torch: that port is not torchrun's
     if device == "cuda":
         torch.cuda.set_device(ranks.local)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        rank=ranks.rank,
-        world_size=ranks.world,
-        timeout=timedelta(seconds=timeout_seconds),
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            rank=ranks.rank,
+            world_size=ranks.world,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise Fault(
+            f"rank {ranks.rank} does not meet the others at {host}:{port}: {error}"
+        ) from error
     pulse = Pulse(ranks)
     pulse.start()
     yield pulse

@@ -60,7 +60,7 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if stepped(trainer) and self._asked(trainer):
-            self.last.save(trainer)
+            self._save(trainer)
             # Lightning leaves once this step is logged, or a validation begins: see below.
             trainer._signal_connector.received_sigterm = True
 
@@ -71,7 +71,7 @@ class Preemption(Callback):
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._asked(trainer):
             if trainer.global_step > 0:
-                self.last.save(trainer)
+                self._save(trainer)
             self._leave()
 
     def _asked(self, trainer: pl.Trainer) -> bool:
@@ -79,6 +79,10 @@ class Preemption(Callback):
         if asked and self.signals.heard is None:
             self.signals.heard = signal.SIGTERM  # another rank has heard it
         return asked
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        self.last.save(trainer)
+        any_rank(trainer, True)  # none leaves while the first writes: whoever waits may end it
 
     def _leave(self) -> None:
         assert self.signals.heard is not None

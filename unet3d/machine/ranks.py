@@ -46,14 +46,14 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
             f"processes, which would each train alone: add trainer={starter}"
         )
     if launch == "slurm":
-        if "SLURM_PROCID" not in environ:
+        if "SLURM_STEP_NUM_TASKS" not in environ:  # a job script has all the others
             raise Misuse("trainer=slurm is for processes that srun starts: see scripts/slurm.sh")
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        tasks = environ["SLURM_STEP_TASKS_PER_NODE"]  # 2, 4(x3) or, uneven, 2(x3),1
         return _even(
             rank=int(environ["SLURM_PROCID"]),
             local=int(environ["SLURM_LOCALID"]),
-            world=int(environ.get("SLURM_STEP_NUM_TASKS", 1)),
-            per_node=int(tasks.split("(")[0].split(",")[0]),
+            world=int(environ["SLURM_STEP_NUM_TASKS"]),
+            per_node=int(tasks.split("(")[0]) if "," not in tasks else 0,
             said=tasks,
         )
     if "RANK" in environ and "LOCAL_RANK" in environ:
@@ -70,16 +70,26 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def _even(*, rank: int, local: int, world: int, per_node: int, said: str) -> Ranks:
-    if world % per_node:
+    if per_node == 0 or world % per_node:
         raise Misuse(f"every machine needs as many processes as the others, got {world} as {said}")
     return Ranks(rank=rank, local=local, world=world, per_node=per_node)
 
 
-def meeting_point(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Where the processes of a SLURM job meet: its first machine, at a port of its own."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    listed = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-    )
-    job = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
-    return listed.stdout.split()[0], 20000 + job % 12000
+def meeting_point(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Where the processes of a run meet: a machine and a port; the first rank opens it.
+
+    torchrun's own port keeps what the processes before a restart said there: addresses of the dead
+    (https://github.com/pytorch/pytorch/issues/167288).
+    """
+    if launch == "slurm":
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+        listed = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+        )
+        host = listed.stdout.split()[0]
+        number = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
+    else:
+        host, number = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        if launch == "here":
+            return host, number
+    return host, 20000 + number % 12000  # below those that systems give to whoever asks for any

@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# Runs that are preempted, and whose ranks die or hang, end with the weights of a run that was left
+# alone: under torchrun, and on a SLURM of two nodes that this script makes of one machine.
+#
+#   scripts/slurm_scenario.sh [torchrun] [slurm]     # both if none is named; ten minutes
+#
+# SLURM's part is for root on Debian or Ubuntu: apt-get install slurmctld slurmd slurm-client munge.
+# It has a munge, ports and a folder of its own, adds `127.0.0.1 n1 n2` to /etc/hosts for as long as
+# it runs, and ends what it started. Results: benchmarks/cpu-slurm.json
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d /tmp/slurm-scenario.XXXXXX)
+scenes=("$@")
+[ $# -gt 0 ] || scenes=(torchrun slurm)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
+export SLURM_CONF=$work/slurm.conf SCENARIO=$work
+
+options=(
+    "data.root=$work/volumes, small" "data.cache=$work/prepared" data.source.num_cases=8
+    "data.source.size=[16,16,16]" "data.patch_size=[16,16,16]" data.batch_size=1
+    data.patches_per_case=2 data.num_workers=1
+    trainer.max_steps=60 trainer.accelerator=cpu trainer.enable_progress_bar=false
+    trainer.timeout_seconds=10 meter.predict=false save_every_seconds=0
+)
+
+down() {
+    local daemon
+    set +e
+    if [ -e "$work/ctld.pid" ]; then
+        scancel --user root 2>/dev/null
+        sleep 3
+    fi
+    for daemon in slurmd.n1 slurmd.n2 ctld munged; do
+        [ -e "$work/$daemon.pid" ] && kill "$(cat "$work/$daemon.pid")"
+    done
+    if grep -q '^127.0.0.1 n1 n2$' /etc/hosts; then
+        grep -v '^127.0.0.1 n1 n2$' /etc/hosts >"$work/hosts" && cat "$work/hosts" >/etc/hosts
+    fi
+    echo "outputs are in $work"
+}
+
+up() {
+    local host node
+    host=$(hostname -s)
+    chmod a+x "$work" # munged wants it
+    mkdir "$work"/{state,spool.n1,spool.n2}
+    head -c 128 /dev/urandom >"$work/munge.key"
+    chmod 600 "$work/munge.key"
+    munged --socket="$work/munge.socket" --key-file="$work/munge.key" --pid-file="$work/munged.pid" \
+        --log-file="$work/munged.log" --seed-file="$work/munge.seed"
+    cat >"$SLURM_CONF" <<END
+ClusterName=scenario
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=26817
+AuthType=auth/munge
+AuthInfo=socket=$work/munge.socket
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation=$work/state
+SlurmdSpoolDir=$work/spool.%n
+SlurmctldPidFile=$work/ctld.pid
+SlurmdPidFile=$work/slurmd.%n.pid
+SlurmctldLogFile=$work/ctld.log
+SlurmdLogFile=$work/slurmd.%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+KillWait=10
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[26821-26822] CPUs=1 State=UNKNOWN
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60 State=UP
+END
+    grep -q '^127.0.0.1 n1 n2$' /etc/hosts || echo "127.0.0.1 n1 n2" >>/etc/hosts
+    slurmctld
+    for node in n1 n2; do slurmd -N $node; done
+    until [ "$(sinfo -h -t idle -o %D)" = 2 ]; do sleep 1; done
+}
+
+eventually() { # SECONDS COMMAND...: call it again and again until it is true
+    local last=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $last ] || { echo "waited too long for: $*" >&2 && return 1; }
+        sleep 0.2
+    done
+}
+
+rank() { # VARIABLE=VALUE...: the first process of ours that has them all in its environment
+    local pid pair
+    for pid in $(find /proc -maxdepth 1 -name '[0-9]*' -printf '%f\n' | sort -n); do
+        for pair in "SCENARIO=$work" "$@"; do
+            tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qxF -- "$pair" || continue 2
+        done
+        [ "$(cat "/proc/$pid/comm")" = bash ] && continue # which started the rank
+        echo "$pid" && return
+    done
+    echo "no process has $*" >&2 && return 1
+}
+
+begin() { # the seconds of a scene count from here
+    echo "--- $*"
+    begun=$SECONDS
+}
+
+end() { # RUN LAUNCH SCENE WHAT WAS SAID: compare with the first run, and note it
+    local weights
+    [ -n "${reference:-}" ] || reference=$1
+    weights=$(python - "$reference/checkpoints/last.ckpt" "$1/checkpoints/last.ckpt" <<'END'
+import sys
+import torch
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.equal(b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+a, b = (torch.load(path, weights_only=True) for path in sys.argv[1:])
+parts = ("state_dict", "optimizer_states", "global_step")
+print("identical" if all(same(a[part], b[part]) for part in parts) else "different")
+END
+    )
+    printf '%s\t%s\t%s\t%s\t%s\n' "$2" "$3" $((SECONDS - begun)) "$weights" "$4" | tee -a rows.tsv
+}
+
+line() { grep -ahoE "$2" "$1" | head -1; } # FILE PATTERN: what was said of it
+training() { [ -e "outputs/$1/checkpoints/best.ckpt" ]; } # in its second epoch of ten
+
+torchrun_scenes() {
+    local run
+    for run in quiet killed; do
+        begin "torchrun, $run"
+        torchrun --standalone --nproc-per-node 2 --max-restarts 1 train.py \
+            trainer=torchrun "hydra.run.dir=outputs/$run" resume=auto "${options[@]}" \
+            &>"torchrun-$run.out" &
+        if [ $run = killed ]; then
+            eventually 120 training $run
+            kill -KILL "$(rank RANK=1 TORCHELASTIC_RESTART_COUNT=0)"
+        fi
+        wait $!
+        if [ $run = quiet ]; then
+            end outputs/quiet torchrun "left alone" ""
+        else
+            end outputs/killed torchrun "rank 1 killed" \
+                "$(line torchrun-killed.out 'rank 1 does not answer.*')"
+        fi
+    done
+}
+
+submit() { sbatch --parsable --nodes=2 "$root/scripts/slurm.sh" "${options[@]}"; }
+state() { scontrol show job "$1" | grep -oP 'JobState=\K\w+'; }
+is() { [[ $(state "$1") =~ $2 ]]; }
+over() { is "$1" 'COMPLETED|FAILED|CANCELLED|TIMEOUT'; }
+now() { # JOB: a job that was requeued would wait for two minutes
+    eventually 60 is "$1" PENDING
+    eventually 60 scontrol update "job=$1" StartTime=now
+}
+
+finish() { # JOB SCENE WHAT WAS SAID
+    eventually 300 over "$1"
+    is "$1" COMPLETED || { tail -20 "slurm-$1.out" && return 1; }
+    end "outputs/$1" slurm "$2" "$3"
+}
+
+slurm_scenes() {
+    local job signal at
+    up
+
+    begin "SLURM, two nodes"
+    job=$(submit)
+    finish "$job" "left alone" ""
+
+    begin "SLURM, preempted: it requeues itself"
+    job=$(submit)
+    eventually 120 training "$job"
+    scancel --signal=USR1 "$job"
+    now "$job"
+    finish "$job" "preempted (USR1)" "$(line "slurm-$job.out" 'stopped by SIGUSR1 after [0-9]+ steps')"
+
+    for signal in KILL STOP; do
+        begin "SLURM, rank 1 gets SIG$signal"
+        job=$(submit)
+        eventually 120 training "$job"
+        kill -$signal "$(rank "SLURM_JOB_ID=$job" SLURM_PROCID=1 SLURM_STEP_ID=0)"
+        at=$SECONDS
+        eventually 60 grep -q "rank 1 does not answer" "slurm-$job.out"
+        at="after $((SECONDS - at)) s"
+        eventually 60 is "$job" FAILED
+        scontrol requeue "$job"
+        now "$job"
+        finish "$job" "rank 1 gets SIG$signal" "$at: $(line "slurm-$job.out" 'rank 1 does not.*')"
+    done
+}
+
+ln -s "$root/train.py" "$work"
+cd "$work"
+trap down EXIT
+for scene in "${scenes[@]}"; do "${scene}_scenes"; done
+
+python - "$root" $# <<'END'
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+names = ("launcher", "scene", "seconds", "weights", "said")
+rows = [line.split("\t") for line in Path("rows.tsv").read_text().splitlines()]
+print(*(f"| {a:9}| {b:18}| {c:>7} | {d:10}| {e}" for a, b, c, d, e in [names, *rows]), sep="\n")
+if sys.argv[2] == "0":  # all of it was run
+    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=True)
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "lightning")}
+    result = {
+        "command": "scripts/slurm_scenario.sh",
+        "versions": versions | {"slurm": slurm.stdout.split()[-1]},
+        "scenes": [dict(zip(names, row)) | {"seconds": int(row[2])} for row in rows],
+    }
+    Path(sys.argv[1], "benchmarks/cpu-slurm.json").write_text(json.dumps(result, indent=2) + "\n")
+sys.exit(any(row[3] != "identical" for row in rows))
+END

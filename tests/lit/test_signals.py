@@ -1,0 +1,17 @@
+from types import SimpleNamespace
+
+import pytest
+
+from unet3d.lit import signals
+from unet3d.lit.signals import Preemption, Signals
+from unet3d.types import Stopped
+
+
+def test_no_rank_leaves_before_the_first_has_written_its_checkpoint(monkeypatch):
+    done = []
+    last = SimpleNamespace(save=lambda trainer: done.append("saved"))
+    monkeypatch.setattr(signals, "any_rank", lambda trainer, flag: done.append("met") or True)
+    trainer = SimpleNamespace(global_step=1)
+    with pytest.raises(Stopped):
+        Preemption(Signals(), last).on_validation_batch_end(trainer)
+    assert done == ["met", "saved", "met"]
