@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unet3d.lit.signals import HEARD
+from unet3d.machine.ranks import LAUNCHER
 from unet3d.types import Fault, Stopped
 
 GRACE_SECONDS = 8.0
@@ -52,6 +53,7 @@ def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.P
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
+        LAUNCHER: str(os.getpid()),
     }
     return [
         subprocess.Popen(

@@ -1,6 +1,7 @@
 """The processes of one run: how they meet, what they decide together, which one has gone silent."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator
@@ -97,7 +98,11 @@ def connected(
 
 
 class Pulse(threading.Thread):
-    """Shows the other ranks that this process is alive: one that is stopped shows nothing."""
+    """Shows the other ranks that this process is alive: one that is stopped shows nothing.
+
+    Once the process that started this one is gone, killed, nobody could stop the run or hear of it,
+    and the next one would write into the same folder: then it asks its own process to leave.
+    """
 
     def __init__(self, ranks: Ranks):
         super().__init__(daemon=True)
@@ -106,8 +111,12 @@ class Pulse(threading.Thread):
 
     def run(self) -> None:
         beat = 0
+        watched = self.ranks.launcher is not None
         while dist.is_initialized():
             beat += 1
+            if watched and os.getppid() != self.ranks.launcher:
+                watched = False
+                os.kill(os.getpid(), signal.SIGTERM)
             try:
                 self.store.set(f"pulse/{self.ranks.rank}", str(beat))
             except RuntimeError:
