@@ -33,6 +33,7 @@ from unet3d.lit.limits import Limits
 from unet3d.lit.position import Position
 from unet3d.lit.signals import HEARD, Preemption
 from unet3d.lit.start import loaded
+from unet3d.machine.ranks import LAUNCHER
 
 PATIENCE_SECONDS = 60
 """A run that takes so long to leave, or longer than that to train, hangs."""
@@ -165,6 +166,7 @@ def forked_ranks(words: Sequence[str], folder: Path, count: int) -> list[Forked]
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common[LAUNCHER] = str(os.getpid())
     words = [*words, f"hydra.run.dir='{folder}'"]
     return [
         forked(words, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, None)
@@ -218,7 +220,7 @@ class Job:
             time.sleep(0.0005)
         return False
 
-    def alive(self, random: Random, *, start: float, spread: float) -> bool:
+    def waited(self, random: Random, *, start: float, spread: float) -> bool:
         """Wait for a random moment of its life; False if it has ended before.
 
         One of five is within its first `start` seconds, the others within `spread` after those.
@@ -257,6 +259,14 @@ def children(pid: int) -> list[int]:
                 if int(after[1]) == pid and after[0] != "Z":
                     found.append(int(entry.name))
     return found
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that is over and not yet waited for does not."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def finish(words: Sequence[str], folder: Path) -> bool:
