@@ -32,6 +32,7 @@ from chaos_costs import overhead, scaling
 from chaos_runs import (
     PATIENCE_SECONDS,
     SMALL,
+    TRAINING_SECONDS,
     Job,
     corrupt,
     finish,
@@ -131,8 +132,8 @@ class Place:
                 if number < hits and hit(job, tally, number):
                     number += 1
                     continue
-                code, _ = job.ended()
-                if code:
+                code, _ = job.ended(TRAINING_SECONDS)
+                if code != 0:
                     tally.dead.append(f"{folder.name} ended with {code}: {last(job)}")
                 break
             if not finish(words, folder):
@@ -270,7 +271,7 @@ def orphans(place: Place, *, hits: int) -> Iterator[Row]:
             os.kill(rank, signal.SIGKILL)
         return True
 
-    words = [f"trainer.max_steps={2 * STEPS}", "trainer.devices=2"]
+    words = [f"trainer.max_steps={STEPS}", "trainer.devices=2"]
     tally = place.tally("orphans", words, hit, hits=hits)
     long = max(tally.seconds)
     found = f"{len(tally.bad)} train on, {long:.1f} s to leave at most, {resumed(tally)}"
@@ -290,8 +291,10 @@ def lost_rank(
     random = Random(place.seed)
 
     def hit(job: Job, tally: Tally, nth: int) -> bool:
-        while real and not (job.folder / "checkpoints" / "last.ckpt").exists():
-            if not job.until(0):
+        begun = time.time()
+        path = job.folder / "checkpoints" / "last.ckpt"
+        while real and not (path.exists() and path.stat().st_mtime > begun):
+            if not job.until(time.monotonic() + 0.01):
                 return False
         if not real and not job.into(("training", "validation", "checkpoint")):
             return False
@@ -310,7 +313,7 @@ def lost_rank(
             tally.bad.append(f"exit {code}, rank {nth % 2} in {phase}: {said_of(job)}")
         return True
 
-    words = [f"trainer.max_steps={2 * STEPS}", "trainer.devices=2", "save_every_seconds=0"]
+    words = [f"trainer.max_steps={STEPS}", "trainer.devices=2", "save_every_seconds=0"]
     words += [f"trainer.timeout_seconds={TIMEOUT_SECONDS}"]
     name = f"{number.name.lower()}{'-real' * real}"
     tally = place.tally(name, words, hit, hits=hits, real=real)

@@ -35,8 +35,8 @@ from unet3d.lit.signals import HEARD, Preemption
 from unet3d.lit.start import loaded
 from unet3d.machine.ranks import LAUNCHER
 
-PATIENCE_SECONDS = 60
-"""A run that takes so long to leave, or longer than that to train, hangs."""
+PATIENCE_SECONDS, TRAINING_SECONDS = 60, 300
+"""A run that takes so long to leave, or to train to its end, hangs."""
 
 SMALL = [
     *("data.source.size=[16,16,16]", "data.source.num_cases=8", "data.patch_size=[16,16,16]"),
@@ -215,7 +215,7 @@ class Job:
         while self.process.poll() is None:
             if shown()[0] in phases:
                 return True
-            if time.monotonic() > self.begun + 2 * PATIENCE_SECONDS:
+            if time.monotonic() > self.begun + TRAINING_SECONDS:
                 return True
             time.sleep(0.0005)
         return False
@@ -233,11 +233,11 @@ class Job:
             return False
         return self.into((*wanted, "end")) and self.until(time.monotonic() + random.random() / 200)
 
-    def ended(self) -> tuple[int | None, float]:
+    def ended(self, patience: float = PATIENCE_SECONDS) -> tuple[int | None, float]:
         """Exit code as a shell has it, None for a hang; and the seconds that it took."""
         begun = time.monotonic()
         self.ranks()
-        while self.process.poll() is None and time.monotonic() < begun + PATIENCE_SECONDS:
+        while self.process.poll() is None and time.monotonic() < begun + patience:
             time.sleep(0.002)
         code, seconds = self.process.poll(), time.monotonic() - begun
         self.ranks()
@@ -271,7 +271,7 @@ def runs(pid: int) -> bool:
 
 def finish(words: Sequence[str], folder: Path) -> bool:
     """Take a run up until it is done; False if it cannot be."""
-    code, _ = Job(words, folder).ended()
+    code, _ = Job(words, folder).ended(TRAINING_SECONDS)
     return code == 0
 
 
