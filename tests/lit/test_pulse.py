@@ -23,3 +23,14 @@ def test_a_rank_whose_launcher_is_gone_asks_itself_to_leave():
         dist.destroy_process_group()
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
+
+
+def test_a_store_that_does_not_answer_means_the_first_rank_and_is_not_asked_again():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        pulse = Pulse(Ranks(rank=1, world=2))
+        pulse.store = None
+        pulse.answered -= 60
+        assert pulse.silent() == "rank 0"
+    finally:
+        dist.destroy_process_group()

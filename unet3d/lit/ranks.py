@@ -108,23 +108,25 @@ class Pulse(threading.Thread):
         super().__init__(daemon=True)
         self.ranks = ranks
         self.store = dist.distributed_c10d._get_default_store()
+        self.answered = time.monotonic()  # when the store last did
 
     def run(self) -> None:
-        beat = 0
         watched = self.ranks.launcher is not None
         while dist.is_initialized():
-            beat += 1
             if watched and os.getppid() != self.ranks.launcher:
                 watched = False
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
-                self.store.set(f"pulse/{self.ranks.rank}", str(beat))
+                self.store.add(f"pulse/{self.ranks.rank}", 1)  # which waits for an answer
+                self.answered = time.monotonic()
             except RuntimeError:
                 return  # the first rank, which keeps the store, is gone
             time.sleep(PULSE_SECONDS)
 
     def silent(self) -> str:
         """The other ranks that show nothing any more."""
+        if time.monotonic() - self.answered > 3 * PULSE_SECONDS:
+            return "rank 0"  # it keeps the store; to ask would be to wait with this one's pulse
         before = self._beats()
         time.sleep(3 * PULSE_SECONDS)
         after = self._beats()
