@@ -244,8 +244,8 @@ def ranks(place: Place) -> Iterator[Row]:
     """One rank of two is killed, or stopped: the other one names it."""
     few = max(2, place.kills // 5)
     for real, hits in ((False, few), (True, 2)):
-        yield lost_rank(place, signal.SIGKILL, hits=hits, most=GRACE_SECONDS, real=real)
         most = TIMEOUT_SECONDS + 3 * PULSE_SECONDS + GRACE_SECONDS
+        yield lost_rank(place, signal.SIGKILL, hits=hits, most=most, real=real)
         yield lost_rank(place, signal.SIGSTOP, hits=hits, most=most, real=real)
     yield from orphans(place, hits=few)
 
