@@ -19,7 +19,7 @@ TEST := .venv/bin/python
 TEST_NEEDS := .venv/test
 endif
 
-.PHONY: train test check format lint types floors gpu clean
+.PHONY: train test check format lint types floors gpu chaos clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
@@ -38,6 +38,9 @@ types: $(TEST_NEEDS)
 
 floors: $(TEST_NEEDS)
 	$(TEST) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache
+
+chaos: $(TEST_NEEDS)
+	$(TEST) scripts/chaos.py $(ARGS)
 
 gpu: $(TEST_NEEDS)
 	$(TEST) scripts/gpu_report.py $(ARGS)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unet3d.lit.signals import HEARD
+from unet3d.machine.ranks import LAUNCHER
 from unet3d.types import Fault, Stopped
 
 GRACE_SECONDS = 8.0
@@ -52,6 +53,7 @@ def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.P
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
+        LAUNCHER: str(os.getpid()),
     }
     return [
         subprocess.Popen(
@@ -76,17 +78,19 @@ def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
         for rank, process in enumerate(processes):
             if failed is None and process.poll():
                 failed, deadline = (rank, process.returncode), time.monotonic() + GRACE_SECONDS
+                if -process.returncode in HEARD:  # it had not begun to listen, and others wait
+                    heard.append(-process.returncode)
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
-    left = {Stopped(number).exit_code: number for number in HEARD}
-    if all(code in left for code in codes):
-        raise Stopped(stop or left[codes[0] or 0])
     for rank, code in enumerate(codes):
         if failed is None and code:
             failed = rank, code
     if failed is None:
         return 0
     rank, code = failed
+    asked = {Stopped(number).exit_code: number for number in HEARD} | {-n: n for n in HEARD}
+    if code in asked:
+        raise Stopped(stop or asked[code])
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     elif code in (2, 3):

@@ -40,7 +40,8 @@ def train(request: Request, folder: Path) -> int:
         ranks, launch=choice.launch, device=device, timeout_seconds=choice.timeout_seconds
     )
     silence = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
-    with silence, Signals().listening() as signals, meeting as pulse:
+    # While it waits for the others to meet, a process cannot listen: a signal just ends it.
+    with silence, meeting as pulse, Signals().listening() as signals:
         try:
             return trained(build(request, folder, signals, ranks), signals)
         except Exception as error:

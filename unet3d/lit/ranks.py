@@ -1,6 +1,7 @@
 """The processes of one run: how they meet, what they decide together, which one has gone silent."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator
@@ -103,25 +104,35 @@ def connected(
 
 
 class Pulse(threading.Thread):
-    """Shows the other ranks that this process is alive: one that is stopped shows nothing."""
+    """Shows the other ranks that this process is alive: one that is stopped shows nothing.
+
+    Once the process that started this one is gone, killed, nobody could stop the run or hear of it,
+    and the next one would write into the same folder: then it asks its own process to leave.
+    """
 
     def __init__(self, ranks: Ranks):
         super().__init__(daemon=True)
         self.ranks = ranks
         self.store = dist.distributed_c10d._get_default_store()
+        self.answered = time.monotonic()  # when the store last did
 
     def run(self) -> None:
-        beat = 0
+        watched = self.ranks.launcher is not None
         while dist.is_initialized():
-            beat += 1
+            if watched and os.getppid() != self.ranks.launcher:
+                watched = False
+                os.kill(os.getpid(), signal.SIGTERM)
             try:
-                self.store.set(f"pulse/{self.ranks.rank}", str(beat))
+                self.store.add(f"pulse/{self.ranks.rank}", 1)  # which waits for an answer
+                self.answered = time.monotonic()
             except RuntimeError:
                 return  # the first rank, which keeps the store, is gone
             time.sleep(PULSE_SECONDS)
 
     def silent(self) -> str:
         """The other ranks that show nothing any more."""
+        if time.monotonic() - self.answered > 3 * PULSE_SECONDS:
+            return "rank 0"  # it keeps the store; to ask would be to wait with this one's pulse
         before = self._beats()
         time.sleep(3 * PULSE_SECONDS)
         after = self._beats()

@@ -10,6 +10,9 @@ from unet3d.types import Misuse
 LAUNCHES = ("here", "torchrun", "slurm")
 """Who starts the processes: unet3d itself, on this machine; torchrun; srun."""
 
+LAUNCHER = "UNET3D_LAUNCHER"
+"""Where a process that unet3d starts here finds the id of the one that watches it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -19,6 +22,7 @@ class Ranks:
     local: int = 0
     world: int = 1
     per_node: int = 1
+    launcher: int | None = None  # id of the process that started it and watches it, if unet3d's
 
     @property
     def nodes(self) -> int:
@@ -63,16 +67,19 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
             world=int(environ["WORLD_SIZE"]),
             per_node=int(environ["LOCAL_WORLD_SIZE"]),
             said=environ["LOCAL_WORLD_SIZE"],
+            launcher=int(environ[LAUNCHER]) if LAUNCHER in environ else None,
         )
     if launch == "torchrun":
         raise Misuse("trainer=torchrun is for processes that torchrun starts: see the README")
     return Ranks()
 
 
-def _even(*, rank: int, local: int, world: int, per_node: int, said: str) -> Ranks:
+def _even(
+    *, rank: int, local: int, world: int, per_node: int, said: str, launcher: int | None = None
+) -> Ranks:
     if per_node == 0 or world % per_node:
         raise Misuse(f"every machine needs as many processes as the others, got {world} as {said}")
-    return Ranks(rank=rank, local=local, world=world, per_node=per_node)
+    return Ranks(rank=rank, local=local, world=world, per_node=per_node, launcher=launcher)
 
 
 def meeting_point(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
