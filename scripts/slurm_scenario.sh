@@ -163,7 +163,8 @@ is() { [[ $(state "$1") =~ $2 ]]; }
 over() { is "$1" 'COMPLETED|FAILED|CANCELLED|TIMEOUT'; }
 now() { # JOB: a job that was requeued would wait for two minutes
     eventually 60 is "$1" PENDING
-    eventually 60 scontrol update "job=$1" StartTime=now
+    # not at once, or SLURM takes it for the one that has just ended: "Job credential revoked"
+    eventually 60 scontrol update "job=$1" StartTime=now+5seconds
 }
 
 finish() { # JOB SCENE WHAT WAS SAID
@@ -207,24 +208,24 @@ cd "$work"
 trap down EXIT
 for scene in "${scenes[@]}"; do "${scene}_scenes"; done
 
-python - "$root" $# <<'END'
+python - "$root" <<'END'
 import importlib.metadata
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 names = ("launcher", "scene", "seconds", "weights", "said")
 rows = [line.split("\t") for line in Path("rows.tsv").read_text().splitlines()]
-print(*(f"| {a:9}| {b:18}| {c:>7} | {d:10}| {e}" for a, b, c, d, e in [names, *rows]), sep="\n")
-if sys.argv[2] == "0":  # all of it was run
-    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=True)
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "lightning")}
-    result = {
-        "command": "scripts/slurm_scenario.sh",
-        "versions": versions | {"slurm": slurm.stdout.split()[-1]},
-        "scenes": [dict(zip(names, row)) | {"seconds": int(row[2])} for row in rows],
-    }
-    Path(sys.argv[1], "benchmarks/cpu-slurm.json").write_text(json.dumps(result, indent=2) + "\n")
+print(*(f"| {a:9}| {b:20}| {c:>7} | {d:10}| {e}" for a, b, c, d, e in [names, *rows]), sep="\n")
+path = Path(sys.argv[1], "benchmarks/cpu-slurm.json")
+before = json.loads(path.read_text())["scenes"] if path.exists() else []
+scenes = [scene for scene in before if scene["launcher"] not in {row[0] for row in rows}]
+scenes += [dict(zip(names, row)) | {"seconds": int(row[2])} for row in rows]
+result = {
+    "command": "scripts/slurm_scenario.sh",
+    "versions": {name: importlib.metadata.version(name) for name in ("torch", "lightning")},
+    "scenes": scenes,
+}
+path.write_text(json.dumps(result, indent=2) + "\n")
 sys.exit(any(row[3] != "identical" for row in rows))
 END
