@@ -117,7 +117,7 @@ def uninterrupted(tmp_path_factory, small):
     return made
 
 
-BATCHES = [("on_train_batch_end", n) for n in range(7)]
+BATCHES = [("on_train_batch_end", n) for n in (0, 2, 4, 6)]
 VALIDATIONS = [("on_validation_start", 1), ("on_validation_batch_end", 0)]
 MOMENTS = [*BATCHES, ("on_validation_start", 0), ("on_validation_batch_end", 1)]
 
@@ -149,7 +149,7 @@ def test_stopped_by_a_signal(composed, tmp_path, uninterrupted, moment):
     ],
     ids=["accumulation", "workers", "batch_norm", "dropout", "epochs", "rare", "pure_half"],
 )
-@pytest.mark.parametrize("moment", [("on_train_batch_end", 2), ("on_train_batch_end", 3)], ids=name)
+@pytest.mark.parametrize("moment", [("on_train_batch_end", 3)], ids=name)
 def test_stopped_by_a_signal_whatever_the_run(composed, tmp_path, uninterrupted, options, moment):
     request = composed(*LONG, "resume=auto", *options)
     _, done = go(request, tmp_path, At(*moment, term))
@@ -160,7 +160,7 @@ def test_stopped_by_a_signal_whatever_the_run(composed, tmp_path, uninterrupted,
 
 
 @pytest.mark.parametrize("seconds", [0, 60], ids=["saved_each_step", "never_saved"])
-@pytest.mark.parametrize("moment", [("on_before_optimizer_step", n) for n in (1, 3, 6)], ids=name)
+@pytest.mark.parametrize("moment", [("on_before_optimizer_step", n) for n in (1, 5)], ids=name)
 def test_killed_and_taken_up_from_an_earlier_checkpoint(
     composed, tmp_path, uninterrupted, moment, seconds, monkeypatch
 ):
@@ -177,7 +177,7 @@ def test_killed_and_taken_up_from_an_earlier_checkpoint(
 
 @pytest.mark.parametrize(
     "moment",
-    [("on_train_batch_end", 5), ("on_validation_start", 1), ("on_train_batch_end", 9)],
+    [("on_train_batch_end", 5), ("on_train_batch_end", 9)],
     ids=name,
 )
 def test_validations_stay_as_rare_as_they_were(composed, tmp_path, uninterrupted, moment):

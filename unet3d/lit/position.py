@@ -148,8 +148,8 @@ def logged_before(position: Position, checkpoint: dict[str, Any], where: Any) ->
     """How many steps a checkpoint's run has logged; refuse one of a run that counts otherwise."""
     states = checkpoint.get("callbacks")
     state = states.get(position.state_key) if isinstance(states, dict) else None
-    known = {"epoch": int, "batch": int, "logged": int, "of": dict}
-    known |= {"pending": bool, "ending": bool}
+    counts, flags = ("epoch", "batch", "logged"), ("pending", "ending")
+    known = dict.fromkeys(counts, int) | dict.fromkeys(flags, bool) | {"of": dict}
     if (
         not isinstance(state, dict)
         or any(type(state.get(name)) is not kind for name, kind in known.items())
