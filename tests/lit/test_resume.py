@@ -66,7 +66,7 @@ def left(folder):
     for tag in log.Tags()["scalars"]:
         if tag.startswith(("train/", "val/")):
             curves[tag] = [(s.step, s.value) for s in log.Scalars(tag)]
-        elif tag.startswith(("memory/", "speed/")):
+        elif tag.startswith(("memory/step_", "speed/")):  # a phase may be too short to be sampled
             curves[tag] = [s.step for s in log.Scalars(tag)]
     contents = {}
     for name in ("last", "best"):
