@@ -25,7 +25,7 @@ train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
 
 test: $(TEST_NEEDS)
-	$(TEST) -m pytest -n auto $(ARGS)
+	$(TEST) -m pytest -n auto --dist worksteal $(ARGS)
 
 check: lint types floors test
 

@@ -43,17 +43,17 @@ def dying(volumes, how):
     return feed(volumes, num_workers=1, augment=Dies(how))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("name", ["image", "label", "places"])
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("num_workers", "name", "later"),
+    [(0, "image", False), (0, "label", True), (0, "places", False), (1, "image", True)],
+)
 def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name, later):
     (volumes[1].folder / f"{name}.npy").unlink()
     error, _ = met(feed(volumes, num_workers=num_workers, later=later), CaseFault)
     assert str(error).startswith(f"case1: {volumes[1].folder}/{name}.npy is gone: start again")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("left", [0, 60, 400])
+@pytest.mark.parametrize(("num_workers", "left"), [(0, 0), (0, 60), (0, 400), (1, 400)])
 def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, left):
     path = volumes[2].folder / "image.npy"
     os.truncate(path, left)
