@@ -42,7 +42,7 @@ def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.P
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "unet3d.commands.main", "train", *words]
-    command += [f"hydra.run.dir='{folder}'"]
+    command += [f"hydra.run.dir={folder}"]
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     common = {
         "OMP_NUM_THREADS": str(threads),

@@ -1,5 +1,6 @@
 """Feature maps that wait in the host's memory, and come back a few rows at a time."""
 
+from functools import cache
 from math import prod
 
 import torch
@@ -11,7 +12,11 @@ from unet3d.model.lean.rows import Space
 CHUNK_BYTES = 4 * 2**20
 """What is copied at a time, for one volume: enough for the bus, little beside a map."""
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+@cache
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """On which maps leave and come back."""
+    return torch.cuda.Stream(device)
 
 
 class Host:
@@ -82,18 +87,16 @@ class Host:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             return
-        stream = self._stream()
+        stream = stream_of(self.space.device)
         stream.wait_stream(torch.cuda.current_stream(self.space.device))
         with torch.cuda.stream(stream):
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
 
     def _mark(self) -> torch.cuda.Event | None:
-        return None if self.space.device.type != "cuda" else self._stream().record_event()
+        device = self.space.device
+        return stream_of(device).record_event() if device.type == "cuda" else None
 
     def _wait(self, done: torch.cuda.Event | None) -> None:
         if done is not None:
             torch.cuda.current_stream(self.space.device).wait_event(done)
-
-    def _stream(self) -> torch.cuda.Stream:
-        return _streams.setdefault(self.space.device, torch.cuda.Stream(self.space.device))
