@@ -30,6 +30,15 @@ def test_a_rank_that_was_asked_to_leave_stops_the_run_whatever_becomes_of_the_ot
     assert stopped.value.exit_code == 143
 
 
+def test_a_rank_that_was_paused_is_not_waited_for_once_another_has_failed():
+    begun = time.monotonic()
+    processes = ranks("sleep 0.5; exit 4", "kill -STOP $$")
+    with pytest.raises(Fault, match="rank 0 ended with exit code 4"):
+        watched(processes, [])
+    assert time.monotonic() - begun < 5
+    assert processes[1].poll() == -9
+
+
 def test_a_rank_that_fails_is_named_though_others_were_asked_to_leave():
     with pytest.raises(Fault, match="rank 1 ended with exit code 4"):
         watched(ranks("sleep 0.5; exit 143", "exit 4"), [])

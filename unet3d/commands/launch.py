@@ -65,6 +65,14 @@ def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.P
     ]
 
 
+def paused(pid: int) -> bool:
+    """Whether a process was stopped by SIGSTOP or the like and not continued."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it is gone, or this is not Linux
+        return False
+
+
 def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
     """Hand signals on; wait for all, or for a while once one has failed."""
     stop: int | None = None
@@ -80,6 +88,8 @@ def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
                 failed, deadline = (rank, process.returncode), time.monotonic() + GRACE_SECONDS
                 if -process.returncode in HEARD:  # it had not begun to listen, and others wait
                     heard.append(-process.returncode)
+            if failed is not None and paused(process.pid):
+                process.kill()  # it will not leave by itself
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
     for rank, code in enumerate(codes):
