@@ -175,6 +175,23 @@ def test_killed_and_taken_up_from_an_earlier_checkpoint(
     same(uninterrupted(), left(tmp_path))
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before the others", "after the others"])
+def test_what_breaks_between_a_step_and_its_place_in_the_curves_leaves_no_gap(
+    composed, tmp_path, uninterrupted, first
+):
+    """As a rank does that waits in vain for another one there."""
+    request = composed(*LONG, "resume=auto")
+    with Signals().listening() as signals:
+        run = build(request, tmp_path, signals)
+        place = 0 if first else len(run.trainer.callbacks)
+        run.trainer.callbacks.insert(place, At("on_train_batch_end", 4, broken))
+        with pytest.raises(RuntimeError):
+            fitted(run, None, signals)
+    _, done = go(request, tmp_path)
+    assert done
+    same(uninterrupted(), left(tmp_path))
+
+
 @pytest.mark.parametrize(
     "moment",
     [("on_train_batch_end", 5), ("on_train_batch_end", 9)],
