@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
 
 from unet3d.build.checking import UsableCases
@@ -62,6 +62,7 @@ from unet3d.machine.ranks import Ranks
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
+from unet3d.metric.distances import Distances
 from unet3d.report.report import versions
 from unet3d.types import Fault, Misuse, size
 
@@ -166,10 +167,15 @@ def build(
     config, regions = plain(cfg), regions_of(cfg)
     decide = largest if regions is None else Painted(painted(regions))
     infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
+    metric, distances = Dice(class_names, regions), None
+    if flag(cfg, "validation.hd95"):
+        spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
+        distances = Distances(metric.judged, spacing_mm)
     task = SegmentationTask(
         model=model,
         loss=make(cfg.loss),
-        metric=Dice(class_names, regions),
+        metric=metric,
+        distances=distances,
         infer=infer,
         optimizer=optimizer_factory(cfg, used),
         card={
@@ -310,9 +316,10 @@ def trainer(
 
 def flag(cfg: DictConfig, key: str) -> bool:
     """A key that is true or false."""
-    if not isinstance(cfg[key], bool):
-        raise Misuse(f"{key} must be true or false, got {cfg[key]!r}")
-    return cfg[key]
+    value = OmegaConf.select(cfg, key)
+    if not isinstance(value, bool):
+        raise Misuse(f"{key} must be true or false, got {value!r}")
+    return value
 
 
 def tensor_cores(tf32: bool) -> None:

@@ -65,6 +65,13 @@ class Volume:
         """D, H, W."""
         return self.label.shape
 
+    def spacing_mm(self, preparation: Preparation) -> tuple[float, float, float]:
+        """Of its voxels, by what prepared it and the file's header."""
+        if preparation.spacing_mm is not None:
+            return preparation.spacing_mm
+        affine = opened(self.case.images[0]).affine
+        return spacing(affine, orientation(affine, preparation.orientation)[0])
+
 
 def prepared(
     cases: Sequence[Case], preparation: Preparation, cache: Path, *, ram: int | None = None

@@ -12,6 +12,7 @@ from unet3d.infer.sliding import SlidingWindow
 from unet3d.lit.finite import FiniteSteps
 from unet3d.lit.ranks import of_all_ranks
 from unet3d.metric.dice import Dice
+from unet3d.metric.distances import Distances
 from unet3d.types import Sample
 
 
@@ -28,6 +29,7 @@ class SegmentationTask(pl.LightningModule):
         model: nn.Module,
         loss: nn.Module,
         metric: Dice,
+        distances: Distances | None,
         infer: SlidingWindow,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         card: dict[str, Any],
@@ -37,6 +39,7 @@ class SegmentationTask(pl.LightningModule):
         self.model = model
         self.loss = loss
         self.metric = metric
+        self.distances = distances
         self.infer = infer
         self.optimizer = optimizer
         self.card = card
@@ -66,14 +69,21 @@ class SegmentationTask(pl.LightningModule):
             return None
         prediction = self.infer(batch["image"], self.model)
         self.metric.update(prediction, batch["label"])
+        if self.distances is not None:
+            self.distances.update(batch["case"], prediction, batch["label"])
         return prediction
 
     def on_validation_epoch_start(self) -> None:
         self.metric.reset()
+        if self.distances is not None:
+            self.distances.reset()
 
     def on_validation_epoch_end(self) -> None:
         self.metric.matrices = of_all_ranks(self.trainer, self.metric.matrices)
         scores = self.metric.compute()
+        if self.distances is not None:
+            self.distances.found = of_all_ranks(self.trainer, self.distances.found)
+            scores |= self.distances.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 

@@ -39,6 +39,7 @@ def scores(
     classes: Mapping[str, Sequence[int]],
     tolerance_mm: float | Mapping[str, float] = 1.0,
     ignore_label: int | None = None,
+    most_points: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """SCORES of each class, from the labels (D, H, W) of a case; NaN where a class is left out.
 
@@ -66,7 +67,9 @@ def scores(
             tolerance = (
                 tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             )
-            hd95, near = surface_scores(p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance)
+            hd95, near = surface_scores(
+                p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance, most_points=most_points
+            )
         else:
             hd95, near = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
         found[name] = overlap | {"hd95_mm": hd95, "surface_dice": near} | volumes

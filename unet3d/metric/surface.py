@@ -19,12 +19,18 @@ def surface_scores(
     *,
     spacing_mm: Sequence[float],
     tolerance_mm: float,
+    most_points: int | None = None,
 ) -> tuple[float, float]:
     """HD95 in mm and surface Dice of two boolean volumes (D, H, W), neither of them empty.
 
-    What lies outside the arrays is background: both may be cropped to the box around the two.
+    What lies outside the arrays is background: both may be cropped to the box around the two. NaN
+    if the two surfaces have more than `most_points` voxels: time goes with their number.
     """
     of_prediction, of_reference = surface(prediction), surface(reference)
+    if most_points is not None:
+        points = np.count_nonzero(of_prediction) + np.count_nonzero(of_reference)
+        if points > most_points:
+            return np.nan, np.nan
     there = distances(of_prediction, of_reference, spacing_mm)
     back = distances(of_reference, of_prediction, spacing_mm)
     hd95 = max(np.percentile(there, 95), np.percentile(back, 95))
