@@ -61,7 +61,9 @@ def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
         "memory/step_peak_resident_mib",
         "memory/forward_peak_resident_mib",
         "memory/validation_peak_resident_mib",
-        "final/val/dice",
+        "final/dice",
+        "final/step_seconds",
+        "val/hd95_mm",
     } <= set(tags["scalars"])
     assert [s.step for s in log.Scalars("memory/step_peak_resident_mib")] == [0, 1, 2]
     assert len(tags["images"]) == 1  # one case validates

@@ -13,7 +13,7 @@ from unet3d.build.forecast import changed, forecast, savings
 from unet3d.checkpointing.blocks import RecomputeBlocks
 from unet3d.commands.main import main
 from unet3d.lit.precision import in_half
-from unet3d.meter.pictures import draw_timeline, kinds_over_time
+from unet3d.meter.pictures import kinds_over_time, layer_bars, timeline
 from unet3d.meter.predict import KINDS, predict
 from unet3d.model.unet_reference import ForumUNet3D
 from unet3d.types import MIB
@@ -172,8 +172,9 @@ def test_the_timelines_kinds_are_stacked_to_the_curve(forum, tmp_path):
     begun, ended = forum.steady
     stacked = sum(kinds_over_time(forum).values())
     assert (stacked == forum.curve[begun:ended]).all()
-    draw_timeline(forum, tmp_path / "timeline.png", "a step")
-    assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+    for draw in (timeline, layer_bars):
+        draw(forum, "a step").savefig(tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def command(*words):

@@ -89,6 +89,16 @@ def scaled(patch: Sequence[int], share: float) -> str:
     return f"[{','.join(map(str, sides))}]"
 
 
+def step_title(request: Request) -> str:
+    """Of a picture of its predicted step."""
+    chosen = ", ".join(
+        f"{group}={request.choices[group]}"
+        for group in ("model", "pool", "checkpointing")
+        if group in request.choices
+    )
+    return f"one training step, predicted: {chosen}, precision={request.config.precision}"
+
+
 def with_batch(request: Request, batch_size: int) -> Request:
     """The same request with another batch."""
     config = request.config.copy()

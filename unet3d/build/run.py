@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
 
 from unet3d.build.checking import UsableCases
-from unet3d.build.forecast import Untraceable, traced
+from unet3d.build.forecast import Untraceable, step_title, traced
 from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
     Request,
     described,
     fold_of,
+    groups,
     make,
     network,
     optimizer_factory,
@@ -66,6 +67,10 @@ from unet3d.metric.distances import Distances
 from unet3d.report.report import versions
 from unet3d.types import Fault, Misuse, size
 
+OPTIONS = ("data", "model", "pool", "checkpointing", "augmentation", "loss", "optimizer")
+PLACES = ("data.root", "data.cache", "data.splits", "resume", "init")
+"""What makes runs differ, by its groups; and keys that do not."""
+
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
 
@@ -90,6 +95,7 @@ class Run:
     position: Position
     memory: StepMemory
     speed: StepSpeed
+    dashboard: Dashboard
     request: Request
     prediction: Prediction | None
     foreseen: list[str]  # what to say of the prediction
@@ -207,6 +213,7 @@ def build(
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
+    dashboard = Dashboard(config, told_apart(request), prediction, step_title(request))
     limits = limits_of(cfg)
     position = Position(train_loader, limits, seed=cfg.seed)
     last = LastCheckpoint(folder / "checkpoints", every_seconds=seconds_between(cfg))
@@ -216,7 +223,7 @@ def build(
         speed,
         *([Prefetch(train_loader)] if device == "cuda" else []),
         CaseImages(),
-        Dashboard(config),
+        dashboard,
         limits,
         position,
         *([BestCheckpoint(folder / "checkpoints")] if validation else []),
@@ -241,6 +248,7 @@ def build(
         position=position,
         memory=memory,
         speed=speed,
+        dashboard=dashboard,
         request=request,
         prediction=prediction,
         foreseen=foreseen,
@@ -264,6 +272,20 @@ def foresee(
     if cuda:
         said = f"predicted peak of a step: {size(least)} to {size(most)} allocated"
     return prediction, [said, *check_fit(prediction, request, torch.device(device))]
+
+
+def told_apart(request: Request) -> dict[str, str | int | float]:
+    """What tells runs apart: options, and what else the command line sets but for places."""
+    words = [word.lstrip("+~").partition("=")[0] for word in request.overrides]
+    keys = ["precision", "fold", "seed", *sorted(words)]
+    told: dict[str, Any] = {k: v for k, v in request.choices.items() if k in OPTIONS}
+    for key in keys:
+        value = OmegaConf.select(request.config, key)
+        if key not in groups() and key not in PLACES and value is not None:
+            told[key] = (
+                value if isinstance(value, int | float) and key != "precision" else str(value)
+            )
+    return told
 
 
 def trainer(

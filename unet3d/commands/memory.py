@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.build.forecast import forecast, savings
+from unet3d.build.forecast import forecast, savings, step_title
 from unet3d.build.measured import Measurement, measured
 from unet3d.build.objects import Request
 from unet3d.build.study import study
 from unet3d.commands.run import deliver, run
-from unet3d.meter.pictures import draw_study, draw_timeline
+from unet3d.meter.pictures import layer_bars, study_bars, timeline
 from unet3d.meter.predict import Prediction
 from unet3d.meter.show import (
     as_json,
@@ -40,8 +40,10 @@ def memory(request: Request, folder: Path) -> int:
             raise Misuse(f"{key} must be one of {', '.join(known)}, got {cfg[key]!r}")
     if cfg.study is not None:
         return swept(request, cfg.study)
-    if (cfg.view == "timeline") != (cfg.format == "png"):
+    if cfg.view == "timeline" and cfg.format != "png":
         raise Misuse("view=timeline is a picture: give format=png and output=FILE.png with it")
+    if cfg.view == "peak" and cfg.format == "png":
+        raise Misuse("a picture is of view=timeline or view=layers")
     prediction = forecast(request, cfg.volume)
     real = measured(request) if cfg.measure else None
     words = sentence(prediction, savings(request, prediction))
@@ -83,7 +85,8 @@ def swept(request: Request, what: str) -> int:
     if cfg.format == "png":
         path = picture_path(cfg.output)
         drawn = [(label, found) for label, found, _ in points]
-        draw_study(drawn, path, f"study={what}, model={request.choices.get('model')}")
+        title = f"study={what}, model={request.choices.get('model')}"
+        study_bars(drawn, title).savefig(path, dpi=110)
         print(cfg.output, file=sys.stderr)
     elif cfg.format == "json":
         rows = []
@@ -104,8 +107,8 @@ def picture_path(output: str | None) -> Path:
 
 
 def picture(prediction: Prediction, request: Request, output: str | None) -> None:
-    """Draw the timeline into a file."""
+    """Draw the timeline or the layers into a file."""
     path = picture_path(output)
-    title = f"model={request.choices.get('model')}, precision={request.config.precision}"
-    draw_timeline(prediction, path, f"one training step, predicted: {title}")
+    draw = timeline if request.config.view == "timeline" else layer_bars
+    draw(prediction, step_title(request)).savefig(path, dpi=110)
     print(output, file=sys.stderr)

@@ -80,11 +80,14 @@ def trained(job: Run, signals: Signals) -> int:
         finally:
             result = report_of(job, done=done, fault=fault)
             missing = job.missing() + (written(result, path) if job.ranks.rank == 0 else [])
+            if not done:
+                job.dashboard.finish({}, 0)
     if job.ranks.rank > 0:
         return 0
     if to_evaluate(job) and not missing:
         result["evaluation"] = evaluated(job, say=print)
         missing = written(result, path)
+    job.dashboard.finish(report.figures(result), result["steps"])
     print("\n" + report.table(result))
     if missing:
         raise Fault("; ".join(missing))

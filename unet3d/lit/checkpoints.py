@@ -88,7 +88,7 @@ class LastCheckpoint(Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         # Between a step and its place in the curves a run is nowhere that it could go on from.
         whole = batches.processed == batches.completed
         if trainer.training and whole and trainer.global_step > max(self.saved_step, 0):

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.writer import FileWriter
 
 from unet3d.lit.checkpoints import WholeCheckpoints
@@ -53,11 +54,13 @@ class LastingTensorBoard(TensorBoardLogger):
         return writer
 
     def save(self) -> None:
-        """The hyperparameters, as a file of their own."""
-        try:
-            super().save()
-        except OSError as error:
-            say(f"{self.log_dir}: {error.strerror}; hparams.yaml is not written")
+        """No hparams.yaml: a run has its config.yaml."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Training is over, but figures are still to come: see Dashboard."""
+        if self._experiment is not None:
+            self.experiment.flush()
 
 
 class Events:

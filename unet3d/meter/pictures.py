@@ -1,12 +1,21 @@
-"""The timeline of a step as a stacked picture: what is alive when, by kind, with the peak named."""
+"""Pictures of a prediction: what is alive when, by kind, and what each layer allocates.
+
+Each function returns a matplotlib Figure, for whoever wants it in a file or on a dashboard.
+"""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from unet3d.meter.predict import KINDS, Prediction
 from unet3d.types import MIB, size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_LAYERS = 40
+"""Rows that a picture has room for."""
 
 COLOURS = dict(
     zip(
@@ -51,8 +60,8 @@ def large_events(prediction: Prediction) -> np.ndarray:
     return np.flatnonzero(large)
 
 
-def draw_timeline(prediction: Prediction, path: Path, title: str) -> None:
-    """Write the picture; the suffix of `path` says its format."""
+def timeline(prediction: Prediction, title: str) -> "Figure":
+    """The steady step from its first allocation to its last, by kind, with the peak named."""
     from matplotlib.figure import Figure
 
     begun, ended = prediction.steady
@@ -92,10 +101,52 @@ def draw_timeline(prediction: Prediction, path: Path, title: str) -> None:
     axes.set_ylabel("MiB allocated")
     axes.set_title(title)
     axes.legend(loc="upper right", fontsize=8, ncols=2)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
-def draw_study(drawn: Sequence[tuple[str, Prediction]], path: Path, title: str) -> None:
+def layer_bars(prediction: Prediction, title: str) -> "Figure":
+    """A row per call of a layer, in order: what is allocated after it, and what it changed."""
+    from matplotlib.figure import Figure
+
+    layers = prediction.layers
+    least = sorted((abs(layer.change) for layer in layers), reverse=True)[:MOST_LAYERS][-1]
+    shown = [layer for layer in layers if abs(layer.change) >= least][:MOST_LAYERS]
+    figure = Figure(figsize=(10, 1.4 + 0.26 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(len(shown))
+    allocated = np.array([layer.allocated for layer in shown]) / MIB
+    change = np.array([layer.change for layer in shown]) / MIB
+    axes.barh(rows, allocated, color="#c8d0dc", label="allocated after it")
+    grown = change > 0
+    for which, colour, label in (
+        (grown, "#bf616a", "of which it allocated"),
+        (~grown, "#a3be8c", "and what it freed"),
+    ):
+        start = np.where(grown, allocated - change, allocated)
+        axes.barh(
+            rows[which],
+            abs(change[which]),
+            left=start[which],
+            color=colour,
+            label=label,
+            height=0.5,
+        )
+    for row, layer in enumerate(shown):
+        said = f" {layer.allocated / MIB:,.1f} MiB  ({layer.change / MIB:+,.1f})"
+        end = max(allocated[row], allocated[row] - change[row])
+        axes.text(end, row, said, va="center", fontsize=8)
+    names = [f"{layer.name}  {layer.type}  {layer.phase}" for layer in shown]
+    axes.set_yticks(rows, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * max(allocated.max(), (allocated - change).max()))
+    left_out = f", the {len(shown)} of {len(layers)} calls that change most"
+    axes.set_xlabel(f"MiB allocated{left_out if len(shown) < len(layers) else ''}")
+    axes.set_title(title)
+    axes.legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def study_bars(drawn: Sequence[tuple[str, Prediction]], title: str) -> "Figure":
     """A bar per value that was tried, split by what is alive at its peak."""
     from matplotlib.figure import Figure
 
@@ -112,4 +163,4 @@ def draw_study(drawn: Sequence[tuple[str, Prediction]], path: Path, title: str) 
     axes.set_xlabel("MiB allocated at the peak of a training step, predicted")
     axes.set_title(title)
     axes.legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=110)
+    return figure

@@ -37,6 +37,23 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def figures(report: Mapping[str, Any]) -> dict[str, float]:
+    """What runs are compared by, as far as a run has it: `dice` and `hd95_mm` of its best
+    checkpoint, else of its last validation; `peak_mib` and `step_seconds` of its steps.
+    """
+    evaluation, metrics = report.get("evaluation") or {}, report.get("metrics", {})
+    found: dict[str, float | None] = {}
+    for score in ("dice", "hd95_mm"):
+        mean = (evaluation.get("mean") or {}).get(score)
+        found[score] = mean["mean"] if mean else metrics.get(f"val/{score}")
+    memory = report.get("memory", {})
+    step = memory.get("steady_step") or memory.get("first_step") or {}
+    peak = step.get("allocated", step.get("resident"))
+    found["peak_mib"] = None if peak is None else peak / MIB
+    found["step_seconds"] = report.get("speed", {}).get("median_step_seconds")
+    return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
+
+
 def predicted_row(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Predicted beside measured; on a CPU only tensors can be predicted, so no error is claimed."""
     predicted = memory.get("predicted", {}).get("allocated")
