@@ -1,12 +1,10 @@
 """The peak memory between `start` and `read`: reset each time, never the lifetime's."""
 
-import ctypes
-import os
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from unet3d import nvml
 from unet3d.meter.record import MemoryRecord
 
 STATUS = Path("/proc/self/status")
@@ -29,7 +27,7 @@ class PeakMeter:
             return MemoryRecord(
                 allocated=torch.cuda.max_memory_allocated(device),
                 reserved=torch.cuda.max_memory_reserved(device),
-                process=process_bytes(device),
+                process=nvml.process_bytes(device),
             )
         return MemoryRecord(resident=resident_peak())
 
@@ -52,40 +50,3 @@ def resident_peak() -> int | None:
         return None
     line = next(s for s in STATUS.read_text().splitlines() if s.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def process_bytes(device: torch.device) -> int | None:
-    """What this process holds on the GPU, context and all; None where NVML cannot tell."""
-    library = _nvml()
-    if library is None:
-        return None
-    uuid = torch.cuda.get_device_properties(device).uuid
-    handle = ctypes.c_void_p()
-    if library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)) != 0:
-        return None
-    count = ctypes.c_uint(1024)
-    processes = (_ProcessInfo * count.value)()
-    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
-        return None
-    mine = [p.used for p in processes[: count.value] if p.pid == os.getpid()]
-    return mine[0] if mine and mine[0] < 2**63 else None  # a container may hide process ids
-
-
-class _ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_v2_t."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
-
-
-@lru_cache
-def _nvml() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return library if library.nvmlInit_v2() == 0 else None
