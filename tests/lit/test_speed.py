@@ -2,11 +2,13 @@ import time
 from dataclasses import dataclass
 
 import pytest
+import torch
 
+from unet3d import nvml
 from unet3d.build.run import build
 from unet3d.data.augment import Augment
 from unet3d.lit import speed
-from unet3d.lit.speed import Timed, complaint
+from unet3d.lit.speed import StepSpeed, Timed, complaint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +113,14 @@ def test_the_line_names_the_slow_part_and_what_may_help(timed, workers, cause, s
     assert found == cause
     assert line.endswith(said)
     assert "\n" not in line
+
+
+def test_the_gpus_use_is_asked_for_once_a_second_and_missing_where_nobody_tells(monkeypatch):
+    told, gpu = iter([40, 60]), torch.device("cuda")
+    monkeypatch.setattr(nvml, "utilisation", lambda device: next(told))
+    steps = StepSpeed(num_workers=0)
+    use = [steps._gpu_use(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
+    assert use == [40.0, 40.0, 60.0]
+    monkeypatch.setattr(nvml, "utilisation", lambda device: None)
+    assert StepSpeed(num_workers=0)._gpu_use(gpu, 10.0) == {}
+    assert StepSpeed(num_workers=0)._gpu_use(torch.device("cpu"), 10.0) == {}

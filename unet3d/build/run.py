@@ -444,5 +444,6 @@ def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, An
         "precision": {"asked": run.precision.asked, "used": run.precision.used},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": versions(),
+        "choices": {k: v for k, v in run.request.choices.items() if k in groups()},
         "config": run.config,
     }

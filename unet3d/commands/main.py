@@ -14,6 +14,7 @@ VERBS = {
     "train": "train a network; `unet3d train --help` lists every option",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
+    "compare": "runs side by side: Dice, memory, seconds, and what differs in their configs",
     "memory": "what a training step costs, layer by layer, before it runs",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
 }

@@ -44,8 +44,17 @@ WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices"
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
 
 
-def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[str]) -> int:
-    """Compose `config` with the arguments and call `verb` (once per job of a sweep)."""
+def run(
+    config: str,
+    verb: Callable[[Request, Path], int],
+    arguments: Sequence[str],
+    swept: Callable[[Path], None] = lambda folder: None,
+) -> int:
+    """Compose `config` with the arguments and call `verb` (once per job of a sweep).
+
+    `swept` is called with a sweep's folder when all of its jobs have ended.
+    """
+    sweeps: set[Path] = set()
     codes: list[int] = []
     outcomes: list[str] = []  # of a sweep's jobs that were not simply done
     here = os.getpid()
@@ -63,6 +72,8 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         choices, typed = dict(own.runtime.choices), own.overrides.task
         request = Request(cfg, choices, typed, config, sweeping=bool(sweep))
         folder = Path(own.runtime.output_dir)
+        if sweep:
+            sweeps.add(Path(own.sweep.dir).absolute())
 
         def checked() -> int:
             starter = started_by()
@@ -104,6 +115,8 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
     if sweep and codes:
         done = len(codes) - len(outcomes)
         print("\n".join([f"\nsweep: {done} of {len(codes)} done", *outcomes]))
+    for folder in sweeps:
+        swept(folder)
     failed = [c for c in [code, *codes] if c]
     return 0 if not failed else failed[0] if len(codes) < 2 else 1
 

@@ -13,6 +13,7 @@ import yaml
 from unet3d.build.final import evaluated
 from unet3d.build.objects import Request
 from unet3d.build.run import Run, build, introduction, processes, report_of, start
+from unet3d.commands.compare import swept
 from unet3d.commands.launch import launched
 from unet3d.commands.run import run
 from unet3d.lit.ranks import connected, lost_contact
@@ -25,7 +26,7 @@ from unet3d.types import Fault, Misfit, Stopped
 
 def main(arguments: Sequence[str]) -> int:
     """Train with the overrides of the command line."""
-    return run("train", train, arguments)
+    return run("train", train, arguments, swept)
 
 
 def train(request: Request, folder: Path) -> int:

@@ -11,7 +11,10 @@ from statistics import median
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
+
+from unet3d import nvml
 
 WINDOW = 50
 """So many steps are looked at together before waiting is complained about."""
@@ -47,6 +50,8 @@ class StepSpeed(Callback):
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
         self.recent: deque[Timed] = deque(maxlen=WINDOW)
+        self.use: int | None = None  # of the GPU in percent
+        self.asked = 0.0  # when the driver was
         self.said: set[str] = set()
 
     def on_train_start(self, *_: Any) -> None:
@@ -93,11 +98,18 @@ class StepSpeed(Callback):
                 "speed/step_seconds": step.whole,
                 "speed/volumes_per_second": self.volumes / step.whole,
                 "speed/data_wait_share": share,
+                **self._gpu_use(pl_module.device, now),
             }
         )
         self.begun, self.volumes, self.batches, self.stepping = now, 0, [], False
         if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # the first one warms up
             self._complain(pl_module)
+
+    def _gpu_use(self, device: torch.device, now: float) -> dict[str, float]:
+        """As the driver saw it in its last sample; it makes a few of them a second."""
+        if device.type == "cuda" and now - self.asked >= 1:
+            self.use, self.asked = nvml.utilisation(device), now
+        return {} if self.use is None else {"speed/gpu_use_percent": float(self.use)}
 
     def _complain(self, pl_module: pl.LightningModule) -> None:
         step = mean(self.recent)
