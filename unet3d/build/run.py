@@ -64,12 +64,12 @@ from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
 from unet3d.metric.distances import Distances
+from unet3d.report.comparison import UNTOLD
 from unet3d.report.report import versions
 from unet3d.types import Fault, Misuse, size
 
-OPTIONS = ("data", "model", "pool", "checkpointing", "augmentation", "loss", "optimizer")
-PLACES = ("data.root", "data.cache", "data.splits", "resume", "init")
-"""What makes runs differ, by its groups; and keys that do not."""
+OPTIONS = ("model", "pool", "checkpointing")
+"""Groups whose options are told of every run."""
 
 DEFAULT_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
@@ -275,17 +275,18 @@ def foresee(
 
 
 def told_apart(request: Request) -> dict[str, str | int | float]:
-    """What tells runs apart: options, and what else the command line sets but for places."""
+    """What tells runs apart: the main options, and what else the command line sets but for places.
+
+    Few, since TensorBoard shows the first ones alone until more are ticked.
+    """
+    chosen = dict(request.choices)
     words = [word.lstrip("+~").partition("=")[0] for word in request.overrides]
-    keys = ["precision", "fold", "seed", *sorted(words)]
-    told: dict[str, Any] = {k: v for k, v in request.choices.items() if k in OPTIONS}
-    for key in keys:
-        value = OmegaConf.select(request.config, key)
-        if key not in groups() and key not in PLACES and value is not None:
-            told[key] = (
-                value if isinstance(value, int | float) and key != "precision" else str(value)
-            )
-    return told
+    told: dict[str, Any] = {key: chosen[key] for key in OPTIONS if key in chosen}
+    for key in ("precision", *sorted(words)):
+        value = chosen[key] if key in chosen else OmegaConf.select(request.config, key)
+        if key not in UNTOLD and value is not None:
+            told[key] = value if isinstance(value, int | float) else str(value)
+    return told | {"precision": str(told["precision"])}
 
 
 def trainer(

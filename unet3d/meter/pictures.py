@@ -111,7 +111,7 @@ def layer_bars(prediction: Prediction, title: str) -> "Figure":
     layers = prediction.layers
     least = sorted((abs(layer.change) for layer in layers), reverse=True)[:MOST_LAYERS][-1]
     shown = [layer for layer in layers if abs(layer.change) >= least][:MOST_LAYERS]
-    figure = Figure(figsize=(10, 1.4 + 0.26 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(10, 1.8 + 0.24 * len(shown)), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(shown))
     allocated = np.array([layer.allocated for layer in shown]) / MIB
@@ -137,11 +137,11 @@ def layer_bars(prediction: Prediction, title: str) -> "Figure":
         axes.text(end, row, said, va="center", fontsize=8)
     names = [f"{layer.name}  {layer.type}  {layer.phase}" for layer in shown]
     axes.set_yticks(rows, names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * max(allocated.max(), (allocated - change).max()))
     left_out = f", the {len(shown)} of {len(layers)} calls that change most"
     axes.set_xlabel(f"MiB allocated{left_out if len(shown) < len(layers) else ''}")
-    axes.set_title(title)
+    figure.suptitle(title, wrap=True)
     axes.legend(loc="lower right", fontsize=8)
     return figure
 

@@ -10,7 +10,10 @@ from unet3d.report.report import figures
 from unet3d.types import Misuse
 from unet3d.whole import whole
 
-UNTOLD = ("resume", "init", "data.cache", "debug", "trainer.enable_progress_bar")
+UNTOLD = (
+    *("resume", "init", "data.root", "data.cache", "debug", "save_every_seconds"),
+    *("trainer.enable_progress_bar", "data.num_workers"),
+)
 """Keys that make no difference to what a run is."""
 
 BEATEN_BY = {"dice": -1, "peak_mib": 1, "step_seconds": 1}
