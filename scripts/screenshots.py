@@ -1,12 +1,13 @@
 """TensorBoard's pages of a run or a sweep, opened in a real browser and photographed.
 
-python scripts/screenshots.py outputs/pools docs # quality.png, memory.png, speed.png, ...
+python scripts/screenshots.py outputs/pools docs # quality.png, memory.png, cases.png, ...
 
 Needs playwright (pip install playwright) and Debian's chromium. Fails if a page lacks what a run
 should show there.
 """
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 60_000
+PATIENCE_MS, SETTLE_MS = 60_000, 1500
 CHART = "tf-custom-scalar-multi-line-chart-card"
 
 
@@ -34,19 +35,45 @@ def served(folder: Path) -> Iterator[str]:
     yield board.launch()
 
 
-def custom_scalars(page: Any, address: str, out: Path) -> None:
-    """Quality, Memory and Speed: every chart of a page has lines."""
+def pages(page: Any, address: str, out: Path) -> None:
+    """Quality, Memory and Speed: each has its charts, and each chart a line at least."""
     page.goto(f"{address}#custom_scalars")
+    page.locator(CHART).first.wait_for(timeout=PATIENCE_MS)
+    panes = page.locator("tf-category-paginated-view")
     for name in ("Quality", "Memory", "Speed"):
-        pane = page.locator("tf-category-paginated-view").filter(has_text=name).first
-        pane.wait_for(timeout=PATIENCE_MS)
-        if not pane.locator(CHART).first.is_visible():
-            pane.locator("button").first.click()
-        pane.locator(CHART).first.wait_for(timeout=PATIENCE_MS)
-        page.wait_for_timeout(2500)
-        charts = pane.locator(CHART).count()
-        print(f"{name}: {charts} charts")
+        pane = panes.filter(has=page.get_by_text(name, exact=True)).first
+        pane.scroll_into_view_if_needed()
+        charts = pane.locator(CHART)
+        for n in range(charts.count()):
+            matches = charts.nth(n).get_by_text(re.compile(r"Matches \([1-9]"))
+            matches.wait_for(timeout=PATIENCE_MS)
+        page.wait_for_timeout(SETTLE_MS)  # lines are drawn in animation frames
         pane.screenshot(path=out / f"{name.lower()}.png")
+        print(f"{name}: {charts.count()} charts")
+
+
+def images(page: Any, address: str, out: Path) -> None:
+    """Cases with reference and prediction, and what a step takes."""
+    page.goto(f"{address}#images")
+    panes = page.locator("tf-category-paginated-view")
+    for name, wanted in (("cases", "cases"), ("memory", "step")):
+        pane = panes.filter(has=page.get_by_text(name, exact=True)).first
+        pane.scroll_into_view_if_needed()
+        picture = pane.locator("tf-image-loader img").first
+        picture.wait_for(timeout=PATIENCE_MS)
+        page.wait_for_timeout(SETTLE_MS)
+        pane.screenshot(path=out / f"{wanted}.png")
+        print(f"{name}: {pane.locator('tf-image-loader').count()} pictures")
+
+
+def hparams(page: Any, address: str, out: Path) -> None:
+    """Runs in a table, by what they are and what they reached."""
+    page.goto(f"{address}#hparams")
+    for word in ("model", "final/dice", "final/peak_mib", "final/step_seconds"):
+        page.get_by_text(word, exact=True).first.wait_for(timeout=PATIENCE_MS)
+    page.wait_for_timeout(SETTLE_MS)
+    page.screenshot(path=out / "hparams.png")
+    print("hparams: Dice, peak and seconds")
 
 
 def main() -> int:
@@ -66,9 +93,14 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     with served(given.folder) as address, sync_playwright() as play:
         window = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = window.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(PATIENCE_MS)
-        custom_scalars(page, address, given.out)
+        for look, width, height in (
+            (pages, 1500, 2600),
+            (images, 1500, 2600),
+            (hparams, 1700, 900),
+        ):
+            page = window.new_page(viewport={"width": width, "height": height})
+            look(page, address, given.out)
+            page.close()
         window.close()
     return 0
 

@@ -34,7 +34,7 @@ from unet3d.types import Fault, Misfit, Misuse, Stopped, Unfit
 PATHS = (
     *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init", "input", "output", "predictions", "references", "images"),
-    *("root", "url", "md5", "task"),
+    *("root", "url", "md5", "task", "picture"),
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 

@@ -142,7 +142,7 @@ def layer_bars(prediction: Prediction, title: str) -> "Figure":
     left_out = f", the {len(shown)} of {len(layers)} calls that change most"
     axes.set_xlabel(f"MiB allocated{left_out if len(shown) < len(layers) else ''}")
     figure.suptitle(title, wrap=True)
-    axes.legend(loc="lower right", fontsize=8)
+    figure.legend(loc="outside lower center", fontsize=8, ncols=3, frameon=False)
     return figure
 
 
