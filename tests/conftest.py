@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.data.folders import nnunet, pairs
-from unet3d.build.forecast import composed as request_of_words
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
+from unet3d.build.request import composed as request_of_words
 from unet3d.data.synthetic import write
 
 Compose = Callable[..., Request]

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.build.objects import Request, network, optimizer_factory
+from unet3d.build.objects import network, optimizer_factory
+from unet3d.build.request import Request
 from unet3d.build.step import PURE
 from unet3d.data.augment import Augment
 from unet3d.machine import preflight as machine

@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, open_dict
 from torch.utils.data import DataLoader
 
@@ -17,8 +18,8 @@ from unet3d.build.checking import UsableCases
 from unet3d.build.forecast import Untraceable, traced
 from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
-    Request,
     described,
+    first_line,
     fold_of,
     make,
     network,
@@ -33,6 +34,7 @@ from unet3d.build.objects import (
     with_outputs,
 )
 from unet3d.build.preflight import preflight
+from unet3d.build.request import Request
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
@@ -295,17 +297,21 @@ def trainer(
         choice |= {"strategy": strategy, "num_nodes": ranks.nodes}
     else:
         node.sync_batchnorm = False
-    return make(
-        node,
-        callbacks=callbacks,
-        logger=make(cfg.logger, save_dir=folder),
-        plugins=plugins,
-        default_root_dir=folder,
-        enable_model_summary=False,
-        enable_checkpointing=False,  # there are callbacks for that
-        use_distributed_sampler=False,
-        **choice,
-    )
+    logger = make(cfg.logger, save_dir=folder)
+    try:
+        return make(
+            node,
+            callbacks=callbacks,
+            logger=logger,
+            plugins=plugins,
+            default_root_dir=folder,
+            enable_model_summary=False,
+            enable_checkpointing=False,  # there are callbacks for that
+            use_distributed_sampler=False,
+            **choice,
+        )
+    except MisconfigurationException as error:
+        raise Misuse(f"trainer: {first_line(error)}") from error
 
 
 def flag(cfg: DictConfig, key: str) -> bool:

@@ -1,9 +1,10 @@
-"""`unet3d VERB [overrides]`: find the verb. Nothing heavy is imported before a verb is known."""
+"""`unet3d VERB [overrides]`: find the verb. What is heavy waits until its config is known."""
 
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 from unet3d import __version__
 
@@ -34,7 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(VERBS)}.", file=sys.stderr)
         return 2
-    return import_module(f"unet3d.commands.{verb}").main(rest)
+    from unet3d.commands.run import run  # Hydra takes half a second
+
+    def begin(*request_and_folder: Any) -> int:
+        return import_module(f"unet3d.commands.{verb}").main(*request_and_folder)
+
+    return run(verb, begin, rest)
 
 
 def help_text() -> str:

@@ -24,8 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from unet3d.build.forecast import composed
-from unet3d.build.objects import Request, conf_folder, groups
+from unet3d.build.request import Request, composed, conf_folder, groups
 from unet3d.commands.own_configs import check_own
 from unet3d.data.faults import Faulty
 from unet3d.machine.ranks import started_by
