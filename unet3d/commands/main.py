@@ -12,7 +12,7 @@ VERBS = {
     "get_data": "fetch a task of the Medical Segmentation Decathlon",
     "check": "every fault of a data set, before it is trained on",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
-    "train": "train a network; `unet3d train --help` lists every option",
+    "train": "train a network",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
@@ -35,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(VERBS)}.", file=sys.stderr)
         return 2
-    from unet3d.commands.run import run  # Hydra takes half a second
+    if {"-h", "--help"} & set(rest):
+        from unet3d.commands.help import show
+
+        return show(verb, VERBS[verb], rest)
+    from unet3d.commands.run import run  # it brings Hydra
 
     def begin(*request_and_folder: Any) -> int:
         return import_module(f"unet3d.commands.{verb}").main(*request_and_folder)
@@ -49,6 +53,7 @@ def help_text() -> str:
     return (
         "unet3d: multiclass 3D U-Nets on volumes, for people whose GPU memory runs out\n\n"
         f"usage: unet3d VERB [key=value ...]\n\n{verbs}\n\n"
+        "unet3d VERB --help lists every option and key; unet3d --version\n"
         "exit codes: 0 done, 1 some cases failed or faults found, 2 misuse, 3 out of memory,\n"
         "4 a fault at run time, 130 or 143 stopped"
     )
