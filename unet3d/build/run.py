@@ -327,20 +327,6 @@ def tensor_cores(tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def processes(cfg: DictConfig) -> int:
-    """How many of them this machine is to start."""
-    devices = cfg.trainer.devices
-    cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
-    there = torch.cuda.device_count() if cuda else None
-    if devices == "auto":
-        return there or 1
-    if type(devices) is not int or devices < 1:
-        raise Misuse(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
-    if there is not None and devices > there:
-        raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
-    return devices
-
-
 def limits_of(cfg: DictConfig) -> Limits:
     """Those that are not Lightning's."""
     positive("trainer.max_steps", cfg.trainer.max_steps)

@@ -17,6 +17,7 @@ VERBS = {
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
+    "doctor": "this machine: GPUs, driver, torch, memory, disk, and what of it limits a run",
 }
 
 

@@ -10,8 +10,9 @@ import torch
 import yaml
 
 from unet3d.build.final import evaluated
+from unet3d.build.preflight import processes
 from unet3d.build.request import Request
-from unet3d.build.run import Run, build, introduction, processes, report_of, start
+from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.launch import launched
 from unet3d.lit.ranks import connected, lost_contact
 from unet3d.lit.signals import Signals
