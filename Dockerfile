@@ -7,6 +7,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY unet3d unet3d
 COPY conf conf
+COPY scripts/long_description.py scripts/
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE}

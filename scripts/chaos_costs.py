@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos_runs import HOOKED
 
-from unet3d.build.forecast import composed
+from unet3d.build.request import composed
 from unet3d.build.run import build
 from unet3d.commands.train import fitted
 from unet3d.lit.checkpoints import LastCheckpoint

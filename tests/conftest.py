@@ -1,14 +1,15 @@
 """Shared by all tests: a composed config on small volumes, one thread, one seed."""
 
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.data.folders import nnunet, pairs
-from unet3d.build.forecast import composed as request_of_words
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
+from unet3d.build.request import composed as request_of_words
 from unet3d.data.synthetic import write
 
 Compose = Callable[..., Request]
@@ -82,3 +83,31 @@ def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
         return main(["train", *small, f"hydra.run.dir={tmp_path / 'run'}", *overrides])
 
     return command
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory) -> dict[str, str]:
+    """Libraries that answer as NVIDIA's would: a new one, an old one, one that does not start."""
+    folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_name("driver.cpp")
+    made = {kind: str(folder / f"{kind}.so") for kind in ("new", "old", "broken")}
+    for kind, path in made.items():
+        command = ["g++", "-shared", "-fPIC", f"-D{kind.upper()}", str(source), "-o", path]
+        subprocess.run(command, check=True)
+    return made
+
+
+@pytest.fixture
+def driver(drivers, monkeypatch) -> Iterator[Callable[[str], None]]:
+    """Let NVIDIA's driver be another for a while: new, old, broken, or any library."""
+    from unet3d import nvml
+
+    def forget():
+        nvml._library.cache_clear()
+        nvml._known.cache_clear()
+
+    def chosen(kind: str) -> None:
+        monkeypatch.setattr(nvml, "LIBRARY", drivers.get(kind, kind))
+        forget()
+
+    yield chosen
+    forget()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unet3d.build.objects import conf_folder
+from unet3d.build.request import conf_folder
 from unet3d.build.run import build
 
 CONF = conf_folder()

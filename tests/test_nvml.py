@@ -1,7 +1,4 @@
 import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,35 +10,8 @@ from unet3d.types import GIB
 FIRST, SLICE = "GPU-aaaa", "MIG-bbbb"
 
 
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory) -> dict[str, str]:
-    """Libraries that answer as NVIDIA's would: a new one, an old one, one that does not start."""
-    folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_name("driver.cpp")
-    made = {kind: str(folder / f"{kind}.so") for kind in ("new", "old", "broken")}
-    for kind, path in made.items():
-        command = ["g++", "-shared", "-fPIC", f"-D{kind.upper()}", str(source), "-o", path]
-        subprocess.run(command, check=True)
-    return made
-
-
-@pytest.fixture
-def use(drivers, monkeypatch) -> Iterator:
-    """Let the driver be another for a while."""
-
-    def forget():
-        nvml._library.cache_clear()
-        nvml._known.cache_clear()
-
-    def chosen(kind: str) -> None:
-        monkeypatch.setattr(nvml, "LIBRARY", drivers.get(kind, kind))
-        forget()
-
-    yield chosen
-    forget()
-
-
-def test_a_driver_tells_its_version_and_the_gpus_it_shows(use):
-    use("new")
+def test_a_driver_tells_its_version_and_the_gpus_it_shows(driver):
+    driver("new")
     assert (nvml.driver(), nvml.cuda()) == ("580.65.06", "13.1")
     assert nvml.uuids() == [FIRST, SLICE]
     assert nvml.name(FIRST) == "NVIDIA Made Up"
@@ -49,14 +19,14 @@ def test_a_driver_tells_its_version_and_the_gpus_it_shows(use):
     assert nvml.memory(FIRST) == nvml.Memory(total=80 * GIB, free=60 * GIB)
 
 
-def test_how_busy_a_gpu_is_is_told_of_a_whole_one_alone(use):
-    use("new")
+def test_how_busy_a_gpu_is_is_told_of_a_whole_one_alone(driver):
+    driver("new")
     assert nvml.utilisation(FIRST) == 87
     assert nvml.utilisation(SLICE) is None
 
 
-def test_who_holds_memory_is_told_with_the_largest_first(use):
-    use("new")
+def test_who_holds_memory_is_told_with_the_largest_first(driver):
+    driver("new")
     assert nvml.processes(FIRST) == [
         nvml.Process(pid=4242, name="/usr/bin/viewer", used=16 * GIB),
         nvml.Process(pid=os.getpid(), name=None, used=3 * GIB),
@@ -68,16 +38,16 @@ def test_who_holds_memory_is_told_with_the_largest_first(use):
 
 
 @pytest.mark.parametrize(("uuid", "name"), [("aaaa", "Made Up"), ("bbbb", "1g.10gb")])
-def test_torchs_device_is_found_by_its_uuid_whatever_number_it_has(use, monkeypatch, uuid, name):
-    use("new")
+def test_torchs_device_is_found_by_its_uuid_whatever_number_it_has(driver, monkeypatch, uuid, name):
+    driver("new")
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     assert nvml.name(torch.device("cuda", 5)).endswith(name)
 
 
-def test_what_an_old_driver_does_not_know_is_none(use):
-    use("old")
+def test_what_an_old_driver_does_not_know_is_none(driver):
+    driver("old")
     assert nvml.driver() == "580.65.06"
     assert nvml.memory(FIRST).total == 80 * GIB
     assert nvml.uuids() == []
@@ -86,16 +56,16 @@ def test_what_an_old_driver_does_not_know_is_none(use):
 
 
 @pytest.mark.parametrize("kind", ["broken", "libnone-such.so.1", "libm.so.6"])
-def test_without_a_driver_nothing_is_known_and_nothing_fails(use, kind):
-    use(kind)
+def test_without_a_driver_nothing_is_known_and_nothing_fails(driver, kind):
+    driver(kind)
     assert (nvml.driver(), nvml.cuda(), nvml.uuids()) == (None, None, [])
     for device in (FIRST, torch.device("cuda", 0)):
         for question in (nvml.name, nvml.memory, nvml.utilisation, nvml.processes):
             assert question(device) is None
 
 
-def test_a_cpu_is_no_gpu(use):
-    use("new")
+def test_a_cpu_is_no_gpu(driver):
+    driver("new")
     assert nvml.memory(torch.device("cpu")) is None
     assert nvml.memory("GPU-none-such") is None
 

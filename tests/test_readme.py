@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.objects import conf_folder
+from unet3d.build.request import conf_folder
 from unet3d.commands.main import main
 
 ROOT = Path(__file__).parents[1]

@@ -25,6 +25,16 @@ ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Flo
 WORTH_COMPILING = 1 << 16  # elements: 2 ms in plain torch, against 3 s of compiling
 
 
+def compiler() -> str | None:
+    """The command that compiles kernels for CPUs."""
+    return os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+
+
+def cache_folder() -> Path:
+    """Where they are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
+
+
 class Kernels:
     """A C++ file and what it includes; one library for each type of element."""
 
@@ -52,15 +62,13 @@ class Kernels:
         return found
 
     def _load(self, dtype: torch.dtype) -> ctypes.CDLL | None:
-        compiler = os.environ.get("CXX") or next(
-            filter(shutil.which, ("g++", "clang++", "c++")), None
-        )
-        if compiler is None:
+        command = compiler()
+        if command is None:
             log.warning("no C++ compiler found: plain torch instead of the %s kernels", self.what)
             return None
         element = ELEMENTS[dtype].strip("_").lower()
-        name = f"{self.source.stem}-{element}-{self._fingerprint(compiler)}.so"
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
+        name = f"{self.source.stem}-{element}-{self._fingerprint(command)}.so"
+        folder = cache_folder()
         if not (folder / name).exists():
             log.info(
                 "compiling the %s kernels for %s: about 5 s, once, kept in %s",
@@ -68,7 +76,7 @@ class Kernels:
             )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.compile(compiler, ELEMENTS[dtype], folder / name)
+                self.compile(command, ELEMENTS[dtype], folder / name)
             except (OSError, subprocess.CalledProcessError) as error:
                 reason = getattr(error, "stderr", None) or str(error)
                 log.warning(

@@ -1,11 +1,14 @@
-"""Names for what crosses a border between rooms."""
+"""Names for what crosses a border between rooms; torch is not imported for them."""
+
+from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypedDict, runtime_checkable
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 MIB, GIB = 2**20, 2**30
 

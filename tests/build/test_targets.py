@@ -3,7 +3,8 @@ import torch
 from omegaconf import OmegaConf
 
 from unet3d.build.ensemble import ensemble
-from unet3d.build.objects import conf_folder, make, network_from
+from unet3d.build.objects import make, network_from
+from unet3d.build.request import conf_folder
 from unet3d.build.run import build
 from unet3d.build.targets import named, permitted
 from unet3d.types import Misuse

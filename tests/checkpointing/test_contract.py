@@ -12,8 +12,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.forecast import composed, forecast
-from unet3d.build.objects import conf_folder
+from unet3d.build.forecast import forecast
+from unet3d.build.request import composed, conf_folder
 from unet3d.checkpointing.blocks import RecomputeBlocks
 from unet3d.checkpointing.ladder import Ladder
 from unet3d.checkpointing.offload import Offload

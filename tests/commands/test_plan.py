@@ -5,8 +5,8 @@ from math import prod
 import pytest
 import yaml
 
-from unet3d.build.forecast import composed, forecast
-from unet3d.build.objects import conf_folder
+from unet3d.build.forecast import forecast
+from unet3d.build.request import composed, conf_folder
 from unet3d.commands.main import main
 from unet3d.meter.fit import CONTEXT
 from unet3d.types import GIB

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.build.forecast import composed
+from unet3d.build.request import composed
 from unet3d.build.run import build
 from unet3d.commands.main import main
 

@@ -244,18 +244,6 @@ def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
     assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
 
 
-def test_help_and_version_import_nothing_heavy():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from unet3d.commands.main import main; "
-        "assert main(['--help']) == main(['--version']) == 0; "
-        "assert not {'torch', 'hydra', 'lightning'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 def test_an_unknown_verb_names_the_nearest(capsys):
     assert main(["trian"]) == 2
     assert "did you mean train?" in capsys.readouterr().err

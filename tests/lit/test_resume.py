@@ -102,7 +102,7 @@ def same(a, b, where=""):
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, small):
     """The same run without a stop, made once for each list of options."""
-    from unet3d.build.forecast import composed
+    from unet3d.build.request import composed
 
     found = {}
 

@@ -12,9 +12,9 @@ from torch import nn
 from unet3d.build.forecast import changed, forecast, savings
 from unet3d.checkpointing.blocks import RecomputeBlocks
 from unet3d.commands.main import main
-from unet3d.lit.precision import in_half
 from unet3d.meter.pictures import kinds_over_time, layer_bars, timeline
 from unet3d.meter.predict import KINDS, predict
+from unet3d.model.half import in_half
 from unet3d.model.unet_reference import ForumUNet3D
 from unet3d.types import MIB
 

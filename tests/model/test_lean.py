@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.objects import conf_folder
+from unet3d.build.request import conf_folder
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.model.lean import convolution, cpu, rows
 from unet3d.model.unet import LEAN, UNet3D

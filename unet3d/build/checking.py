@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from omegaconf import DictConfig
 
-from unet3d.build.objects import Request, described, source_of
+from unet3d.build.objects import described, source_of
+from unet3d.build.request import Request
 from unet3d.data.case import Case, Source
 from unet3d.data.check import extent, headers
 from unet3d.data.check_voxels import contents

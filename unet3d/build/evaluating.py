@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.build.objects import Request, paths, plain
+from unet3d.build.objects import paths, plain
+from unet3d.build.request import Request
 from unet3d.build.scored import ignored, scored, tolerance
 from unet3d.data.geometry import spacing
 from unet3d.data.label_names import LabelNames

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.build.forecast import changed, cuda_precision, forecast, scaled, with_batch
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.build.rungs import rungs
 from unet3d.build.step import step_maker
 from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch

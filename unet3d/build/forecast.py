@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
-from unet3d.build.objects import Request, conf_folder, described, first_line, source_of
+from unet3d.build.objects import described, first_line, source_of
+from unet3d.build.request import Request, composed
 from unet3d.build.rungs import decided, higher
 from unet3d.build.step import step_maker
 from unet3d.machine.device import PRECISIONS, Precision, precision
@@ -60,23 +59,6 @@ def cuda_precision(cfg: DictConfig) -> Precision:
 def changed(request: Request, *overrides: str) -> Request:
     """The same request as if these overrides had been typed behind its own."""
     return composed([*request.overrides, *overrides], request.verb)
-
-
-def composed(words: Sequence[str], verb: str) -> Request:
-    """A verb's config with overrides, within a running Hydra or without one."""
-    if GlobalHydra.instance().is_initialized():
-        return request_of(words, verb)
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return request_of(words, verb)
-
-
-def request_of(words: Sequence[str], verb: str) -> Request:
-    """Compose within Hydra as it was initialized."""
-    cfg = compose(verb, overrides=list(words), return_hydra_config=True)
-    choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return Request(cfg, choices, words, verb)
 
 
 def scaled(patch: Sequence[int], share: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unet3d.build.forecast import forecast
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.build.step import step_maker
 from unet3d.machine.device import precision
 from unet3d.meter.layers import LayerRecorder

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unet3d.build.forecast import changed, forecast
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.build.rungs import higher, taken
 from unet3d.machine.memory import available_bytes
 from unet3d.meter.fit import CONTEXT

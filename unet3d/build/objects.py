@@ -2,17 +2,16 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from unet3d.build.request import Request
 from unet3d.build.targets import check_targets, target_of
 from unet3d.data.case import Case, Description, Source
 from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
@@ -22,33 +21,6 @@ from unet3d.types import Misuse
 
 HALF_EPSILON = 1e-4
 """The least epsilon of an optimizer in pure fp16, where Adam's 1e-8 would be 0."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A composed config and how the user arrived at it."""
-
-    config: DictConfig
-    choices: Mapping[str, str]  # the chosen option of each group
-    overrides: Sequence[str] = ()  # as typed
-    verb: str = "train"  # whose config it is
-    sweeping: bool = False  # one of several
-
-    def sets(self, key: str) -> bool:
-        """Whether the command line sets this key or anything below it."""
-        keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
-        return any(k == key or k.startswith(key + ".") for k in keys)
-
-
-def conf_folder() -> Path:
-    """Where the configs lie: in the package if it is installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
-
-
-def groups() -> list[str]:
-    """The folders of the configs: what a user chooses options of."""
-    return [p.name for p in conf_folder().iterdir() if p.is_dir()]
 
 
 def make(node: DictConfig, **objects: Any) -> Any:
@@ -62,7 +34,7 @@ def make(node: DictConfig, **objects: Any) -> Any:
         return made if partial and not objects else made(**objects)
     except InstantiationException as error:
         raise Misuse(f"{factory}: {first_line(error.__cause__ or error)}") from error
-    except (TypeError, ValueError, MisconfigurationException) as error:
+    except (TypeError, ValueError) as error:
         if isinstance(error, Misuse):
             raise
         raise Misuse(f"{factory}: {first_line(error)}") from error

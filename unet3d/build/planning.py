@@ -12,7 +12,8 @@ import yaml
 from unet3d.build.checking import UsableCases
 from unet3d.build.fitting import as_given, largest
 from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import Request, described, source_of, three_numbers
+from unet3d.build.objects import described, source_of, three_numbers
+from unet3d.build.request import Request
 from unet3d.build.rungs import rungs
 from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
 from unet3d.data.fingerprint import Print, fingerprint

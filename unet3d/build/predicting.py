@@ -10,8 +10,9 @@ import torch
 from omegaconf import DictConfig, ListConfig
 
 from unet3d.build.ensemble import Ensemble, ensemble
-from unet3d.build.objects import Request, paths
+from unet3d.build.objects import paths
 from unet3d.build.predictor import Predictor, Task
+from unet3d.build.request import Request
 from unet3d.data.raw import ENDINGS
 from unet3d.data.scans import ScanFiles, scans
 from unet3d.machine.device import Precision, accelerator, precision

@@ -24,9 +24,9 @@ from unet3d.infer.decide import Output, Painted, largest, probabilities
 from unet3d.infer.plan import Budget, Job, Plan, plan
 from unet3d.infer.segment import segment
 from unet3d.infer.windows import Network, mirrorings
-from unet3d.lit.precision import in_half
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import available_bytes, free_bytes
+from unet3d.model.half import in_half
 from unet3d.types import MIB, Misfit, Misuse, size
 
 SPARE = 0.9

@@ -4,14 +4,16 @@ from math import prod
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.build.objects import Request, network, optimizer_factory
+from unet3d.build.objects import network, optimizer_factory
+from unet3d.build.request import Request
 from unet3d.build.step import PURE
 from unet3d.data.augment import Augment
 from unet3d.machine import preflight as machine
-from unet3d.machine.device import Precision
+from unet3d.machine.device import Precision, accelerator
 from unet3d.machine.memory import available_bytes
 from unet3d.types import Misuse
 
@@ -23,6 +25,19 @@ def preflight(
     request: Request, used: Precision, *, device: str, folder: Path, channels: int, augment: Augment
 ) -> list[str]:
     """Lines on what this machine lacks; Misuse where the run would fail for sure."""
+    found = lacks(request, used, device=device, folder=folder, channels=channels, augment=augment)
+    for lack in found:
+        if lack.stop:
+            raise Misuse(lack.what)
+    if request.config.data.num_workers > 0:
+        machine.allow_open_files(request.config.data.num_workers)
+    return [lack.what for lack in found]
+
+
+def lacks(
+    request: Request, used: Precision, *, device: str, folder: Path, channels: int, augment: Augment
+) -> list[machine.Lack]:
+    """All that this machine lacks for a run; nothing is changed."""
     cfg = request.config
     patch = list(cfg.data.patch_size)
     if len(patch) != 3 or not all(type(side) is int and side > 0 for side in patch):
@@ -38,6 +53,15 @@ def preflight(
         ),
         machine.writable(folder / "checkpoints"),
     ]
+    if cuda:
+        found.append(
+            machine.gpu_kernels(
+                torch.__version__,
+                torch.cuda.get_arch_list(),
+                gpu=torch.cuda.get_device_name(),
+                capability=torch.cuda.get_device_capability(),
+            )
+        )
     workers = cfg.data.num_workers
     if workers > 0:
         batch = batch_bytes(request, channels, augment, sources=cuda)
@@ -47,15 +71,10 @@ def preflight(
             machine.working_memory(workers=workers, batch=batch, free=free),
             machine.open_files(workers, hard=machine.file_limits()[1]),
         ]
-        machine.allow_open_files(workers)
     checkpoint = checkpoint_bytes(request, used)
     if checkpoint is not None:
         found.append(machine.disk(folder / "checkpoints", checkpoint=checkpoint))
-    lacks = [lack for lack in found if lack is not None]
-    for lack in lacks:
-        if lack.stop:
-            raise Misuse(lack.what)
-    return [lack.what for lack in lacks]
+    return [lack for lack in found if lack is not None]
 
 
 def batch_bytes(request: Request, channels: int, augment: Augment, *, sources: bool) -> int:
@@ -85,3 +104,17 @@ def checkpoint_bytes(request: Request, used: Precision) -> int | None:
     moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
     each = PURE.get(used.used, torch.float32).itemsize
     return sum(p.numel() for p in model.parameters()) * each * (1 + moments)
+
+
+def processes(cfg: DictConfig) -> int:
+    """How many of them this machine is to start."""
+    devices = cfg.trainer.devices
+    cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
+    there = torch.cuda.device_count() if cuda else None
+    if devices == "auto":
+        return there or 1
+    if type(devices) is not int or devices < 1:
+        raise Misuse(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
+    if there is not None and devices > there:
+        raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
+    return devices

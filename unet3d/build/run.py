@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
 
@@ -17,10 +18,9 @@ from unet3d.build.checking import UsableCases
 from unet3d.build.forecast import Untraceable, step_title, traced
 from unet3d.build.misfit import check_fit, out_of_memory
 from unet3d.build.objects import (
-    Request,
     described,
+    first_line,
     fold_of,
-    groups,
     make,
     network,
     optimizer_factory,
@@ -34,6 +34,7 @@ from unet3d.build.objects import (
     with_outputs,
 )
 from unet3d.build.preflight import preflight
+from unet3d.build.request import Request, groups
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
@@ -324,17 +325,21 @@ def trainer(
         choice |= {"strategy": strategy, "num_nodes": ranks.nodes}
     else:
         node.sync_batchnorm = False
-    return make(
-        node,
-        callbacks=callbacks,
-        logger=make(cfg.logger, save_dir=folder),
-        plugins=plugins,
-        default_root_dir=folder,
-        enable_model_summary=False,
-        enable_checkpointing=False,  # there are callbacks for that
-        use_distributed_sampler=False,
-        **choice,
-    )
+    logger = make(cfg.logger, save_dir=folder)
+    try:
+        return make(
+            node,
+            callbacks=callbacks,
+            logger=logger,
+            plugins=plugins,
+            default_root_dir=folder,
+            enable_model_summary=False,
+            enable_checkpointing=False,  # there are callbacks for that
+            use_distributed_sampler=False,
+            **choice,
+        )
+    except MisconfigurationException as error:
+        raise Misuse(f"trainer: {first_line(error)}") from error
 
 
 def flag(cfg: DictConfig, key: str) -> bool:
@@ -349,20 +354,6 @@ def tensor_cores(tf32: bool) -> None:
     """Whether a GPU may round the factors of float32 products to TF32."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
-
-
-def processes(cfg: DictConfig) -> int:
-    """How many of them this machine is to start."""
-    devices = cfg.trainer.devices
-    cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
-    there = torch.cuda.device_count() if cuda else None
-    if devices == "auto":
-        return there or 1
-    if type(devices) is not int or devices < 1:
-        raise Misuse(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
-    if there is not None and devices > there:
-        raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
-    return devices
 
 
 def limits_of(cfg: DictConfig) -> Limits:

@@ -6,7 +6,8 @@ import torch
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.build.objects import Request, conf_folder, network
+from unet3d.build.objects import network
+from unet3d.build.request import Request, conf_folder
 from unet3d.build.step import step_maker
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import available_bytes

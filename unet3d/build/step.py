@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unet3d.build.objects import Request, make, network, optimizer_factory
+from unet3d.build.objects import make, network, optimizer_factory
+from unet3d.build.request import Request
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.precision import in_half
 from unet3d.machine.device import Precision
+from unet3d.model.half import in_half
 
 HALF = {"16": torch.float16, "bf16": torch.bfloat16}
 PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}

@@ -9,7 +9,7 @@ from torch import nn
 
 from unet3d.build.forecast import changed, forecast, scaled
 from unet3d.build.measured import measured, need_gpu
-from unet3d.build.objects import Request, conf_folder
+from unet3d.build.request import Request, conf_folder
 from unet3d.meter.predict import Prediction, predict
 from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Trace

@@ -6,19 +6,14 @@ from itertools import groupby
 from pathlib import Path
 
 from unet3d.build.checking import Checked, check
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.commands.progress import Progress
-from unet3d.commands.run import deliver, run
+from unet3d.commands.run import deliver
 from unet3d.data.faults import Finding, counted
 from unet3d.types import Misuse
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Check the data set that the overrides name."""
-    return run("check", report, arguments)
-
-
-def report(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Look at everything, then tell."""
     cfg = request.config
     if cfg.format not in ("table", "json"):

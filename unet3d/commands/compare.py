@@ -5,8 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.build.objects import Request, paths
-from unet3d.commands.run import deliver, run
+from unet3d.build.objects import paths
+from unet3d.build.request import Request
+from unet3d.commands.run import deliver
 from unet3d.meter.show import columns
 from unet3d.report.comparison import Compared, as_json, draw_runs, rows, runs_in
 from unet3d.types import Misuse
@@ -14,26 +15,7 @@ from unet3d.types import Misuse
 FORMATS = ("table", "json")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare the runs that words without a key name, with the overrides of the command line."""
-    named = [
-        word
-        for word in arguments
-        if not word.startswith("-") and ("=" not in word or Path(word).exists())
-    ]
-    words = [word for word in arguments if word not in named]
-    if named:
-        words.append(f"runs=[{','.join(map(quoted, named))}]")
-    return run("compare", compare, words)
-
-
-def quoted(name: str) -> str:
-    """Whatever a path holds, for Hydra's grammar."""
-    escaped = name.replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def compare(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Show the runs; 1 if something that was named is no run."""
     cfg = request.config
     if cfg.format not in FORMATS:

@@ -6,18 +6,12 @@ from pathlib import Path
 
 from unet3d.build.evaluated import draw_worst, result, write
 from unet3d.build.evaluating import evaluation
-from unet3d.build.objects import Request
-from unet3d.commands.run import run
+from unet3d.build.request import Request
 from unet3d.meter.show import columns
 from unet3d.report.evaluation import rows
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Evaluate with the overrides of the command line."""
-    return run("evaluate", evaluate, arguments)
-
-
-def evaluate(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Compare every case, say how each went, and leave the files."""
     asked = evaluation(request)
     asked.output.mkdir(parents=True, exist_ok=True)

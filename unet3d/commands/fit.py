@@ -9,18 +9,13 @@ from typing import Any
 import torch
 
 from unet3d.build.fitting import Fit, combinations, fits
-from unet3d.build.objects import Request
-from unet3d.commands.run import deliver, run
+from unet3d.build.request import Request
+from unet3d.commands.run import deliver
 from unet3d.meter.show import columns, mib
 from unet3d.types import GIB, Misuse
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Search with the overrides of the command line."""
-    return run("fit", fit, arguments)
-
-
-def fit(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Try every combination and show the best."""
     cfg = request.config
     if cfg.format not in ("table", "json"):

@@ -1,22 +1,15 @@
 """`unet3d get_data task=Task04_Hippocampus`: a task of the Decathlon, ready for data=decathlon."""
 
-from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.commands.progress import Progress
-from unet3d.commands.run import run
 from unet3d.data.download import addresses, fetch, unpack
 from unet3d.types import Misuse
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Fetch what the overrides name."""
-    return run("get_data", get_data, arguments)
-
-
-def get_data(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Fetch, check and unpack, unless it is there."""
     cfg = request.config
     url, md5 = wanted(cfg.task, cfg.url, cfg.md5)

@@ -1,9 +1,11 @@
-"""`unet3d VERB [overrides]`: find the verb. Nothing heavy is imported before a verb is known."""
+"""`unet3d VERB [overrides]`: find the verb. What is heavy waits until its config is known."""
 
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from unet3d import __version__
 
@@ -11,12 +13,13 @@ VERBS = {
     "get_data": "fetch a task of the Medical Segmentation Decathlon",
     "check": "every fault of a data set, before it is trained on",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
-    "train": "train a network; `unet3d train --help` lists every option",
+    "train": "train a network",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "compare": "runs side by side: Dice, memory, seconds, and what differs in their configs",
     "memory": "what a training step costs, layer by layer, before it runs",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
+    "doctor": "this machine: GPUs, driver, torch, memory, disk, and what of it limits a run",
 }
 
 
@@ -35,7 +38,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(VERBS)}.", file=sys.stderr)
         return 2
-    return import_module(f"unet3d.commands.{verb}").main(rest)
+    if {"-h", "--help"} & set(rest):
+        from unet3d.commands.help import show
+
+        return show(verb, VERBS[verb], rest)
+    from unet3d.commands.run import run  # it brings Hydra
+
+    def begin(*request_and_folder: Any) -> int:
+        return import_module(f"unet3d.commands.{verb}").main(*request_and_folder)
+
+    def swept(folder: Path) -> None:
+        import_module("unet3d.commands.compare").swept(folder)
+
+    return run(verb, begin, with_runs(rest) if verb == "compare" else rest, swept)
+
+
+def with_runs(words: Sequence[str]) -> list[str]:
+    """Words without a key are runs.
+
+    >>> with_runs(["a", "b c", "format=json"])
+    ['format=json', "runs=['a','b c']"]
+    """
+    named = [w for w in words if w[:1] != "-" and ("=" not in w or Path(w).exists())]
+    if not named:
+        return list(words)
+    quoted = ["'" + name.replace("'", "\\'") + "'" for name in named]
+    return [*(w for w in words if w not in named), f"runs=[{','.join(quoted)}]"]
 
 
 def help_text() -> str:
@@ -44,6 +72,7 @@ def help_text() -> str:
     return (
         "unet3d: multiclass 3D U-Nets on volumes, for people whose GPU memory runs out\n\n"
         f"usage: unet3d VERB [key=value ...]\n\n{verbs}\n\n"
+        "unet3d VERB --help lists every option and key; unet3d --version\n"
         "exit codes: 0 done, 1 some cases failed or faults found, 2 misuse, 3 out of memory,\n"
         "4 a fault at run time, 130 or 143 stopped"
     )

@@ -2,14 +2,13 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from unet3d.build.forecast import forecast, savings, step_title
 from unet3d.build.measured import Measurement, measured
-from unet3d.build.objects import Request
+from unet3d.build.request import Request
 from unet3d.build.study import study
-from unet3d.commands.run import deliver, run
+from unet3d.commands.run import deliver
 from unet3d.meter.pictures import layer_bars, study_bars, timeline
 from unet3d.meter.predict import Prediction
 from unet3d.meter.show import (
@@ -27,12 +26,7 @@ VIEWS = ("peak", "layers", "timeline")
 FORMATS = ("table", "json", "png")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Predict with the overrides of the command line."""
-    return run("memory", memory, arguments)
-
-
-def memory(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Show one prediction."""
     cfg = request.config
     for key, known in (("view", VIEWS), ("format", FORMATS)):

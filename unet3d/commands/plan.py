@@ -4,20 +4,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.build.objects import Request
 from unet3d.build.planning import Plan, Told, experiment, look, planned
+from unet3d.build.request import Request
 from unet3d.commands.fit import budget_bytes
-from unet3d.commands.run import run
 from unet3d.report.fingerprint import draw, summary
 from unet3d.types import Misuse, size
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Plan with the overrides of the command line."""
-    return run("plan", plan, arguments)
-
-
-def plan(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """Look at the data, search, and write the experiment and a picture beside it."""
     cfg = request.config
     if not re.fullmatch(r"[A-Za-z0-9_-]+", str(cfg.name)):

@@ -3,23 +3,17 @@
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from unet3d.build.objects import Request, first_line
+from unet3d.build.objects import first_line
 from unet3d.build.predicting import build
 from unet3d.build.predictor import Predictor, Task
-from unet3d.commands.run import run
+from unet3d.build.request import Request
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Predict with the overrides of the command line."""
-    return run("predict", predict, arguments)
-
-
-def predict(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """One scan after the other; those that fail are reported, and the others still run."""
     job = build(request)
     print(job.introduction)

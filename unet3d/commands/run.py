@@ -24,8 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from unet3d.build.forecast import composed
-from unet3d.build.objects import Request, conf_folder, groups
+from unet3d.build.request import Request, composed, conf_folder, groups
 from unet3d.commands.own_configs import check_own
 from unet3d.data.faults import Faulty
 from unet3d.machine.ranks import started_by
@@ -61,11 +60,9 @@ def run(
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
     words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
-    folders = given_folders(words)
-    own = Path.cwd() / "conf"
-    if own.is_dir() and own != conf_folder() and not folders:
-        folders = [own]
-        words = ["--config-dir", str(own), *words]
+    folders = own_folders(words)
+    if folders and not given_folders(words):
+        words = ["--config-dir", str(folders[0]), *words]
 
     def job(cfg: DictConfig) -> None:
         own = HydraConfig.get()
@@ -131,6 +128,12 @@ def given_folders(words: Sequence[str]) -> list[Path]:
     apart = [after for word, after in pairwise(words) if word in flags]
     joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
     return [Path(folder) for folder in (*apart, *joined)]
+
+
+def own_folders(words: Sequence[str]) -> list[Path]:
+    """Where options of the user's lie: what --config-dir names, else conf/ where we are."""
+    here = Path.cwd() / "conf"
+    return given_folders(words) or ([here] if here.is_dir() and here != conf_folder() else [])
 
 
 def answered(

@@ -1,7 +1,6 @@
 """`unet3d train`: train a network and report what it reached and what it cost."""
 
 import json
-from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -11,11 +10,10 @@ import torch
 import yaml
 
 from unet3d.build.final import evaluated
-from unet3d.build.objects import Request
-from unet3d.build.run import Run, build, introduction, processes, report_of, start
-from unet3d.commands.compare import swept
+from unet3d.build.preflight import processes
+from unet3d.build.request import Request
+from unet3d.build.run import Run, build, introduction, report_of, start
 from unet3d.commands.launch import launched
-from unet3d.commands.run import run
 from unet3d.lit.ranks import connected, lost_contact
 from unet3d.lit.signals import Signals
 from unet3d.machine.device import accelerator
@@ -24,12 +22,7 @@ from unet3d.report import report
 from unet3d.types import Fault, Misfit, Stopped
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train with the overrides of the command line."""
-    return run("train", train, arguments, swept)
-
-
-def train(request: Request, folder: Path) -> int:
+def main(request: Request, folder: Path) -> int:
     """One run in its folder, in this process or several."""
     choice = request.config.trainer
     ranks = ranks_of(choice.launch)

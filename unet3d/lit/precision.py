@@ -1,9 +1,9 @@
 """Pure half precision that really trains."""
 
-import torch
 from lightning.pytorch.plugins.precision import HalfPrecision
-from torch.nn import Module, Parameter
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn import Module
+
+from unet3d.model.half import in_half
 
 
 class PureHalf(HalfPrecision):
@@ -11,18 +11,3 @@ class PureHalf(HalfPrecision):
 
     def convert_module(self, module: Module) -> Module:
         return in_half(module, self._desired_input_dtype)
-
-
-def in_half(module: Module, dtype: torch.dtype) -> Module:
-    """Convert all parameters and buffers in place, but for norms that average over voxels."""
-    for part in module.modules():
-        if isinstance(part, _NormBase):
-            continue
-        for name, parameter in part._parameters.items():
-            if parameter is not None and parameter.is_floating_point():
-                cast = parameter.detach().to(dtype)
-                part._parameters[name] = Parameter(cast, parameter.requires_grad)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                part._buffers[name] = buffer.to(dtype)
-    return module

@@ -4,33 +4,27 @@ from pathlib import Path
 
 import torch
 
+from unet3d.machine.container import memory_left
+
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
     """A GPU's whole memory, or what a CPU's processes may still take; None where unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if not MEMINFO.exists():
-        return None
-    line = next(s for s in MEMINFO.read_text().splitlines() if s.startswith("MemAvailable:"))
-    free = int(line.split()[1]) * 1024
-    left = container_left()
-    return free if left is None else min(free, left)
+    known = [meminfo().get("MemAvailable"), memory_left()]
+    return min((n for n in known if n is not None), default=None)
 
 
-def container_left(group: Path = CGROUP) -> int | None:
-    """What a container's limit leaves (cgroup 2), counting cached files as free; None: no limit."""
+def meminfo(file: Path = MEMINFO) -> dict[str, int]:
+    """Linux's account of this machine's memory, in bytes; empty elsewhere."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        lines = file.read_text().splitlines()
     except OSError:
-        return None
-    if limit == "max":
-        return None
-    return max(0, int(limit) - used + int(counts.get("inactive_file", 0)))
+        return {}
+    parts = [line.split() for line in lines]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in parts if unit}
 
 
 def free_bytes(device: torch.device) -> int:

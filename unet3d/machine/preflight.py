@@ -6,7 +6,7 @@ Every function is given the numbers, or the place to look at, and answers with a
 import os
 import resource
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -60,6 +60,64 @@ def torch_build(
     return Lack(
         f"torch {version} is built for CUDA {cuda} and finds no GPU, but {there} is there: look "
         "whether nvidia-smi works, and whether the driver is new enough"
+    )
+
+
+def gpu_kernels(
+    version: str, architectures: Sequence[str], *, gpu: str, capability: tuple[int, int]
+) -> Lack | None:
+    """Whether torch has kernels for a GPU of that generation."""
+    if has_kernels(architectures, capability):
+        return None
+    major, minor = capability
+    return Lack(
+        f"torch {version} has no kernels for {gpu} (sm_{major}{minor}), but for "
+        f"{', '.join(architectures)}: install a torch that was built for it",
+        stop=True,
+    )
+
+
+def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Machine code serves its own generation, PTX (compute_) every later one.
+
+    >>> has_kernels(["sm_80", "sm_90"], (8, 6)), has_kernels(["sm_80", "sm_90"], (7, 0))
+    (True, False)
+    >>> has_kernels(["sm_90", "compute_90"], (12, 0))
+    True
+    """
+    for word in architectures:
+        kind, _, digits = word.partition("_")
+        if not digits.isdigit():
+            continue  # sm_90a: kernels that no other GPU runs
+        major, minor = int(digits[:-1]), int(digits[-1])
+        if kind == "compute" and (major, minor) <= capability:
+            return True
+        if kind == "sm" and major == capability[0] and minor <= capability[1]:
+            return True
+    return not architectures  # it does not tell
+
+
+def driver_for(cuda: str | None, *, driver: str | None, runs: str | None) -> Lack | None:
+    """Whether a driver that `runs` that CUDA at most can serve a torch built for `cuda`."""
+    if cuda is None or runs is None or int(runs.split(".")[0]) >= int(cuda.split(".")[0]):
+        return None
+    return Lack(
+        f"driver {driver} runs CUDA {runs} at most, and torch is built for CUDA {cuda}: update the "
+        f"driver, or install a torch for CUDA {runs.split('.')[0]}"
+    )
+
+
+def triton(installed: str | None, *, compiler: str | None, headers: bool) -> Lack | None:
+    """Whether poolings and lean blocks have their kernels on a GPU."""
+    if installed is None:
+        return Lack("Triton is not installed: poolings and lean blocks run in plain torch, slowly")
+    missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
+    missing += [] if headers else ["Python's headers (python3-dev)"]
+    if not missing:
+        return None
+    return Lack(
+        f"Triton {installed} compiles its kernels when they are first run: install "
+        + " and ".join(missing)
     )
 
 
