@@ -1,5 +1,6 @@
 """The numbers of a run that the machine is asked about before anything is computed."""
 
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def preflight(
         ),
         machine.writable(folder / "checkpoints"),
     ]
+    if cuda and find_spec("triton") is not None:
+        found.append(machine.kernels(machine.triton_cache()))
     workers = cfg.data.num_workers
     if workers > 0:
         batch = batch_bytes(request, channels, augment, sources=cuda)
