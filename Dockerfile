@@ -33,12 +33,13 @@ ARG TORCH=torch==2.13.0
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir "${TORCH}"
 
-# --force-reinstall: what torch brought along unpinned makes way for what was fetched by hash
+# --force-reinstall: what torch brought along unpinned makes way for what was fetched by hash. The
+# lock is copied for those builders that would not see that what they mount has changed.
+COPY container/requirements.txt /opt/unet3d/
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index --no-deps --force-reinstall /wheels/*.whl
-RUN --mount=type=bind,from=wheels,source=/project,target=/project \
-    pip install --no-cache-dir --no-index --no-deps /project/*.whl \
-    && pip check
+COPY --from=wheels /project /opt/unet3d/project
+RUN pip install --no-cache-dir --no-index --no-deps /opt/unet3d/project/*.whl && pip check
 
 # Whoever --user names, with a home or without, may write in these two: runs and volumes lie in
 # /job, what is compiled on the way in /cache (not in /tmp: `--tmpfs /tmp` is noexec). As volumes

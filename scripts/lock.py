@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(f"the image has {argument('BASE')}: run this with its Python, not with {python}")
     for name, requirements in wanted().items():
         kept = [p for p in packages(resolved(requirements)) if not TORCHS_OWN.match(p)]
-        (FOLDER / name).write_text("".join(sorted(kept)))
+        (FOLDER / name).write_text("".join(["# Made by scripts/lock.py\n", *sorted(kept)]))
         print(f"container/{name}: {len(kept)} packages")
 
 
