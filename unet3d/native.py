@@ -83,7 +83,15 @@ class Kernels:
                     "the %s kernels do not compile, plain torch instead: %.300s", self.what, reason
                 )
                 return None
-        return ctypes.CDLL(str(folder / name))
+        try:
+            return ctypes.CDLL(str(folder / name))
+        except OSError as error:
+            where = f"{folder} is mounted noexec, and XDG_CACHE_HOME= can name another folder"
+            reason = str(error) if loadable(folder) else where
+            log.warning(
+                "the %s kernels cannot be loaded, plain torch instead: %s", self.what, reason
+            )
+            return None
 
     def compile(self, compiler: str, element: str, target: Path) -> None:
         """Compile beside the target and move it there: another process may be doing the same."""
@@ -109,6 +117,11 @@ class Kernels:
             lines = processor.read_text().splitlines()
             parts += [next((line for line in lines if line.startswith("flags")), "").encode()]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def loadable(folder: Path) -> bool:
+    """Whether code may be loaded from there: Docker mounts a tmpfs noexec unless told otherwise."""
+    return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def address(x: Tensor | None) -> ctypes.c_void_p:

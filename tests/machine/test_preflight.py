@@ -94,3 +94,21 @@ def test_a_folder_that_cannot_be_written_is_told_before_it_is_needed(tmp_path):
     lack = preflight.writable(Path("/proc/self/not/there"))
     assert lack.stop
     assert "/proc/self cannot be written to" in lack.what
+
+
+def test_triton_needs_a_cache_that_can_be_written_and_loaded_from(tmp_path, monkeypatch):
+    assert preflight.kernels(tmp_path / "triton") is None
+    lack = preflight.kernels(Path("/proc/self/triton"))
+    assert lack.stop
+    assert "cannot be written to" in lack.what
+    monkeypatch.setattr(preflight, "loadable", lambda _: False)
+    lack = preflight.kernels(tmp_path / "triton")
+    assert lack.stop
+    assert f"{tmp_path} is mounted noexec, and Triton compiles into it" in lack.what
+
+
+def test_triton_s_cache_is_where_triton_looks_for_it():
+    where = preflight.triton_cache
+    assert where({"TRITON_CACHE_DIR": "/a", "TRITON_HOME": "/b"}) == Path("/a")
+    assert where({"TRITON_HOME": "/b"}) == Path("/b/.triton/cache")
+    assert where({}) == Path.home() / ".triton" / "cache"

@@ -94,3 +94,20 @@ def test_without_a_working_compiler_plain_torch_gives_the_same(fresh, tmp_path, 
     assert torch.equal(MedianPool3d(2)(x), expected)
     (record,) = (r for r in caplog.records if r.levelname == "WARNING")
     assert "plain torch" in record.getMessage()
+
+
+def test_where_a_compiled_library_cannot_be_loaded_plain_torch_gives_the_same(
+    fresh, tmp_path, caplog
+):
+    x = torch.randn(1, 1, 64, 64, 64)
+    expected = MedianPool3d(2)(x)
+    cpu.kernels.libraries.clear()
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fresh.setattr(cpu.kernels, "compile", lambda _compiler, _element, target: target.touch())
+    assert torch.equal(MedianPool3d(2)(x), expected)
+    fresh.setattr(native, "loadable", lambda _: False)  # what a tmpfs of Docker's would say
+    cpu.kernels.libraries.clear()
+    assert torch.equal(MedianPool3d(2)(x), expected)
+    first, second = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "file too short" in first
+    assert "is mounted noexec" in second

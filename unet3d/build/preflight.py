@@ -1,5 +1,6 @@
 """The numbers of a run that the machine is asked about before anything is computed."""
 
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def lacks(
                 capability=torch.cuda.get_device_capability(),
             )
         )
+        if find_spec("triton") is not None:
+            found.append(machine.kernels(machine.triton_cache()))
     workers = cfg.data.num_workers
     if workers > 0:
         batch = batch_bytes(request, channels, augment, sources=cuda)

@@ -6,12 +6,13 @@ Every function is given the numbers, or the place to look at, and answers with a
 import os
 import resource
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from unet3d.native import loadable
 from unet3d.types import GIB, MIB, size
 
 SHM = Path("/dev/shm")
@@ -201,6 +202,25 @@ def writable(folder: Path) -> Lack | None:
             return None
     except OSError as error:
         return Lack(f"{where} cannot be written to: {os.strerror(error.errno or 0)}", stop=True)
+
+
+def kernels(folder: Path) -> Lack | None:
+    """Whether what Triton compiles can be kept in the folder, and loaded from it."""
+    lack = writable(folder)
+    reason = lack and lack.what
+    if lack is None and not loadable(existing(folder)):
+        reason = f"{existing(folder)} is mounted noexec"
+    if reason is None:
+        return None
+    return Lack(
+        f"{reason}, and Triton compiles into it: TRITON_CACHE_DIR= names another", stop=True
+    )
+
+
+def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where Triton keeps what it compiles."""
+    home = Path(environ.get("TRITON_HOME") or Path.home())
+    return Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
 def disk(folder: Path, *, checkpoint: int) -> Lack | None:
