@@ -85,7 +85,7 @@ def copies(where: Where) -> dict[str, Any]:
     if not where.cuda:
         return {"device": None}
     host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
-    here = torch.empty_like(host, device=where.device)
+    here = torch.empty(host.shape, dtype=host.dtype, device=where.device)
     found = {"device": bench_pool.copy_bandwidth(where.device)}
     for name, source, target in (("to_host", here, host), ("from_host", host, here)):
         seconds = []
