@@ -83,10 +83,10 @@ def asked() -> dict[str, str] | None:
 def copies(where: Where) -> dict[str, Any]:
     """Bytes a second: within the device (read and written), and from and to pinned memory."""
     if not where.cuda:
-        return {"device": None}
+        return {"within_device": None}
     host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
     here = torch.empty(host.shape, dtype=host.dtype, device=where.device)
-    found = {"device": bench_pool.copy_bandwidth(where.device)}
+    found = {"within_device": bench_pool.copy_bandwidth(where.device)}
     for name, source, target in (("to_host", here, host), ("from_host", host, here)):
         seconds = []
         for _ in range(5):

@@ -51,7 +51,7 @@ def key_of(*path: str) -> Callable[[Rows], dict[str, Any]]:
 
 def flat(rows: Rows) -> dict[str, Any]:
     """All figures of all rows."""
-    return {key: value for row in rows.values() for key, value in row.items()}
+    return {k: v for row in rows.values() for k, v in row.items() if k != "seconds"}
 
 
 def steps(rows: Rows) -> dict[str, Any]:
