@@ -160,21 +160,24 @@ def work(make: Make, size: list[int]) -> int:
     return counter.get_total_flops()
 
 
-def forum(width: int = 64) -> dict[str, Any]:
+def forum_nets(name: str, width: int = 64) -> dict[str, Make]:
+    """The forum's `small` or `large` network as it is written, and ours on every rung."""
+    shape, dec = {"small": (SMALL, [4, 2, 1]), "large": (LARGE, [4, 2, 1, 1])}[name]
+    enc, decoder = [width * n for n in shape], [width * n for n in dec]
+    nets: dict[str, Make] = {
+        AS_WRITTEN: partial(ForumUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
+    }
+    return nets | {
+        rung: partial(ours, enc, rung, decoder_channels=decoder[::-1])
+        for rung in (*RUNGS, "offload", "blocks")
+    }
+
+
+def forum() -> dict[str, Any]:
     """The forum's two networks at its size and batch: every rung, and the largest batch."""
     size, rows = [320, 150, 26], {}
-    for name, shape, dec in (("small", SMALL, [4, 2, 1]), ("large", LARGE, [4, 2, 1, 1])):
-        enc = [width * n for n in shape]
-        decoder = [width * n for n in dec]
-        choices = {"decoder_channels": decoder[::-1]}
-        nets: dict[str, Make] = {
-            AS_WRITTEN: partial(
-                ForumUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder
-            )
-        }
-        nets |= {
-            rung: partial(ours, enc, rung, **choices) for rung in (*RUNGS, "offload", "blocks")
-        }
+    for name in ("small", "large"):
+        nets = forum_nets(name)
         base = work(nets[AS_WRITTEN], size)
         for rung, make in nets.items():
             two, three = (predicted(make, size, n, "16", cuda=True) for n in (2, 3))
@@ -190,16 +193,22 @@ def forum(width: int = 64) -> dict[str, Any]:
     return {"size": size, "batch": 2, "precision": "16", "optimizer": "AdamW", "rows": rows}
 
 
-def beside_peers() -> dict[str, Any]:
-    """The peers at 2 x 1 x 320 x 160 x 32, which all of them take."""
-    size, channels, rows = [320, 160, 32], [64, 128, 256, 256], {}
-    nets = {
+def nets_beside_peers(width: int = 64) -> dict[str, Make]:
+    """Ours, built as the peers are, and the peers that are installed."""
+    channels = [width * n for n in SMALL]
+    nets: dict[str, Make] = {
         f"ours, {rung}": partial(
             ours, channels, rung, norm="instance", activation="leaky_relu", upsampling="transposed"
         )
         for rung in RUNGS
     }
-    for name, make in [*nets.items(), *peers(channels)]:
+    return nets | dict(peers(channels))
+
+
+def beside_peers() -> dict[str, Any]:
+    """The peers at 2 x 1 x 320 x 160 x 32, which all of them take."""
+    size, channels, rows = [320, 160, 32], [64, 128, 256, 256], {}
+    for name, make in nets_beside_peers().items():
         made = predicted(make, size, 2, "16", cuda=True)
         rows[name] = {"peak_allocated_mib": mib(made.peak.allocated)}
         print(name, rows[name], flush=True)
@@ -242,12 +251,12 @@ def timed(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, make in nets.items():
             torch.manual_seed(0)
             one = step(make, arguments.size, arguments.batch, arguments.precision, device)
-            one.train(_Silent())  # the first step makes the optimizer's state
+            one.train(Silent())  # the first step makes the optimizer's state
             if device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
             begun = time.perf_counter()
-            one.train(_Silent())
+            one.train(Silent())
             if device == "cuda":
                 torch.cuda.synchronize()
                 rows.setdefault(name, {})["peak_allocated_mib"] = round(
@@ -273,12 +282,14 @@ def timed(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class _Silent:
+class Silent:
+    """Hears of a step and does nothing, so that nothing but the step is timed."""
+
     def enter(self, phase: str) -> None:
-        pass
+        """A phase begins."""
 
     def name(self, tensors: Any, kind: str) -> None:
-        pass
+        """These tensors are of that kind."""
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -1,217 +1,249 @@
-"""Everything that needs a GPU, in parts that can be run one by one: `make gpu`.
+"""Everything that needs a GPU, in parts that can be run one by one and continued: `make gpu`.
 
-Each part takes under ten minutes and adds its results to benchmarks/<device>.json; parts that are
-there already are skipped unless they are named. Without a GPU it says so and leaves with 2.
+    python scripts/gpu_report.py --list
+    python scripts/gpu_report.py                     # what is missing, for nine minutes
+    python scripts/gpu_report.py pool forum          # these; rows that failed are tried again
+    python scripts/gpu_report.py --output FOLDER     # begins with what benchmarks/ has
+    python scripts/gpu_report.py --rehearse          # all of it on a CPU, in its smallest form
 
-    python scripts/gpu_report.py                # the parts that are missing
-    python scripts/gpu_report.py pool forum  # these, again
+Each part is a process of its own, which hands over every row as it is found: a crash, an error of
+CUDA or a limit of time loses the row that was under way. Results go into <device>.json; without a
+GPU it says so and leaves with 2. The device's settings are read and never changed.
 """
 
 import argparse
 import json
 import os
 import re
-import statistics
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
-from functools import partial
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_parts import PARTS, Part
+
 ROOT = Path(__file__).resolve().parents[1]
-GRID = {
-    "model": ("unet_small", "unet_nn"),
-    "precision": ("32", "16", "bf16", "16-true"),
-    "checkpointing": ("none", "leanest"),
-    "optimizer": ("adamw", "sgd"),
-}
-"""32 configurations on each patch; each is predicted and measured in a process of its own."""
+BENCHMARKS = ROOT / "benchmarks"
+WORKER = Path(__file__).with_name("gpu_rows.py")
+GRACE = 30
+"""Seconds beyond --seconds in which what has begun may end."""
+STOPPING = 5
+"""Seconds between asking a process to end and ending it."""
+
+# One part.
 
 
-GOAL = 0.88
-"""The Dice whose time is told."""
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of this script: on what, how long, and who hears of rows."""
+
+    device: str
+    tiny: bool
+    ends: float  # nothing is begun after it; GRACE later all is ended
+    scratch: Path
+    data: Path
+    save: Callable[[], None]
+    worker: Path = WORKER
 
 
-def unet3d(*words: str) -> dict[str, Any]:
-    """Run a verb that prints one JSON object."""
-    done = run([sys.executable, "-m", "unet3d.commands.main", *words])
-    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-500:]}
+def run_part(name: str, part: Part, found: dict[str, Any], call: Call) -> None:
+    """Measure the rows that `found` lacks, in as many processes as it takes."""
+    begun = time.time()
+    last = min(begun + part.limit, call.ends)
+    rows, failed = found.setdefault("rows", {}), found.setdefault("failed", {})
+    while True:
+        known = len(rows) + len(failed)
+        names, code = worked(name, part, [*rows, *failed], found, call, begun)
+        if names is None:
+            failed["(start)"] = f"exit code {code}: {tail(call.scratch / f'{name}.log')}"
+            found["state"] = "failed"
+            break
+        if set(names) <= {*rows, *failed}:
+            found["state"] = "failed" if failed else "done"
+            break
+        found["state"] = "cut off"
+        over = code in (0, None)  # out of time, there or here
+        if over or len(rows) + len(failed) == known or time.time() + part.least > last:
+            break
+    found["seconds"] = round(found.get("seconds", 0) + time.time() - begun, 1)
+    try:
+        found["summary"] = part.summary(rows)
+    except Exception as error:  # the rows are what counts
+        found["summary"] = {"error": f"{type(error).__name__}: {error}"}
+    call.save()
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-def tests() -> dict[str, Any]:
-    """The tests that are marked gpu."""
-    done = run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--override-ini", "addopts="])
-    return {"exit_code": done.returncode, "summary": done.stdout.strip().splitlines()[-1:]}
-
-
-def pool() -> dict[str, Any]:
-    """The poolings against nn.MaxPool3d; writes its own file as well."""
-    done = run([sys.executable, "scripts/bench_pool.py"])
-    return {
-        "exit_code": done.returncode,
-        "output": done.stdout[-6000:],
-        "error": done.stderr[-500:],
+def worked(
+    name: str, part: Part, skip: list[str], found: dict[str, Any], call: Call, begun: float
+) -> tuple[list[str] | None, int | None]:
+    """One process: the names of all rows, if it told them, and its exit code; None: ended here."""
+    told, log = call.scratch / f"{name}.told", call.scratch / f"{name}.log"
+    told.unlink(missing_ok=True)
+    ends = min(begun + part.limit, call.ends + GRACE)
+    order = {
+        **{"module": part.module, "part": name, "skip": skip, "device": call.device},
+        **{"tiny": call.tiny, "least": 0 if call.tiny else part.least, "until": ends},
+        **{"scratch": str(call.scratch), "data": str(call.data), "told": str(told)},
     }
+    (call.scratch / f"{name}.order").write_text(json.dumps(order))
+    with (call.scratch / f"{name}.order").open() as given, log.open("a") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(call.worker)],
+            **{"cwd": ROOT, "stdin": given, "stdout": said, "stderr": said},
+            start_new_session=True,
+        )
+    events: list[dict[str, Any]] = []
+    code = None
+    while code is None and time.time() < ends:
+        time.sleep(0.1)
+        code = process.poll()
+        lines = told.read_text().split("\n")[:-1] if told.exists() else []
+        for line in lines[len(events) :]:
+            events.append(json.loads(line))
+            if "name" in events[-1]:
+                heard(events[-1], found, call)
+    if code is None:
+        end(process)
+    begins = [event["begun"] for event in events if "begun" in event]
+    lost = events and "begun" in events[-1]
+    if lost and (code is not None or (len(begins) == 1 and begun + part.limit <= call.ends)):
+        why = f"over the limit of {part.limit} s" if code is None else f"exit code {code}"
+        heard({"name": begins[-1], "error": f"{why}: {tail(log)}"}, found, call)
+    return next((event["names"] for event in events if "names" in event), None), code
 
 
-def predict(patch: str) -> dict[str, Any]:
-    """Predicted against measured over the grid, on one patch."""
-    rows: list[dict[str, Any]] = []
-    for values in product(*GRID.values()):
-        words = [f"{key}={value}" for key, value in zip(GRID, values, strict=True)]
-        words.append(f"data.patch_size={patch}")
-        rows.append({"overrides": words, **compared(words)})
-    errors: list[float] = sorted(r["error_percent"] for r in rows if "error_percent" in r)
-    sizes = sorted(abs(error) for error in errors)
-    summary = {
-        "configurations": len(rows),
-        "failed": sum("error_percent" not in row for row in rows),
-        "median_error_percent": statistics.median(sizes) if sizes else None,
-        "p95_error_percent": sizes[int(0.95 * (len(sizes) - 1))] if sizes else None,
-        "most_too_low_percent": errors[0] if errors else None,
-    }
-    return {"summary": summary, "rows": rows}
+def heard(event: dict[str, Any], found: dict[str, Any], call: Call) -> None:
+    """Keep a row, or why there is none."""
+    name = event["name"]
+    if "error" in event:
+        found["failed"][name] = event["error"]
+        print(f"    {name}: {event['error'][:300]}", flush=True)
+    else:
+        found["rows"][name] = event["value"] | {"seconds": event["seconds"]}
+        print(f"    {name} ({event['seconds']} s)", flush=True)
+    call.save()
 
 
-def compared(words: list[str]) -> dict[str, Any]:
-    """One configuration: what was predicted, what was measured, and how far apart they are."""
-    found = unet3d("memory", *words, "data.num_classes=5", "format=json", "measure=true")
-    if "error" in found:
-        return found
-    phases = found["measured_phases"].values()
-    allocated = max(phase["allocated"] for phase in phases)
-    predicted = found["peak_allocated_bytes"]
-    return {
-        "predicted_allocated_bytes": predicted,
-        "measured_allocated_bytes": allocated,
-        "error_percent": 100 * (predicted / allocated - 1),
-        "predicted_reserved_bytes": found["peak_reserved_bytes"],
-        "measured_reserved_bytes": max(phase["reserved"] for phase in phases),
-        "predicted_by_phase": found["phases"],
-        "measured_by_phase": found["measured_phases"],
-    }
+def end(process: subprocess.Popen) -> None:
+    """Ask the process and those it began to leave, then make them."""
+    for number, seconds in ((signal.SIGTERM, STOPPING), (signal.SIGKILL, 60)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return
 
 
-def forum() -> dict[str, Any]:
-    """The forum's job as it was written and with the project's own network."""
-    job = ["data.patch_size=[320,150,26]", "data.batch_size=2", "data.num_classes=5"]
-    choices = {
-        "as the forum ran it": ["experiment=forum_small"],
-        "as written, mixed 16": ["model=forum_small", "precision=16", *job],
-    }
-    for rung in ("none", "skips", "lean", "leanest", "offload", "blocks"):
-        words = ["model=unet_small", "precision=16", f"checkpointing={rung}", *job]
-        choices[f"unet_small, mixed 16, {rung}"] = words
-    return {name: compared(words) for name, words in choices.items()}
+def tail(log: Path) -> str:
+    """The end of what a process said."""
+    return log.read_text(errors="replace")[-1500:] if log.exists() else ""
 
 
-def step() -> dict[str, Any]:
-    """Time and peak of a step beside the peers that are installed, in half precision."""
-    words = ["time", "--name", "gpu-part", "--precision", "16", "--width", "64", "--rounds", "5"]
-    done = run([sys.executable, "scripts/bench_step.py", *words, "--size", "320", "160", "32"])
-    path = ROOT / "benchmarks" / "gpu-part-step.json"
-    if done.returncode:
-        return {"exit_code": done.returncode, "error": done.stderr[-500:]}
-    content = json.loads(path.read_text())["time, 16"]
-    path.unlink()
-    path.with_suffix(".png").unlink()
-    return {"summary": content["rows"], **content}
+# All of them.
 
 
-def hippocampus() -> dict[str, Any]:
-    """Dice against time on the Decathlon's Task04, if it lies under data/."""
-    if not (ROOT / "data" / "Task04_Hippocampus" / "dataset.json").is_file():
-        return {"skipped": "data/Task04_Hippocampus is not there"}
-    folder = ROOT / "outputs" / "gpu_report"
-    words = ["experiment=hippocampus", "trainer.max_time=00:00:06:00", f"hydra.run.dir={folder}"]
-    done = run([sys.executable, "train.py", *words, "trainer.enable_progress_bar=false"])
-    report = folder / "report.json"
-    if done.returncode or not report.is_file():
-        return {"exit_code": done.returncode, "error": done.stderr[-500:]}
-    content = json.loads(report.read_text())
-    curve = validations(folder)
-    reached = [seconds for seconds, dice in curve if dice >= GOAL]
-    return {
-        "summary": {"dice": content["evaluation"]["mean"]["dice"]},
-        f"seconds_to_{GOAL}": reached[0] if reached else None,
-        "dice_by_seconds": curve,
-    } | {
-        key: content[key]
-        for key in ("evaluation", "metrics", "memory", "speed", "steps", "precision")
-    }
+def device_name() -> str | None:
+    """What torch calls the first GPU; asked in a process of its own, which leaves nothing there."""
+    ask = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    words = done.stdout.strip().splitlines()
+    return words[-1] if words else None
 
 
-def validations(folder: Path) -> list[tuple[float, float]]:
-    """(seconds since the first step, Dice) of every validation of a run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    begun = events.Scalars("train/loss")[0].wall_time
-    return [(e.wall_time - begun, e.value) for e in events.Scalars("val/dice")]
+def missing(parts: dict[str, Any]) -> list[str]:
+    """The parts that have not been measured to their end."""
+    ended = ("done", "failed")
+    return [name for name in PARTS if parts.get(name, {}).get("state") not in ended]
 
 
-def pools() -> dict[str, Any]:
-    """Max, median and approximate median on one fold, a seed each: short trainings."""
-    words = ["pools", "--name", "gpu-part", "--seeds", "0", "experiment=hippocampus"]
-    limits = ["trainer.max_time=00:00:02:00", "evaluation.enabled=true"]
-    done = run([sys.executable, "scripts/bench_hippocampus.py", *words, *limits])
-    path = ROOT / "benchmarks" / "gpu-part-hippocampus.json"
-    if done.returncode:
-        return {"exit_code": done.returncode, "error": done.stderr[-500:]}
-    content = json.loads(path.read_text())["pools"]
-    path.unlink()
-    return {"summary": content["mean"], **content}
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="none: what is missing")
+    parser.add_argument("--list", action="store_true", help="say what there is, and leave")
+    parser.add_argument("--seconds", type=float, default=540, help="nothing is begun after them")
+    parser.add_argument("--output", type=Path, default=BENCHMARKS, help="folder of the results")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="where data sets lie")
+    parser.add_argument("--again", action="store_true", help="forget what the named parts have")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, tiny; no results")
+    given = parser.parse_args(argv)
+    for part in given.parts:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}; the parts are {', '.join(PARTS)}")
+    if given.rehearse and given.output.resolve() == BENCHMARKS:
+        given.output = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
+    return given
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "tests": tests,
-    "pool": pool,
-    "predict_cube": partial(predict, "[64,64,64]"),
-    "predict_flat": partial(predict, "[160,144,32]"),
-    "forum": forum,
-    "step": step,
-    "hippocampus": hippocampus,
-    "pools": pools,
-}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; none: what is missing")
-    parts = parser.parse_args().parts
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        print(f"no part {unknown[0]!r}; the parts are {', '.join(PARTS)}", file=sys.stderr)
+def main(argv: list[str] | None = None) -> int:
+    given = arguments(argv)
+    begun = time.time()
+    name = "rehearsal" if given.rehearse else None if given.list else device_name()
+    if not given.list and not name:
+        print("gpu_report needs a GPU, and torch finds none here; --rehearse", file=sys.stderr)
         return 2
-    import torch
+    if given.list:
+        for part, what in PARTS.items():
+            print(f"{part:12} {what.limit:4} s  {what.about}")
+        return 0
+    assert name is not None
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    path = given.output / f"{slug}.json"
+    before = next((p for p in (path, BENCHMARKS / path.name) if p.is_file()), None)
+    results: dict[str, Any] = {"device": name, "parts": {}}
+    if before is not None:
+        results = json.loads(before.read_text())
+    parts: dict[str, Any] = results["parts"]
+    given.output.mkdir(parents=True, exist_ok=True)
 
-    if not torch.cuda.is_available():
-        print("gpu_report needs a GPU, and torch finds none here", file=sys.stderr)
-        return 2
-    device = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
-    path = ROOT / "benchmarks" / f"{device}.json"
-    results = json.loads(path.read_text()) if path.is_file() else {}
-    for name in parts or [part for part in PARTS if part not in results]:
-        print(f"{name} ...", flush=True)
-        results[name] = PARTS[name]()
-        results["environment"] = {
-            "device": torch.cuda.get_device_name(0),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-        }
-        path.write_text(json.dumps(results, indent=1) + "\n")
-        print(json.dumps(results[name].get("summary", results[name]))[:2000], flush=True)
-    print(f"wrote {path}")
-    return 0
+    def save() -> None:
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(results, indent=1) + "\n")
+        draft.replace(path)
+
+    for part in given.parts:
+        if given.again:
+            parts.pop(part, None)
+        elif part in parts:
+            parts[part]["failed"] = {}
+    left: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="gpu-report-") as scratch:
+        call = Call(
+            device="cpu" if given.rehearse else "cuda:0",
+            tiny=given.rehearse,
+            ends=begun + given.seconds,
+            scratch=Path(scratch),
+            data=given.data.resolve(),
+            save=save,
+        )
+        for part in given.parts or missing(parts):
+            seconds = call.ends - time.time()
+            if seconds < PARTS[part].least and not given.rehearse:
+                left.append(part)
+                continue
+            print(f"{part}: {PARTS[part].about}", flush=True)
+            found = parts.setdefault(part, {})
+            run_part(part, PARTS[part], found, call)
+            print(f"  {found['state']}: {json.dumps(found['summary'])[:1500]}", flush=True)
+            if found["state"] == "cut off":
+                left.append(part)
+        if given.output.resolve() != BENCHMARKS:
+            logs = [
+                f"{log.stem}\n{log.read_text()[-(2**20) :]}" for log in Path(scratch).glob("*.log")
+            ]
+            path.with_suffix(".log").write_text("\n".join(logs))
+    if left:
+        print(f"left for another call: {', '.join(left)}")
+    print(f"wrote {path}, after {time.time() - begun:.0f} s")
+    return 0 if all(parts[p]["state"] != "failed" for p in parts) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Take the README's measured tables from benchmarks/: `python scripts/readme_tables.py`.
+"""Take the documents' measured figures from benchmarks/: `python scripts/readme_tables.py`.
 
-Between `<!-- NAME -->` and `<!-- end -->` stands what the function of that name makes; a test
-compares.
-A figure that no result file has reads "not measured yet".
+Between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, stands what the function of
+that name makes; a test compares. GPU figures are those of gpu_report.py's <device>.json, where
+there is one. A figure that no result file has reads "not measured yet".
 """
 
 import json
@@ -10,21 +10,26 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+BENCHMARKS = ROOT / "benchmarks"
 OPEN = "not measured yet"
+FORUM = ("as written", "none", "skips", "lean", "leanest", "offload", "blocks")
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 
+Row = dict[str, Any]
+Rows = dict[str, Row]
 
-def pooling() -> str:
+
+def pooling(folder: Path) -> str:
     """Forward + backward against eager nn.MaxPool3d, and bytes for each output."""
-    content = result("cpu-pool")
+    content, raced = result(folder, "cpu-pool"), gpu(folder, "pool")
     lines = [
         "| | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 | saved bytes fp32 | "
-        "peak bytes fp32 / bf16 | GPU |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "peak bytes fp32 / bf16 | GPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in POOLS:
         rows = {}
@@ -39,14 +44,24 @@ def pooling() -> str:
             f"| `{name}` | {wide['both_ratio']:.2f}x / {half['both_ratio']:.2f}x "
             f"| {wide_last['both_ratio']:.2f}x / {half_last['both_ratio']:.2f}x "
             f"| {wide['saved_bytes']:.0f}{kept} "
-            f"| {wide['peak_bytes']:.0f} / {half['peak_bytes']:.0f} | {OPEN} |"
+            f"| {wide['peak_bytes']:.0f} / {half['peak_bytes']:.0f} "
+            f"| {both(raced, name, '')} | {both(raced, name, ' channels-last')} |"
         )
     return "\n".join(lines)
 
 
-def predict() -> str:
+def both(raced: Rows, name: str, layout: str) -> str:
+    """A pooling's ratios on a GPU, in both precisions."""
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        row = raced.get(f"2x64x320x150x26 {dtype}{layout}", {}).get("rows", {}).get(name)
+        found.append(OPEN if row is None else f"{row['both_ratio']:.2f}x")
+    return OPEN if set(found) == {OPEN} else " / ".join(found)
+
+
+def predict(folder: Path) -> str:
     """The memory of a scan with many classes, in a sentence."""
-    case = result("cpu-predict")["cases"][-1]
+    case = result(folder, "cpu-predict")["cases"][-1]
     size = " x ".join(map(str, case["size"]))
     peak, forecast, whole = (
         f"{case[key] / 2**30:.1f} GiB"
@@ -59,9 +74,9 @@ def predict() -> str:
     )
 
 
-def hippocampus() -> str:
+def hippocampus(folder: Path) -> str:
     """Folds and poolings, as far as they are measured."""
-    measured = result("cpu-hippocampus")
+    measured = result(folder, "cpu-hippocampus")
     lines = [
         "| | Dice anterior / posterior | mean | steps | seconds per step | peak of a step |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -88,19 +103,19 @@ def hippocampus() -> str:
     return "\n".join(lines)
 
 
-def step() -> str:
+def step(folder: Path) -> str:
     """What each rung takes and costs at the forum's job, and on this machine's CPU."""
-    content = result("cpu-step")
+    content = result(folder, "cpu-step")
     rows, times = content["predicted"]["forum"]["rows"], content["time, 32"]["rows"]
     lines = [
         "| `checkpointing=` | small: peak | more convolution work | largest batch in 7000 MiB "
         "| large: peak | time of a step on a CPU |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for rung in ("as written", "none", "skips", "lean", "leanest", "offload", "blocks"):
+    for rung in FORUM:
         small, large = rows[f"small, {rung}"], rows[f"large, {rung}"]
         timed = times.get("as written" if rung == "as written" else f"ours, {rung}")
-        time = "not measured yet" if timed is None else f"{timed['time_ratio']:.2f}x"
+        time = OPEN if timed is None else f"{timed['time_ratio']:.2f}x"
         shown = "as written, no choice" if rung == "as written" else f"`{rung}`"
         batch = small["largest_batch_in_7000_mib"] or "1"
         lines.append(
@@ -110,9 +125,9 @@ def step() -> str:
     return "\n".join(lines)
 
 
-def peers() -> str:
+def peers(folder: Path) -> str:
     """The same channels in the networks that others give."""
-    content = result("cpu-step")
+    content = result(folder, "cpu-step")
     rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
     lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
     for name, row in rows.items():
@@ -121,30 +136,168 @@ def peers() -> str:
     return "\n".join(lines)
 
 
-def result(name: str) -> Any:
+def gpu_device(folder: Path) -> str:
+    """What the GPU's figures were measured on."""
+    found = gpu(folder, "environment").get("machine")
+    if found is None:
+        return f"The figures of a GPU: {OPEN}."
+    versions = ", ".join(
+        f"{name} {found[key]}"
+        for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("Triton", "triton"))
+        if found.get(key)
+    )
+    return f"Measured on one {found['device']} ({versions}; `make gpu`)."
+
+
+def gpu_prediction(folder: Path) -> str:
+    """How far predictions are from measured peaks."""
+    errors, said = gpu_part(folder, "predict").get("summary", {}), []
+    for kind in ("allocated", "reserved"):
+        if kind in errors:
+            of = errors[kind]
+            said.append(
+                f"{kind} memory is off by {of['median_percent']:.1f} % in the median, by at most "
+                f"{of['p95_percent']:.1f} % in 95 of 100, at the worst "
+                f"{-of['worst_too_low_percent']:.1f} % too low"
+            )
+    if not said:
+        return f"The error of predictions on a GPU: {OPEN}."
+    return f"On a GPU, over {errors['configurations']} configurations, {'; '.join(said)}."
+
+
+def gpu_step(folder: Path) -> str:
+    """The forum's job on a GPU: peaks beside their predictions, batches, times."""
+    rows, batches = gpu(folder, "forum"), gpu(folder, "batch")
+    if not rows and not batches:
+        return f"Peak and time of the forum's job on a GPU: {OPEN}."
+    lines = [
+        "| on a GPU | small: peak (predicted) | seconds per step | largest batch in 7000 MiB "
+        "(predicted) | large: peak (predicted) | seconds per step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for rung in ("as the forum ran it", *FORUM):
+        cells = []
+        for net in ("small", "large"):
+            cells += [peak(rows.get(f"{net}, {rung}")), seconds(rows.get(f"{net}, {rung}"))]
+            if net == "small":
+                tried = batches.get(f"{net}, {rung}")
+                cells.append(
+                    OPEN if tried is None else f"{tried['largest']} ({tried['predicted']})"
+                )
+        shown = f"`{rung}`" if rung in FORUM[1:] else rung
+        if rung == "as the forum ran it":
+            cells[2] = ""  # it is what everything is compared with
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu_peers(folder: Path) -> str:
+    """The same channels in the networks that others give, on a GPU."""
+    rows = gpu(folder, "peers")
+    if not rows:
+        return f"The same on a GPU: {OPEN}."
+    lines = ["| on a GPU | peak (predicted) | seconds per step |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {peak(row)} | {seconds(row)} |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def gpu_hippocampus(folder: Path) -> str:
+    """How long a GPU takes to learn the hippocampus, and what poolings make of it."""
+    found, pools = gpu(folder, "hippocampus").get("fold 0"), gpu(folder, "pools")
+    said = []
+    if found is not None:
+        goal, reached = found["goal"], found["seconds_to_goal"]
+        there = "not reached" if reached is None else f"reached after {reached:.0f} s"
+        said.append(
+            f"`experiment=hippocampus` on a GPU, fold 0: a Dice of {goal} {there}, "
+            f"{found['dice']['mean']:.4f} at the end of {found['steps']} steps of "
+            f"{found['median_step_seconds']:.3f} s."
+        )
+    if pools:
+        each = ", ".join(f"`{pool}` {row['dice']['mean']:.4f}" for pool, row in pools.items())
+        said.append(f"The poolings, one run each: {each}.")
+    return " ".join(said) or f"The hippocampus on a GPU: {OPEN}."
+
+
+def gpu_callbacks(folder: Path) -> str:
+    """What the meter and surviving take of a step on a GPU."""
+    rows = gpu(folder, "callbacks")
+    whole = [rows[name]["median_step_seconds"] for name in ("all", "all, again") if name in rows]
+    said = []
+    for shown in ("the meter", "what survives"):
+        if whole and (row := rows.get(f"without {shown}")) is not None:
+            share = 1 - row["median_step_seconds"] / median(whole)
+            said.append(f"{shown} takes {100 * share:.1f} %")
+    if not said:
+        return f"What the meter and surviving take of a step on a GPU: {OPEN}."
+    return f"Of a step of {1000 * median(whole):.0f} ms on a GPU, {' and '.join(said)}."
+
+
+def peak(row: Row | None) -> str:
+    """What a step took, and in brackets what was predicted."""
+    if row is None:
+        return OPEN
+    found, expected = row["measured"].get("allocated"), row["predicted"]["allocated"]
+    return f"{OPEN if found is None else mib(found)} ({mib(expected)})"
+
+
+def seconds(row: Row | None) -> str:
+    """Of a step."""
+    return OPEN if row is None else f"{row['step_seconds']:.3f}"
+
+
+def mib(nbytes: int) -> str:
+    """In MiB."""
+    return f"{nbytes / 2**20:.0f} MiB"
+
+
+def result(folder: Path, name: str) -> Any:
     """A file of benchmarks/."""
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+    return json.loads((folder / f"{name}.json").read_text())
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "pooling": pooling,
-    "predict": predict,
-    "hippocampus": hippocampus,
-    "step": step,
-    "peers": peers,
+def gpu(folder: Path, part: str) -> Rows:
+    """A part's rows; none if it has not been measured."""
+    return gpu_part(folder, part).get("rows", {})
+
+
+def gpu_part(folder: Path, part: str) -> dict[str, Any]:
+    """What gpu_report.py found, on the device of which it has the most parts."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    reports = [content["parts"] for content in found if "parts" in content]
+    return max(reports, key=len, default={}).get(part, {})
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    table.__name__: table
+    for table in (
+        *(pooling, predict, hippocampus, step, peers),
+        *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
+    )
 }
 
 
-def filled(text: str) -> str:
-    """The text with every table made anew."""
+def filled(text: str, folder: Path = BENCHMARKS) -> str:
+    """The text with every figure made anew."""
     for name, table in TABLES.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t()}\n{m[2]}", text, flags=re.DOTALL)
+        if re.search(pattern, text, re.DOTALL):
+            made = table(folder)
+            text = re.sub(pattern, lambda m, t=made: f"{m[1]}{t}\n{m[2]}", text, flags=re.DOTALL)
     return text
 
 
+def documents() -> list[Path]:
+    """What may hold such figures."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def main() -> int:
-    README.write_text(filled(README.read_text()))
+    for document in documents():
+        text = document.read_text()
+        if (made := filled(text)) != text:
+            document.write_text(made)
+            print(document.relative_to(ROOT))
     return 0
 
 

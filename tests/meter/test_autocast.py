@@ -11,6 +11,12 @@ from unet3d.meter.autocast import FP32, FP32_BY_DTYPE, PROMOTED, cuda_rules
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
+OF_OTHER_VERSIONS = {"rms_norm"} | set(
+    """cumprod.dimname cumsum.dimname log_softmax.Dimname prod.dim_Dimname softmax.Dimname
+    sum.dim_DimnameList""".split()
+)
+"""What torch 2.10 to 2.13 do not all have; nothing here calls it."""
+
 
 def listed(macro):
     body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*\n)", HEADER.read_text())[1]
@@ -27,7 +33,7 @@ def listed(macro):
     ],
 )
 def test_a_new_torch_that_changes_a_list_fails_here(macro, ours):
-    assert listed(macro) == set(ours)
+    assert listed(macro) ^ set(ours) <= OF_OTHER_VERSIONS
 
 
 def dtype_under_cuda_rules(function, *inputs, dtype=torch.float16):

@@ -1,4 +1,4 @@
-"""A step of a config run for real on this machine's GPU, measured by phase and by layer."""
+"""A step run for real on this machine's GPU, measured by phase and by layer."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -9,7 +9,7 @@ import torch
 
 from unet3d.build.forecast import forecast
 from unet3d.build.request import Request
-from unet3d.build.step import step_maker
+from unet3d.build.step import TrainingStep, step_maker
 from unet3d.machine.device import precision
 from unet3d.meter.layers import LayerRecorder
 from unet3d.meter.peak import PeakMeter
@@ -57,21 +57,26 @@ def need_gpu() -> None:
         raise Misuse("measure=true needs a GPU, and torch finds none here")
 
 
+def peaks(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
+    """Of each phase of the second step, as predictions have it."""
+    step.train(MeasuredPhases(device))
+    phases = MeasuredPhases(device)
+    step.train(phases)
+    phases.enter("end")
+    return phases.peaks
+
+
 def measured(request: Request) -> Measurement:
-    """The same step run on this machine's GPU: the second one, as predictions have it."""
+    """The same step run on this machine's GPU."""
     need_gpu()
     forecast(request)  # fills in what the data set says, and refuses what cannot be
     device = torch.device("cuda", 0)
     used = precision(request.config.precision, "cuda")
     step = step_maker(request, used, cuda=True, device="cuda")()
-    phases = MeasuredPhases(device)
-    step.train(phases)
+    found = peaks(step, device)
     recorder = LayerRecorder(
         lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     )
-    phases = MeasuredPhases(device)
-    step.train(phases)
-    phases.enter("end")
     with recorder.watching(step.model):  # reading costs time but no memory: a step of its own
         step.train(MeasuredPhases(device))
-    return Measurement(phases=phases.peaks, layers=recorder.layers)
+    return Measurement(phases=found, layers=recorder.layers)

@@ -55,6 +55,11 @@ class _Saved:
     before: "_Saved | None"  # was saved just before, so backward will ask for it next
     back: tuple[Tensor, Any] | None = None
 
+    def __del__(self) -> None:
+        """What came back for nobody is still being written when its memory is let go."""
+        if self.back is not None and self.back[1] is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.back[1])
+
 
 class _Waiting:
     """The saved tensors of one forward; they come back in the opposite order, one ahead.

@@ -17,6 +17,7 @@ class PeakMeter:
     def start(self, device: torch.device) -> None:
         """Forget what was before."""
         if device.type == "cuda":
+            torch.cuda.init()  # a GPU that nobody has used yet has no peak to reset
             torch.cuda.reset_peak_memory_stats(device)
         else:
             _reset_resident_peak()

@@ -8,6 +8,13 @@ a program's own voxels and added up afterwards: no atomics, so that results repe
 import triton
 import triton.language as tl
 
+ANY = """V H W B TILES first count size low_first low_size taps
+fd nd ld0 md fh nh lh0 mh fw nw lw0 mw""".split()
+"""Numbers that no kernel is compiled anew for: levels and slabs have many, and gain nothing by it.
+
+Strides are told apart: where they are multiples of 16, channels are read in wide loads.
+"""
+
 
 @triton.jit
 def _voxels(v, b, H, W, sb, sd, sh, sw):
@@ -18,7 +25,7 @@ def _voxels(v, b, H, W, sb, sd, sh, sw):
     return tl.cast(b, tl.int64) * sb + inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def normalize_kernel(
     y, out, scale, shift, slope,
     V, C, H, W, yb, yd, yh, yw, ob, od, oh, ow,
@@ -38,7 +45,7 @@ def normalize_kernel(
     tl.store(to, n.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def gradient_kernel(
     g, y, out, scale, shift, constant, linear, slope,
     V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, ob, od, oh, ow,
@@ -61,10 +68,10 @@ def gradient_kernel(
     tl.store(to, (s * m + k + q * x).to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def moments_kernel(
-    y, out, V, C, H, W, yb, yd, yh, yw, B,
-    TILES: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
+    y, out, V, C, H, W, yb, yd, yh, yw, B, TILES,
+    BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Of a program's voxels: mean and squared deviations into out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -92,11 +99,11 @@ def moments_kernel(
     tl.store(to + B * C, tl.maximum(s - a * a / n, 0.0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def gradient_sums_kernel(
     g, y, scale, shift, mean, inverse, out, slope,
-    V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, B,
-    TILES: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
+    V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, B, TILES,
+    BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Of a program's voxels: sums of m and of m * (y - mean) * inverse, into out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -134,7 +141,7 @@ def _between(place, size, low_first, low_size, LINEAR: tl.constexpr):
         return a, a, place.to(tl.float32) * 0.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def interpolate_kernel(
     low, out, V, C, H, W, lb, ld, lh, lw, ob, od, oh, ow,
     fd, nd, ld0, md, fh, nh, lh0, mh, fw, nw, lw0, mw,
@@ -166,7 +173,7 @@ def interpolate_kernel(
     tl.store(to, total.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY)
 def lower_kernel(
     g, out, V, C, H, W, gb, gd, gh, gw, ob, od, oh, ow,
     first, count, size, low_first, low_size, taps,
