@@ -18,7 +18,7 @@ from bench_hippocampus import row as told_of
 from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.build.forecast import composed
+from unet3d.build.request import composed
 from unet3d.build.run import Run, build
 from unet3d.lit.checkpoints import LastCheckpoint
 from unet3d.lit.finite import FiniteSteps

@@ -19,9 +19,9 @@ from bench_step import (
 )
 from gpu_rows import Row, Where
 
-from unet3d.build.forecast import composed, forecast
+from unet3d.build.forecast import forecast
 from unet3d.build.measured import peaks
-from unet3d.build.objects import Request
+from unet3d.build.request import Request, composed
 from unet3d.build.step import TrainingStep, step_maker
 from unet3d.machine.device import precision
 from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
