@@ -13,6 +13,7 @@ VERBS = {
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "train": "train a network; `unet3d train --help` lists every option",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
+    "export": "a checkpoint's network as ONNX or torch.export, compared with it on scans",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "memory": "what a training step costs, layer by layer, before it runs",
     "fit": "what fits a card: batch, patch, precision, checkpointing",
