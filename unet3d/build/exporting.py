@@ -70,8 +70,10 @@ class Exported:
         channels, outputs = len(self.trained.card["channels"]), len(self.trained.outputs)
         sizes = (f"{file} ({file.stat().st_size / MIB:.1f} MiB)" for file in self.files)
         written = " and ".join(sizes)
+        trained = str(self.trained.card["config"]["precision"])
+        half = "" if trained == "32" else f" in float32 (trained with precision={trained})"
         return (
-            f"{written}, {self.kind}, {shape.format(channels)} -> {shape.format(outputs)}; "
+            f"{written}, {self.kind}, {shape.format(channels)} -> {shape.format(outputs)}{half}; "
             f"on {self.patches.told} {self.equality}"
         )
 

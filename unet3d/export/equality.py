@@ -10,7 +10,11 @@ Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
 
 TOLERANCE = 1e-3
-"""The largest difference of two logits, as a share of the largest logit, that rounding may make."""
+"""The largest difference of two logits, as a share of the largest, that is taken for rounding.
+
+Our networks' were 4e-6 on patches of noise, and 4e-4 where a 512th of a patch was not constant. On
+a patch that is constant, 2e-2: instance norm divides it by almost nothing.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,10 @@ def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str
                 verbose=False,
             )
         except Exception as error:
-            raise Fault(f"torch cannot say this network in ONNX: {reason(error)}") from error
+            raise Fault(
+                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot say this "
+                f"network in ONNX: {reason(error)}"
+            ) from error
     assert made is not None
     model = made.model_proto
     foreign = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
