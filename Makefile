@@ -12,7 +12,7 @@ RUN := .venv/bin/python
 TRAIN_NEEDS := .venv/train
 endif
 
-ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling),yes)
+ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling onnx onnxscript onnxruntime),yes)
 TEST := $(PYTHON)
 else
 TEST := .venv/bin/python

@@ -15,6 +15,7 @@ VERBS = {
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "train": "train a network",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
+    "export": "a checkpoint's network as ONNX or torch.export, compared with it on scans",
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "compare": "runs side by side: Dice, memory, seconds, and what differs in their configs",
     "memory": "what a training step costs, layer by layer, before it runs",

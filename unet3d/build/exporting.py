@@ -1,0 +1,263 @@
+"""From a checkpoint to a file that other programs run, and the proof that it is equal."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import torch
+from omegaconf import ListConfig
+from torch import nn
+
+from unet3d import __version__
+from unet3d.build.card import card_of
+from unet3d.build.ensemble import restored
+from unet3d.build.objects import first_line, painted, paths
+from unet3d.build.request import Request
+from unet3d.build.predicting import checkpoint_of
+from unet3d.build.predictor import callable_of
+from unet3d.build.proof import Patches, patches_for
+from unet3d.build.window import measured_window
+from unet3d.data.preparation import Preparation
+from unet3d.export import onnx_file, torch_file
+from unet3d.export.equality import TOLERANCE, Equality, compared
+from unet3d.export.graph import quiet, traced
+from unet3d.infer.decide import Painted, largest
+from unet3d.infer.windows import Network
+from unet3d.lit.start import loaded, weights_of
+from unet3d.machine.device import Precision
+from unet3d.pool.plain import plain
+from unet3d.types import MIB, Fault, KeepsByLevel, Misfit, Misuse, Triple
+from unet3d.whole import whole
+
+FORMATS: dict[str, ModuleType] = {"onnx": onnx_file, "torch_export": torch_file}
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A checkpoint's network in float32, and what is to be known of it."""
+
+    checkpoint: Path
+    network: nn.Module
+    card: Mapping[str, Any]
+    patch: Triple
+
+    @property
+    def outputs(self) -> list[str]:
+        """What each channel of the logits is of."""
+        return list(self.card.get("regions") or self.card["classes"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written, and how equal it is."""
+
+    files: list[Path]
+    kind: str
+    trained: Trained
+    equality: Equality
+    patches: Patches
+
+    def __str__(self) -> str:
+        shape = f"(batch, {{}}, {', '.join(map(str, self.trained.patch))})"
+        channels, outputs = len(self.trained.card["channels"]), len(self.trained.outputs)
+        sizes = (f"{file} ({file.stat().st_size / MIB:.1f} MiB)" for file in self.files)
+        written = " and ".join(sizes)
+        trained = str(self.trained.card["config"]["precision"])
+        half = "" if trained == "32" else f" in float32 (trained with precision={trained})"
+        return (
+            f"{written}, {self.kind}, {shape.format(channels)} -> {shape.format(outputs)}{half}; "
+            f"on {self.patches.told} {self.equality}"
+        )
+
+
+def export(request: Request) -> Exported:
+    """Check the config, write the file, and leave it there if it gives what the network gives."""
+    cfg = request.config
+    format, output = format_of(cfg.format), Path(str(cfg.output))
+    check_output(output, format, str(cfg.format))
+    packages_of(format, str(cfg.format))
+    with drafted(output) as draft:
+        allow_targets = list(cfg.allow_targets)
+        trained = trained_of(cfg.checkpoint, cfg.patch_size, allow_targets)
+        own = callable_of(trained.network, Precision("32", "32"), CPU)
+        check_patch(own, trained)
+        patches = patches_for(cfg.input, trained.card, trained.patch, allow_targets)
+        program = traced(exportable(trained.network), len(trained.card["channels"]), trained.patch)
+        kind = format.write(program, draft, facts_of(trained))
+        equality = checked(draft, format, own, trained, patches)
+        files = kept(draft, output)
+    return Exported(
+        files=files,
+        kind=kind,
+        trained=trained,
+        equality=equality,
+        patches=patches,
+    )
+
+
+def format_of(asked: Any) -> ModuleType:
+    """What writes and reads a format."""
+    if asked not in FORMATS:
+        near = get_close_matches(str(asked), FORMATS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Misuse(f"format must be {' or '.join(FORMATS)}, got {asked!r}{hint}")
+    return FORMATS[asked]
+
+
+def check_output(output: Path, format: ModuleType, name: str) -> None:
+    """Refuse what cannot become the file before anything is computed."""
+    if output.suffix != format.ENDING:
+        others = [f"{k} writes {m.ENDING}" for k, m in FORMATS.items() if k != name]
+        raise Misuse(
+            f"output={output} must end in {format.ENDING} for format={name} ({', '.join(others)})"
+        )
+    if output.is_dir():
+        raise Misuse(f"output={output} is a folder: name a file in it")
+    if not output.parent.is_dir():
+        raise Misuse(f"output={output}: there is no folder {output.parent.absolute()}")
+
+
+@contextmanager
+def drafted(output: Path) -> Generator[Path]:
+    """A name for the file in a folder beside it, which goes with all that is still in it."""
+    try:
+        folder = TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+    except OSError as error:
+        where = output.parent.absolute()
+        raise Misuse(
+            f"output={output}: nothing can be written to {where}: {error.strerror}"
+        ) from error
+    with folder as name:
+        yield Path(name) / output.name
+
+
+def kept(draft: Path, output: Path) -> list[Path]:
+    """Move the draft, and before it the weights that may lie beside it, to where they are asked."""
+    files = sorted(draft.parent.iterdir(), reverse=True)
+    for file in files:
+        with whole(output.with_name(file.name)) as target:
+            file.replace(target)
+    return [output.with_name(file.name) for file in reversed(files)]
+
+
+def packages_of(format: ModuleType, name: str) -> None:
+    """Refuse a format whose packages are not installed."""
+    try:
+        with quiet():
+            for package in format.NEEDS:
+                import_module(package)
+    except ImportError as error:
+        raise Misuse(
+            f"format={name} needs {', '.join(format.NEEDS)}: pip install 'unet3d[export]' "
+            f"({first_line(error)})"
+        ) from error
+
+
+def trained_of(asked: Any, patch_size: Any, allow_targets: Sequence[str]) -> Trained:
+    """The one network that a checkpoint's card describes, with its weights."""
+    members = [checkpoint_of(path) for path in paths(asked)]
+    if len(members) != 1:
+        raise Misuse(
+            f"checkpoint names {len(members)}: a file holds one network; export each by itself "
+            "and take the mean of their logits, as predict does"
+        )
+    path = members[0]
+    content = loaded(path)
+    card = card_of(path, content)
+    network = restored(path, card, weights_of(path, content), allow_targets)
+    patch = card["config"]["data"]["patch_size"] if patch_size is None else patch_size
+    good = isinstance(patch, list | ListConfig) and len(patch) == 3
+    if not good or any(type(side) is not int or side < 1 for side in patch):
+        raise Misuse(f"patch_size must be three ints >= 1 or null, got {patch_size!r}")
+    d, h, w = patch
+    return Trained(checkpoint=path, network=network, card=card, patch=(d, h, w))
+
+
+def check_patch(own: Network, trained: Trained) -> None:
+    """Refuse a patch that the network cannot take, and outputs that are not its classes."""
+    shape = (1, len(trained.card["channels"]), *trained.patch)
+    try:
+        outputs, _ = measured_window([own], [trained.network], shape, CPU)
+    except (Misuse, Misfit):
+        raise
+    except Exception as error:
+        raise Misuse(
+            f"{type(trained.network).__name__} cannot take patches of "
+            f"{'x'.join(map(str, trained.patch))}: {first_line(error)}"
+        ) from error
+    if outputs != len(trained.outputs):
+        raise Misuse(
+            f"the network gives {outputs} outputs for its classes {', '.join(trained.outputs)}"
+        )
+
+
+def exportable(network: nn.Module) -> nn.Module:
+    """The network in plain modules and operators; its weights are shared, not copied."""
+    weights = [*network.parameters(), *network.buffers()]
+    copy = deepcopy(network, {id(weight): weight for weight in weights})
+    plain(copy)
+    if isinstance(copy, KeepsByLevel):
+        copy.keep = None
+    return copy
+
+
+def facts_of(trained: Trained) -> dict[str, Any]:
+    """What whoever runs the file needs to know, as plain values."""
+    card, regions = trained.card, trained.card.get("regions")
+    preparation = Preparation.of(card["preparation"])
+    intensities = preparation.intensities
+    numbers = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
+    return {
+        "unet3d": __version__,
+        "channels": list(card["channels"]),
+        "patch_size": list(trained.patch),
+        "orientation": preparation.orientation,
+        "spacing_mm": None if preparation.spacing_mm is None else list(preparation.spacing_mm),
+        "crop": preparation.crop,
+        "normalize": normalizations(preparation, len(card["channels"])),
+        "intensities": intensities and [dict(zip(numbers, i, strict=True)) for i in intensities],
+        "classes": list(card["classes"]),
+        "outputs": trained.outputs,
+        "activation": "softmax" if regions is None else "sigmoid",
+        "regions": regions,
+        "labels": list(range(len(card["classes"]))) if regions is None else painted(regions),
+        "largest_component": list(card.get("largest_component") or ()),
+        "trained_precision": str(card["config"]["precision"]),
+    }
+
+
+def normalizations(preparation: Preparation, channels: int) -> list[str]:
+    """One word for each channel."""
+    words = list(preparation.normalize)
+    return words if len(words) == channels else words * channels
+
+
+def checked(
+    draft: Path, format: ModuleType, own: Network, trained: Trained, patches: Patches
+) -> Equality:
+    """Fault unless the file gives what the checkpoint's own network gives, as predict runs it."""
+    regions = trained.card.get("regions")
+    decide = largest if regions is None else Painted(painted(regions))
+    try:
+        found = compared(own, format.Opened(draft), patches.batches(), decide)
+    except (Fault, MemoryError):
+        raise
+    except Exception as error:
+        raise Fault(
+            f"the exported network fails where the checkpoint's does not: {error}"
+        ) from error
+    if not found.holds:
+        raise Fault(
+            f"the exported network is not the checkpoint's, and no file is left: on {patches.told} "
+            f"{found}; {TOLERANCE:.0e} of the largest logit is what rounding may make"
+        )
+    return found
