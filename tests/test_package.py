@@ -108,5 +108,6 @@ def test_every_package_that_is_imported_is_required():
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in found - sys.stdlib_module_names - {"unet3d"}}
-    assert outside - required == {"triton"}  # torch brings it where there is a GPU
+    export = {Requirement(line).name for line in PROJECT["optional-dependencies"]["export"]}
+    assert outside - required - export == {"triton"}  # torch brings it where there is a GPU
     assert required <= outside | {"tensorboard"}  # torch's writer of curves needs it

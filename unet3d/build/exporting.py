@@ -19,10 +19,10 @@ from unet3d import __version__
 from unet3d.build.card import card_of
 from unet3d.build.ensemble import restored
 from unet3d.build.objects import first_line, painted, paths
-from unet3d.build.request import Request
 from unet3d.build.predicting import checkpoint_of
 from unet3d.build.predictor import callable_of
 from unet3d.build.proof import Patches, patches_for
+from unet3d.build.request import Request
 from unet3d.build.window import measured_window
 from unet3d.data.preparation import Preparation
 from unet3d.export import onnx_file, torch_file
