@@ -1,19 +1,18 @@
-"""Take the README's measured tables from benchmarks/: `python scripts/readme_tables.py`.
+"""Take the documents' measured tables from benchmarks/: `python scripts/readme_tables.py`.
 
-Between `<!-- NAME -->` and `<!-- end -->` stands what the function of that name makes; a test
-compares.
-A figure that no result file has reads "not measured yet".
+Between `<!-- NAME -->` and `<!-- end -->`, in the README and in docs/, stands what the function of
+that name makes; a test compares. A figure that no result file has reads "not measured yet".
 """
 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 OPEN = "not measured yet"
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 
@@ -121,6 +120,90 @@ def peers() -> str:
     return "\n".join(lines)
 
 
+def huge() -> str:
+    """A whole volume at once, by what is redone."""
+    content = result("cpu-step")["predicted"]["huge"]
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for rung, row in content["rows"].items():
+        peak, reserved = (
+            f"{row[f'peak_{kind}_gib']:.1f} GiB" for kind in ("allocated", "reserved")
+        )
+        lines.append(f"| `{rung}` | {peak} | {reserved} |")
+    return "\n".join(lines)
+
+
+def same_dice() -> str:
+    """Lean blocks beside plain modules."""
+    lines = ["| | `checkpointing=` | Dice |", "| --- | --- | --- |"]
+    for job, found in result("cpu-same-dice").items():
+        for rung, dice in found["dice"].items():
+            shown = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
+            lines.append(
+                f"| {job} | {'plain modules' if rung == 'plain' else f'`{rung}`'} | {shown} |"
+            )
+    return "\n".join(lines)
+
+
+def chaos() -> str:
+    """What was done to runs, and what became of them."""
+    lines = ["| | found | goal | |", "| --- | --- | --- | --- |"]
+    for part in result("cpu-chaos")["parts"].values():
+        for row in part["rows"]:
+            missed = "" if row["good"] else "missed"
+            lines.append(f"| {row['check']} | {row['found']} | {row['goal']} | {missed} |")
+    return "\n".join(lines)
+
+
+def slurm() -> str:
+    """Jobs of two nodes that were stopped, and went on."""
+    lines = ["| launcher | scene | weights at the end | said |", "| --- | --- | --- | --- |"]
+    for scene in result("cpu-slurm")["scenes"]:
+        row = (scene[key] for key in ("launcher", "scene", "weights", "said"))
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def hostile() -> str:
+    """Corrupted inputs by kind and by how they were met."""
+    cases = result("cpu-hostile")["cases"]
+    verdicts = sorted(
+        {case["verdict"] for case in cases}, key="refused harmless".find, reverse=True
+    )
+    lines = [f"| | {' | '.join(verdicts)} |", f"| --- |{' --- |' * len(verdicts)}"]
+    for kind in sorted({case["kind"] for case in cases}):
+        met = Counter(case["verdict"] for case in cases if case["kind"] == kind)
+        lines.append(f"| {kind} | {' | '.join(str(met[verdict]) for verdict in verdicts)} |")
+    return "\n".join(lines)
+
+
+def results() -> str:
+    """Which file comes from which command, as benchmarks/README.md has it."""
+    rows = re.findall(r"^\|.*\|$", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    return "\n".join(rows)
+
+
+def big() -> str:
+    """The tutorial's job on a small card, by what is redone."""
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for row in sorted(
+        result("predicted-big")["study"], key=lambda row: -row["peak_allocated_bytes"]
+    ):
+        peak, reserved = (row[f"peak_{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved"))
+        name = row["value"].removeprefix("checkpointing=")
+        lines.append(f"| `{name}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
+    return "\n".join(lines)
+
+
+def big_fit() -> str:
+    """What fits, as lines to paste."""
+    lines = ["| overrides | reserved | more convolution work |", "| --- | --- | --- |"]
+    for row in result("predicted-big")["fit"]:
+        reserved = row["peak_reserved_bytes"] / 2**20
+        words = " ".join(row["overrides"])
+        lines.append(f"| `{words}` | {reserved:,.0f} MiB | {100 * row['extra_compute']:.0f} % |")
+    return "\n".join(lines)
+
+
 def result(name: str) -> Any:
     """A file of benchmarks/."""
     return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
@@ -132,6 +215,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "hippocampus": hippocampus,
     "step": step,
     "peers": peers,
+    "huge": huge,
+    "same dice": same_dice,
+    "chaos": chaos,
+    "slurm": slurm,
+    "hostile": hostile,
+    "results": results,
+    "big": big,
+    "big fit": big_fit,
 }
 
 
@@ -143,8 +234,15 @@ def filled(text: str) -> str:
     return text
 
 
+def pages() -> list[Path]:
+    """Documents with a table."""
+    every = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in every if "<!-- end -->" in page.read_text()]
+
+
 def main() -> int:
-    README.write_text(filled(README.read_text()))
+    for page in pages():
+        page.write_text(filled(page.read_text()))
     return 0
 
 
