@@ -8,6 +8,7 @@ there is one. A figure that no result file has reads "not measured yet".
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -251,6 +252,90 @@ def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.0f} MiB"
 
 
+def huge(folder: Path) -> str:
+    """A whole volume at once, by what is redone."""
+    content = result(folder, "cpu-step")["predicted"]["huge"]
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for rung, row in content["rows"].items():
+        peak, reserved = (
+            f"{row[f'peak_{kind}_gib']:.1f} GiB" for kind in ("allocated", "reserved")
+        )
+        lines.append(f"| `{rung}` | {peak} | {reserved} |")
+    return "\n".join(lines)
+
+
+def same_dice(folder: Path) -> str:
+    """Lean blocks beside plain modules."""
+    lines = ["| | `checkpointing=` | Dice |", "| --- | --- | --- |"]
+    for job, found in result(folder, "cpu-same-dice").items():
+        for rung, dice in found["dice"].items():
+            shown = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
+            lines.append(
+                f"| {job} | {'plain modules' if rung == 'plain' else f'`{rung}`'} | {shown} |"
+            )
+    return "\n".join(lines)
+
+
+def chaos(folder: Path) -> str:
+    """What was done to runs, and what became of them."""
+    lines = ["| | found | goal | |", "| --- | --- | --- | --- |"]
+    for part in result(folder, "cpu-chaos")["parts"].values():
+        for row in part["rows"]:
+            missed = "" if row["good"] else "missed"
+            lines.append(f"| {row['check']} | {row['found']} | {row['goal']} | {missed} |")
+    return "\n".join(lines)
+
+
+def slurm(folder: Path) -> str:
+    """Jobs of two nodes that were stopped, and went on."""
+    lines = ["| launcher | scene | weights at the end | said |", "| --- | --- | --- | --- |"]
+    for scene in result(folder, "cpu-slurm")["scenes"]:
+        row = (scene[key] for key in ("launcher", "scene", "weights", "said"))
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def hostile(folder: Path) -> str:
+    """Corrupted inputs by kind and by how they were met."""
+    cases = result(folder, "cpu-hostile")["cases"]
+    verdicts = sorted(
+        {case["verdict"] for case in cases}, key="refused harmless".find, reverse=True
+    )
+    lines = [f"| | {' | '.join(verdicts)} |", f"| --- |{' --- |' * len(verdicts)}"]
+    for kind in sorted({case["kind"] for case in cases}):
+        met = Counter(case["verdict"] for case in cases if case["kind"] == kind)
+        lines.append(f"| {kind} | {' | '.join(str(met[verdict]) for verdict in verdicts)} |")
+    return "\n".join(lines)
+
+
+def results(folder: Path) -> str:
+    """Which file comes from which command, as benchmarks/README.md has it."""
+    rows = re.findall(r"^\|.*\|$", (folder / "README.md").read_text(), re.MULTILINE)
+    return "\n".join(rows)
+
+
+def big(folder: Path) -> str:
+    """The tutorial's job on a small card, by what is redone."""
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for row in sorted(
+        result(folder, "predicted-big")["study"], key=lambda row: -row["peak_allocated_bytes"]
+    ):
+        peak, reserved = (row[f"peak_{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved"))
+        name = row["value"].removeprefix("checkpointing=")
+        lines.append(f"| `{name}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
+    return "\n".join(lines)
+
+
+def big_fit(folder: Path) -> str:
+    """What fits, as lines to paste."""
+    lines = ["| overrides | reserved | more convolution work |", "| --- | --- | --- |"]
+    for row in result(folder, "predicted-big")["fit"]:
+        reserved = row["peak_reserved_bytes"] / 2**20
+        words = " ".join(row["overrides"])
+        lines.append(f"| `{words}` | {reserved:,.0f} MiB | {100 * row['extra_compute']:.0f} % |")
+    return "\n".join(lines)
+
+
 def result(folder: Path, name: str) -> Any:
     """A file of benchmarks/."""
     return json.loads((folder / f"{name}.json").read_text())
@@ -264,7 +349,7 @@ def gpu(folder: Path, part: str) -> Rows:
 def gpu_part(folder: Path, part: str) -> dict[str, Any]:
     """What gpu_report.py found, on the device of which it has the most parts."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    reports = [content["parts"] for content in found if "parts" in content]
+    reports = [c["parts"] for c in found if "environment" in c.get("parts", {})]
     return max(reports, key=len, default={}).get(part, {})
 
 
@@ -272,6 +357,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     table.__name__: table
     for table in (
         *(pooling, predict, hippocampus, step, peers),
+        *(huge, same_dice, chaos, slurm, hostile, results, big, big_fit),
         *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
     )
 }
