@@ -38,7 +38,7 @@ FILES = {
     "`unet3d train`, in `hydra.run.dir`": {
         "report.json": "what the run reached and took: `finished`, `steps`, `metrics`, `memory` in "
         "bytes by phase, `speed`, `evaluation`, `parameters`, `left_out`, `skipped_steps`, "
-        "`precision`, `config`, `versions`, `device`",
+        "`precision`, `choices`, `config`, `versions`, `device`",
         "config.yaml": "the config as it was used, with nothing left to look up",
         "checkpoints/last.ckpt": "all that is needed to go on (`resume=auto`) or to predict; at "
         "most `save_every_seconds=` old",
@@ -53,9 +53,8 @@ FILES = {
         "evaluation/evaluation.csv": "a line for each case and class",
         "evaluation/evaluation.png": "the same as a box plot",
         "evaluation/worst/*.png": "the cases with the lowest Dice, drawn over their image",
-        "tensorboard/events.out.tfevents.*": "curves, slices with reference and prediction, the "
-        "config: `tensorboard --logdir` this folder",
-        "tensorboard/hparams.yaml": "the config once more, as TensorBoard's hparams keep it",
+        "tensorboard/events.out.tfevents.*": "curves, slices with reference and prediction, what a "
+        "step takes as pictures, the config, hparams: `tensorboard --logdir` this folder",
         ".hydra/*.yaml": "what Hydra composed, its own settings, and the overrides as typed",
         "memory_snapshot.pickle": "with `meter.snapshot=true`, where a GPU's memory ran out: for "
         "pytorch.org/memory_viz",
@@ -63,6 +62,8 @@ FILES = {
     "`unet3d train -m`, in `hydra.sweep.dir`": {
         "0/, 1/, ...": "the folder of each run, as above",
         "multirun.yaml": "what Hydra composed for the sweep",
+        "comparison.png": "Dice against memory and seconds, if two runs came to something; `unet3d "
+        "compare` draws it and its table anew",
     },
     "`unet3d predict`, in `output`": {
         "NAME.nii.gz": "labels on the grid of the scan NAME",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.forecast import composed
-from unet3d.build.objects import conf_folder
+from unet3d.build.request import composed, conf_folder
 from unet3d.commands.main import VERBS, main
 from unet3d.commands.run import flat
 
