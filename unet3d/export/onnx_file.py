@@ -45,8 +45,8 @@ def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str
             )
         except Exception as error:
             raise Fault(
-                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot say this "
-                f"network in ONNX: {reason(error)}"
+                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot say "
+                f"this network in ONNX: {reason(error)}"
             ) from error
     assert made is not None
     model = made.model_proto
