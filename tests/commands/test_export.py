@@ -201,9 +201,7 @@ def test_normalisation_by_the_data_set_is_said_in_numbers():
         "classes": ["background", "liver"],
         "channels": ["CT"],
     }
-    trained = exporting.Trained(
-        checkpoint=Path(), network=torch.nn.Identity(), card=card, patch=(8, 8, 8)
-    )
+    trained = exporting.Trained(network=torch.nn.Identity(), card=card, patch=(8, 8, 8))
     facts = exporting.facts_of(trained)
     said = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
     assert facts["intensities"] == [said]
@@ -220,6 +218,7 @@ def test_normalisation_by_the_data_set_is_said_in_numbers():
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"format": "onxx"}, "did you mean onnx?"),
         ({"format": "tensorrt"}, "format must be onnx or torch_export, got 'tensorrt'"),
+        ({"format": "[onnx]"}, "format must be onnx or torch_export"),
         ({"output": "net"}, "output=net must end in .onnx"),
         ({"output": "net.pt2"}, "(torch_export writes .pt2)"),
         ({"output": "net.onnx", "format": "torch_export"}, "must end in .pt2"),

@@ -45,7 +45,6 @@ CPU = torch.device("cpu")
 class Trained:
     """A checkpoint's network in float32, and what is to be known of it."""
 
-    checkpoint: Path
     network: nn.Module
     card: Mapping[str, Any]
     patch: Triple
@@ -106,11 +105,11 @@ def export(request: Request) -> Exported:
 
 def format_of(asked: Any) -> ModuleType:
     """What writes and reads a format."""
-    if asked not in FORMATS:
+    if str(asked) not in FORMATS:
         near = get_close_matches(str(asked), FORMATS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise Misuse(f"format must be {' or '.join(FORMATS)}, got {asked!r}{hint}")
-    return FORMATS[asked]
+    return FORMATS[str(asked)]
 
 
 def check_output(output: Path, format: ModuleType, name: str) -> None:
@@ -179,7 +178,7 @@ def trained_of(asked: Any, patch_size: Any, allow_targets: Sequence[str]) -> Tra
     if not good or any(type(side) is not int or side < 1 for side in patch):
         raise Misuse(f"patch_size must be three ints >= 1 or null, got {patch_size!r}")
     d, h, w = patch
-    return Trained(checkpoint=path, network=network, card=card, patch=(d, h, w))
+    return Trained(network=network, card=card, patch=(d, h, w))
 
 
 def check_patch(own: Network, trained: Trained) -> None:
