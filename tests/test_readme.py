@@ -44,8 +44,6 @@ COMPOSED = (
 
 FLAGS = {"--help", "--version", "--cfg"}
 
-SMALL_PATCH = "data.patch_size=[32,16,16]"
-
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
@@ -80,25 +78,29 @@ def shortened(words: list[str], small: list[str], page: str) -> list[str]:
     A run is evaluated if the page looks at what that leaves.
     """
     verb, *given = words
-    if verb in ("memory", "fit"):
-        extra = ["precisions=[bf16]", "patches=[1]", "strategies=[none]"] if verb == "fit" else []
-        return [*words, *extra, SMALL_PATCH]
+    options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
+    network = options.get("model") or options.get("experiment", "")
+    narrow = SHRUNK.get(network, ["model.width=4"] if "experiment" in options else [])
+    if verb in ("memory", "fit"):  # what a trace costs is its operations, not its sizes
+        few = ["model.depth=2"] if network.startswith("unet_") else []
+        own = {
+            "memory": ["volume=[32,16,16]"],
+            "fit": ["precisions=[bf16]", "patches=[1]", "strategies=[none]"],
+        }
+        return [*words, *own[verb], *few, "data.patch_size=[32,16,16]"]
     if verb == "plan":
         return [*words, "model.width=4"]
     if verb != "train":
         return words
-    keys = {word.split("=")[0] for word in given}
-    options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"
     looked_at = re.search(rf"{re.escape(folder)}(/\*)?/validation", page)
     extra = [word for word in small if not (looked_at and word.startswith("evaluation"))]
-    if {"experiment", "data"} & set(options):
-        extra = [w for w in extra if not w.startswith("data.")]
+    made_up = options.get("experiment", "forum").startswith("forum") and "data" not in options
+    if not made_up:
+        extra = [word for word in extra if not word.startswith("data.")]
         extra += ["data.batch_size=2", "data.patches_per_case=1", "data.num_workers=0"]
     limits = [word for word in extra if word.startswith("trainer.")]
-    extra = [word for word in extra if word.split("=")[0] not in keys]
-    usual = ["model.width=4"] if "experiment" in options else []
-    narrow = SHRUNK.get(options.get("model") or options.get("experiment", ""), usual)
+    extra = [word for word in extra if word.split("=")[0] not in options]
     return [*words, *extra, *limits, *narrow]
 
 
