@@ -18,14 +18,13 @@ read -ra build_flags <<<"${BUILD_FLAGS:-}"
 read -ra run_flags <<<"${RUN_FLAGS:-}"
 caller=$(id -u):$(id -g)
 [ "$(id -u)" != 0 ] || caller=4242:4343 # nobody that the image knows
-mkdir "$work/job" "$work/cache"
+mkdir "$work/job" "$work/cache" "$work/closed"
+chmod a-w "$work/closed"
 chown "$caller" "$work/job" "$work/cache"
 trap 'rm -rf "$work"' EXIT
 
-as_on_a_node=(
-    --read-only --tmpfs "/tmp:rw,noexec,nosuid,nodev" --network none --user "$caller"
-    -v "$work/job:/job" -v "$work/cache:/cache"
-)
+locked=(--read-only --tmpfs "/tmp:rw,noexec,nosuid,nodev" --network none --user "$caller")
+as_on_a_node=("${locked[@]}" -v "$work/job:/job" -v "$work/cache:/cache")
 few=(trainer.max_steps=3 trainer.enable_progress_bar=false evaluation.enabled=false)
 
 run() { "$engine" run --rm ${run_flags[@]+"${run_flags[@]}"} "$@"; } # FLAG... IMAGE WORD...
@@ -146,6 +145,11 @@ fi
 
 # --- what it is given too little of
 
+code=0
+run "${locked[@]}" -v "$work/closed:/cache" "$image" train "${few[@]}" &>"$work/out" || code=$?
+row "a /cache that cannot be written is named, with exit code 2" \
+    "$([ $code = 2 ] && grep -q '^unet3d: .*/cache/' "$work/out" && echo yes || echo no)" \
+    "exit code $code: $(tail -1 "$work/out")"
 code=0
 run --shm-size=1m "$image" train "${few[@]}" data.num_workers=2 &>"$work/out" || code=$?
 row "a small /dev/shm is named at start, with exit code 2" \

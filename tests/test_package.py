@@ -55,9 +55,10 @@ def test_a_wheel_has_the_package_its_kernels_its_options_and_the_licence(built):
 def test_an_sdist_has_all_that_building_and_testing_need(built):
     with tarfile.open(built["sdist"]) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    needed = files("unet3d", "conf", "tests", "scripts", "docs", "benchmarks")
+    needed = files("unet3d", "conf", "container", "tests", "scripts", "docs", "benchmarks")
     assert not needed - inside
     assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "train.py"} <= inside
+    assert {"Dockerfile", ".dockerignore", "compose.yaml"} <= inside
     assert not [name for name in inside if name.endswith((".ckpt", ".nii", ".nii.gz", ".so"))]
 
 
