@@ -22,6 +22,8 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unet3d.meter.allocator import rounded
+
 aten = torch.ops.aten
 
 COPIES_UNLESS_CONTIGUOUS = {
@@ -101,6 +103,11 @@ class Trace(TorchDispatchMode):
                 self._see(tensor, kind)
                 block, _ = self._live[_address(tensor)]
                 block.kind = kind
+
+    def taken(self) -> int:
+        """Bytes of all blocks that are alive, as the device's allocator counts them."""
+        sizes = (block.nbytes for block, _ in self._live.values())
+        return sum(rounded(n) if n and self.cuda else n for n in sizes)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Generator["Trace"]:
