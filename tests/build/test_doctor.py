@@ -28,6 +28,8 @@ def gpu(driver, monkeypatch):
     }
     for name, answer in there.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    # A torch that is built for CUDA would go on to ask a driver which stream it computes on.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def test_the_help_of_every_verb_lists_its_keys(verb, capsys):
         assert key in groups() or f"  {key}" in said, key
 
 
-def test_options_and_keys_are_shown_with_what_their_files_say(capsys):
+def test_options_and_keys_are_shown_with_what_their_files_say(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0
     said = capsys.readouterr().out
     for path in conf_folder().glob("*/[!_]*.yaml"):
