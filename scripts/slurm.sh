@@ -19,8 +19,9 @@
 #SBATCH --signal=USR1@120
 set -eu
 
-train=(unet3d train)
-command -v unet3d >/dev/null || train=(python train.py) # a checkout
+read -ra program <<<"${UNET3D:-unet3d}" # UNET3D="apptainer run --nv unet3d.sif": an image
+train=("${program[@]}" train)
+command -v "${program[0]}" >/dev/null || train=(python train.py) # a checkout
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
     export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun 22.05 and later look for it here only
 fi
