@@ -62,7 +62,7 @@ def run(config: str, verb: Callable[[Request, Path], int], arguments: Sequence[s
         folder = Path(own.runtime.output_dir)
 
         def checked() -> int:
-            starter = started_by()
+            starter = started_by() if config == "train" else None
             if starter is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & {
                 word.split("=")[0] for word in own.overrides.hydra
             }:
