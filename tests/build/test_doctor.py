@@ -115,3 +115,15 @@ def test_a_doctor_writes_a_file_when_asked_and_nothing_stops_the_default_job(
     assert "what limits it" in (tmp_path / "report.txt").read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["report.txt"]
     assert main(["doctor", "format=yaml"]) == 2
+
+
+def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for key, value in ({"TORCHELASTIC_RUN_ID": "none"} | ranks).items():
+        monkeypatch.setenv(key, value)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "started by        torchrun, rank 1 of 2" in said
+    assert "STOPS IT: torchrun started 2 processes, which would each train alone" in said
+    assert main(["doctor", "trainer=torchrun"]) == 0

@@ -73,7 +73,7 @@ def run(
             sweeps.add(Path(own.sweep.dir).absolute())
 
         def checked() -> int:
-            starter = started_by()
+            starter = started_by() if config == "train" else None
             if starter is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & {
                 word.split("=")[0] for word in own.overrides.hydra
             }:
