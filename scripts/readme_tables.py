@@ -310,7 +310,7 @@ def hostile(folder: Path) -> str:
 
 def results(folder: Path) -> str:
     """Which file comes from which command, as benchmarks/README.md has it."""
-    rows = re.findall(r"^\|.*\|$", (folder / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\|.*\|$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE)
     return "\n".join(rows)
 
 

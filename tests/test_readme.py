@@ -78,6 +78,9 @@ def shortened(words: list[str], small: list[str], page: str) -> list[str]:
     A run is evaluated if the page looks at what that leaves.
     """
     verb, *given = words
+    if "-m" in given:  # of what a sweep goes through, the first two
+        given = [re.sub(r"^([\w.@/]+=[^\[,]+,[^,]+),.*", r"\1", word) for word in given]
+        words = [verb, *given]
     options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     network = options.get("model") or options.get("experiment", "")
     narrow = SHRUNK.get(network, ["model.width=4"] if "experiment" in options else [])

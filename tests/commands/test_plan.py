@@ -57,10 +57,11 @@ def test_what_is_planned_is_predicted_to_fit(plan, tmp_path):
 
 
 def test_an_edited_plan_is_not_written_over(plan, tmp_path, capsys):
-    assert plan("budget_gib=1", "name=mine") == 0
-    assert plan("budget_gib=1", "name=mine") == 2
+    quick = ["budget_gib=1", "name=mine", "data.patch_size=[8,8,8]", "data.batch_size=2"]
+    assert plan(*quick) == 0
+    assert plan(*quick) == 2
     assert "conf/experiment/mine.yaml is there already" in capsys.readouterr().err
-    assert plan("budget_gib=1", "name=mine", "overwrite=true", "pool=median") == 0
+    assert plan(*quick, "overwrite=true", "pool=median") == 0
     assert {"override /pool": "median"} in experiment(tmp_path, "mine")["defaults"]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.meter.oracle import Memory, predicted, real
 from tests.test_conf import CONF, SHRUNK
-from unet3d.build.forecast import request_of
+from unet3d.build.request import request_of
 from unet3d.build.step import TrainingStep, step_maker
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
