@@ -234,7 +234,7 @@ def draw_runs(runs: Sequence[Compared], path: Path) -> None:
                 best = y
         axes.step(*zip(*front, strict=True), where="post", color="grey", linewidth=1, zorder=0)
         axes.set_xlabel(label)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.06 * max(x for x, _ in places))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("Dice, mean of the classes")
     handles, labels = figure.axes[0].get_legend_handles_labels()
