@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+from tests.commands.checkpoints import checkpoints
 from unet3d.build import exporting
 from unet3d.build.ensemble import ensemble
 from unet3d.build.forecast import composed
@@ -27,18 +28,7 @@ ALONE = "import sys; sys.modules['unet3d'] = None\n"  # as where it is not insta
 @pytest.fixture(scope="module")
 def checkpoint(small, tmp_path_factory):
     """Makes checkpoints as a run leaves them."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    def made(name: str, *overrides: str, **card):
-        path = folder / name / "checkpoints" / "last.ckpt"
-        if not path.exists():
-            path.parent.mkdir(parents=True)
-            run = build(composed([*small, *TINY, *overrides], "train"), folder / name)
-            content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
-            torch.save(content, path)
-        return path
-
-    return made
+    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.build.request import composed
-from unet3d.build.run import build
+from tests.commands.checkpoints import checkpoints
 from unet3d.commands.main import main
 
 TINY = ["model.width=2", "model.depth=2"]
@@ -15,18 +14,7 @@ TINY = ["model.width=2", "model.depth=2"]
 @pytest.fixture(scope="session")
 def checkpoint(small, tmp_path_factory):
     """Makes checkpoints as a run leaves them."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    def made(name: str, *overrides: str, **card):
-        path = folder / name / "checkpoints" / "last.ckpt"
-        if not path.exists():
-            path.parent.mkdir(parents=True)
-            run = build(composed([*small, *TINY, *overrides], "train"), folder / name)
-            content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
-            torch.save(content, path)
-        return path
-
-    return made
+    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""Checkpoints as a run leaves them, of networks that were never trained."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from unet3d.build.request import composed
+from unet3d.build.run import build
+
+
+def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
+    """Makes one by name, once, with these words and more; `card` replaces parts of its card."""
+
+    def made(name: str, *overrides: str, **card) -> Path:
+        path = folder / name / "checkpoints" / "last.ckpt"
+        if not path.exists():
+            path.parent.mkdir(parents=True)
+            run = build(composed([*words, *overrides], "train"), folder / name)
+            content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
+            torch.save(content, path)
+        return path
+
+    return made
