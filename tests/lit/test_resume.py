@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.build.run import build, start
@@ -19,6 +20,13 @@ from unet3d.types import Misuse, Stopped
 
 LONG = ["data.source.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
 """Three steps an epoch: the run ends within its third one."""
+
+
+@pytest.fixture(autouse=True)
+def files_in_order(monkeypatch):
+    """TensorBoard reads the files of one second and process by name, and 100 comes before 99."""
+    counter = event_file_writer.AtomicCounter(1000)
+    monkeypatch.setattr(event_file_writer, "_global_uid", counter)
 
 
 class At(Callback):
