@@ -29,10 +29,10 @@ PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluatio
 FIRST_STEP = """
 import os, sys, time
 told = [("python", time.time())]
-import unet3d.commands.train as train
+from unet3d.commands.main import imported, main
+train = imported("train")
 from unet3d.lit.memory import StepMemory
 from unet3d.lit.speed import StepSpeed
-from unet3d.commands.main import main
 told.append(("imports", time.time()))
 
 def when(owner, name, phase, leave=False):

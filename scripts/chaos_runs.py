@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unet3d.commands.launch as launch
-import unet3d.commands.train  # noqa: F401  (imported once, before all forks)
+from unet3d.commands.main import imported
 from unet3d.commands.main import main as command
 from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints
 from unet3d.lit.limits import Limits
@@ -34,6 +34,8 @@ from unet3d.lit.position import Position
 from unet3d.lit.signals import HEARD, Preemption
 from unet3d.lit.start import loaded
 from unet3d.machine.ranks import LAUNCHER
+
+imported("train")  # once, before all forks
 
 PATIENCE_SECONDS, TRAINING_SECONDS = 60, 300
 """A run that takes so long to leave, or to train to its end, hangs."""

@@ -1,11 +1,15 @@
 """Shared by all tests: a composed config on small volumes, one thread, one seed."""
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 import torch
+import yaml
 
 from tests.data.folders import nnunet, pairs
 from unet3d.build.request import Request
@@ -15,9 +19,28 @@ from unet3d.data.synthetic import write
 Compose = Callable[..., Request]
 
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: more would wait for each other
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_once():
+    """Hydra reads the same YAML files for every config: that is two fifths of composing one."""
+    parse, known = yaml.load, {}
+
+    def load(stream: TextIO | str, Loader: type) -> Any:
+        text = stream if isinstance(stream, str) else stream.read()
+        if text not in known:
+            known[text] = parse(text, Loader)
+        return deepcopy(known[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", load)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.set_num_threads(1)  # tests run side by side; more threads would wait for each other
+    torch.set_num_threads(1)
     torch.manual_seed(0)
 
 

@@ -85,14 +85,14 @@ def shortened(words: list[str], small: list[str], page: str) -> list[str]:
     network = options.get("model") or options.get("experiment", "")
     narrow = SHRUNK.get(network, ["model.width=4"] if "experiment" in options else [])
     if verb in ("memory", "fit"):  # what a trace costs is its operations, not its sizes
-        few = ["model.depth=2"] if network.startswith("unet_") else []
+        few = ["model.depth=2", "model.convolutions=1"] if network.startswith("unet_") else []
         own = {
             "memory": ["volume=[32,16,16]"],
             "fit": ["precisions=[bf16]", "patches=[1]", "strategies=[none]"],
         }
         return [*words, *own[verb], *few, "data.patch_size=[32,16,16]"]
     if verb == "plan":
-        return [*words, "model.width=4"]
+        return [*words, "model.width=4", "model.convolutions=1"]
     if verb != "train":
         return words
     folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"

@@ -181,7 +181,7 @@ def command(*words):
     return main(["memory", *words])
 
 
-SMALL = ["data.patch_size=[16,16,16]", "model.width=4"]
+SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.convolutions=1"]
 
 
 def test_json_on_standard_output_is_one_object(capsys):
@@ -223,7 +223,7 @@ def test_every_view_is_shown(tmp_path, monkeypatch, capsys):
     ["resolution", "batch", "padding", "kernel", "channels", "pool", "precision", "checkpointing"],
 )
 def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
-    words = ["data.patch_size=[16,16,16]", "model=unet_tiny"]
+    words = ["data.patch_size=[16,16,16]", "model=unet_tiny", "model.depth=2"]
     assert command(*words, f"study={what}", "format=json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 2

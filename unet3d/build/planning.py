@@ -113,8 +113,13 @@ def planned(request: Request, told: Told, budget: int) -> Plan:
 
 
 def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
-    """The place of the first that fits, where each after one that fits does too: by halving."""
-    low, high = 0, len(patches)
+    """The place of the first that fits, where each after one that fits does too: by halving.
+
+    The first of all is tried first: most budgets have room for it.
+    """
+    if fits(patches[0]):
+        return 0
+    low, high = 1, len(patches)
     while low < high:
         middle = (low + high) // 2
         if fits(patches[middle]):

@@ -1,10 +1,13 @@
 """`unet3d VERB [overrides]`: find the verb. What is heavy waits until its config is known."""
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from unet3d import __version__
@@ -46,12 +49,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from unet3d.commands.run import run  # it brings Hydra
 
     def begin(*request_and_folder: Any) -> int:
-        return import_module(f"unet3d.commands.{verb}").main(*request_and_folder)
+        return imported(verb).main(*request_and_folder)
 
     def swept(folder: Path) -> None:
-        import_module("unet3d.commands.compare").swept(folder)
+        imported("compare").swept(folder)
 
     return run(verb, begin, with_runs(rest) if verb == "compare" else rest, swept)
+
+
+def imported(verb: str) -> ModuleType:
+    """Imports make no garbage: it is not looked for among what they make, neither now nor later.
+
+    That takes two seconds from the start of a run, and data workers share these pages for longer.
+    """
+    name = f"unet3d.commands.{verb}"
+    if name not in sys.modules:
+        gc.disable()
+        try:
+            import_module(name)
+        finally:
+            gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or Triton's functions are told to be leaked
+    return sys.modules[name]
 
 
 def with_runs(words: Sequence[str]) -> list[str]:
