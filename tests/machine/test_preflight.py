@@ -41,22 +41,31 @@ def test_a_gpu_that_the_system_shows_and_torch_does_not_find_is_told(tmp_path):
 
 
 def test_a_small_dev_shm_stops_a_run_with_workers_and_names_what_helps():
-    lack = preflight.shared_memory(workers=8, batch=100 * MIB, free=64 * MIB)
+    lack = preflight.shared_memory(workers=8, processes=1, batch=100 * MIB, free=64 * MIB)
     assert lack.stop
     assert "64 MiB left" in lack.what
     assert "8 workers put 1.6 GiB" in lack.what
     assert "--shm-size=2g" in lack.what
     assert "data.num_workers=0" in lack.what
-    assert preflight.shared_memory(workers=8, batch=4 * MIB, free=64 * MIB) is None
-    assert preflight.shared_memory(workers=8, batch=GIB, free=None) is None
+    assert preflight.shared_memory(workers=8, processes=1, batch=4 * MIB, free=64 * MIB) is None
+    assert preflight.shared_memory(workers=8, processes=1, batch=GIB, free=None) is None
 
 
 def test_workers_that_do_not_fit_ram_are_warned_of_with_a_number_that_does():
-    lack = preflight.working_memory(workers=16, batch=8 * MIB, free=GIB)
+    lack = preflight.working_memory(workers=16, processes=1, batch=8 * MIB, free=GIB)
     assert not lack.stop
     assert "16 workers take about 2.0 GiB of RAM, 1.0 GiB are free" in lack.what
     assert "data.num_workers=8" in lack.what
-    assert preflight.working_memory(workers=8, batch=8 * MIB, free=GIB) is None
+    assert preflight.working_memory(workers=8, processes=1, batch=8 * MIB, free=GIB) is None
+
+
+def test_the_workers_of_all_processes_of_a_machine_are_counted():
+    lack = preflight.shared_memory(workers=2, processes=4, batch=100 * MIB, free=GIB)
+    assert "4 x 2 workers put 1.6 GiB" in lack.what
+    assert preflight.shared_memory(workers=2, processes=2, batch=100 * MIB, free=GIB) is None
+    lack = preflight.working_memory(workers=4, processes=4, batch=8 * MIB, free=GIB)
+    assert "4 x 4 workers take about 2.0 GiB of RAM" in lack.what
+    assert "data.num_workers=2" in lack.what
 
 
 def test_the_limit_of_open_files_is_raised_or_what_is_missing_told():

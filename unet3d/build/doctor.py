@@ -82,7 +82,13 @@ def job_of(request: Request, folder: Path, here: Machine) -> tuple[Job, list[Lac
             request = decided(on(device, request), used, cuda=device == "cuda")
             channels, augment = channels_of(request), make(cfg.augmentation)
             found += lacks(
-                request, used, device=device, folder=folder, channels=channels, augment=augment
+                request,
+                used,
+                device=device,
+                processes=count or 1,
+                folder=folder,
+                channels=channels,
+                augment=augment,
             )
             peak = taken(forecast(request))
         if peak is not None and space is not None:

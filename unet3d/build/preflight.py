@@ -1,5 +1,6 @@
 """The numbers of a run that the machine is asked about before anything is computed."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -22,23 +23,27 @@ DRAWN = 256
 """Keys whose augmentations tell how much is read around a patch."""
 
 
-def preflight(
-    request: Request, used: Precision, *, device: str, folder: Path, channels: int, augment: Augment
-) -> list[str]:
+def stopped_or_told(cfg: DictConfig, found: Sequence[machine.Lack]) -> list[str]:
     """Lines on what this machine lacks; Misuse where the run would fail for sure."""
-    found = lacks(request, used, device=device, folder=folder, channels=channels, augment=augment)
     for lack in found:
         if lack.stop:
             raise Misuse(lack.what)
-    if request.config.data.num_workers > 0:
-        machine.allow_open_files(request.config.data.num_workers)
+    if cfg.data.num_workers > 0:
+        machine.allow_open_files(cfg.data.num_workers)
     return [lack.what for lack in found]
 
 
 def lacks(
-    request: Request, used: Precision, *, device: str, folder: Path, channels: int, augment: Augment
+    request: Request,
+    used: Precision,
+    *,
+    device: str,
+    processes: int,
+    folder: Path,
+    channels: int,
+    augment: Augment,
 ) -> list[machine.Lack]:
-    """All that this machine lacks for a run; nothing is changed."""
+    """All that this machine lacks for a run of so many processes here; nothing is changed."""
     cfg = request.config
     patch = list(cfg.data.patch_size)
     if len(patch) != 3 or not all(type(side) is int and side > 0 for side in patch):
@@ -70,8 +75,10 @@ def lacks(
         batch = batch_bytes(request, channels, augment, sources=cuda)
         free = available_bytes(torch.device("cpu"))
         found += [
-            machine.shared_memory(workers=workers, batch=batch, free=machine.free_shared()),
-            machine.working_memory(workers=workers, batch=batch, free=free),
+            machine.shared_memory(
+                workers=workers, processes=processes, batch=batch, free=machine.free_shared()
+            ),
+            machine.working_memory(workers=workers, processes=processes, batch=batch, free=free),
             machine.open_files(workers, hard=machine.file_limits()[1]),
         ]
     checkpoint = checkpoint_bytes(request, used)

@@ -33,7 +33,7 @@ from unet3d.build.objects import (
     source_of,
     with_outputs,
 )
-from unet3d.build.preflight import preflight
+from unet3d.build.preflight import lacks, stopped_or_told
 from unet3d.build.request import Request, groups
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
@@ -155,12 +155,19 @@ def build(
     asked = request.choices.get("checkpointing")
     request = decided(request, used, cuda=device == "cuda")
     cfg = request.config
-    lacking = preflight(
-        request, used, device=device, folder=folder, channels=len(channels), augment=augment
+    ranks = ranks or Ranks()
+    found = lacks(
+        request,
+        used,
+        device=device,
+        processes=ranks.per_node,
+        folder=folder,
+        channels=len(channels),
+        augment=augment,
     )
+    lacking = stopped_or_told(cfg, found)
     usable = UsableCases(cfg, source, channels)
     preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
-    ranks = ranks or Ranks()
     with first_alone(ranks):
         training, validation = usable.prepared(parts, preparation)
 

@@ -132,29 +132,38 @@ def free_shared(folder: Path = SHM) -> int | None:
     return shutil.disk_usage(folder).free if folder.is_dir() else None
 
 
-def shared_memory(*, workers: int, batch: int, free: int | None) -> Lack | None:
+def shared_memory(*, workers: int, processes: int, batch: int, free: int | None) -> Lack | None:
     """Room for the batches that workers have ready; without it they die of a bus error."""
-    needed = workers * PREFETCH * batch
+    needed = processes * workers * PREFETCH * batch
     if free is None or needed <= free:
         return None
     return Lack(
-        f"{SHM} has {size(free)} left, and {workers} workers put {size(needed)} of batches there: "
-        f"start the container with --shm-size={ceil(1.25 * needed / GIB)}g, or give "
+        f"{SHM} has {size(free)} left, and {whose(workers, processes)} put {size(needed)} of "
+        f"batches there: start the container with --shm-size={ceil(1.25 * needed / GIB)}g, or give "
         "data.num_workers=0",
         stop=True,
     )
 
 
-def working_memory(*, workers: int, batch: int, free: int | None) -> Lack | None:
+def working_memory(*, workers: int, processes: int, batch: int, free: int | None) -> Lack | None:
     """RAM for what workers hold of their own: volumes are mapped from disk and do not count."""
-    each = WORKER + COPIES * batch
+    each = processes * (WORKER + COPIES * batch)
     if free is None or workers * each <= free:
         return None
     fewer = free // each
     return Lack(
-        f"{workers} workers take about {size(workers * each)} of RAM, {size(free)} are free: "
-        f"data.num_workers={fewer} would do"
+        f"{whose(workers, processes)} take about {size(workers * each)} of RAM, "
+        f"{size(free)} are free: data.num_workers={fewer} would do"
     )
+
+
+def whose(workers: int, processes: int) -> str:
+    """The workers of all of a run's processes on this machine.
+
+    >>> whose(4, 1), whose(4, 8)
+    ('4 workers', '8 x 4 workers')
+    """
+    return f"{workers} workers" if processes == 1 else f"{processes} x {workers} workers"
 
 
 def open_files(workers: int, *, hard: int) -> Lack | None:
