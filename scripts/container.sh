@@ -104,6 +104,11 @@ count=$(find "$work/job" "$work/cache" -type f | wc -l)
 row "what it leaves is the caller's" \
     "$([ "$others" = 0 ] && [ -e "$work/job/outputs/whole/report.json" ] && echo yes || echo no)" \
     "$count files, of others: $others"
+code=0
+run "${as_on_a_node[@]}" "$image" export checkpoint=outputs/whole output=net.onnx &>"$work/out" ||
+    code=$?
+row "its network as ONNX" "$([ $code = 0 ] && [ -s "$work/job/net.onnx" ] && echo yes || echo no)" \
+    "exit code $code: $(tail -1 "$work/out")"
 inside python -c '
 import os
 print("read-only" if os.statvfs("/").f_flag & os.ST_RDONLY else "written to")' >"$work/out"

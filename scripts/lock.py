@@ -1,7 +1,8 @@
 """Remake the container's locks: python scripts/lock.py, with pip-tools, on the Python of its BASE.
 
-container/requirements.txt: what unet3d needs at run time, but torch, which is an argument of the
-Dockerfile, and the CUDA packages and Triton, which torch brings in the versions it was built with.
+container/requirements.txt: what unet3d[export] needs at run time, but torch, which is an argument
+of the Dockerfile, and the CUDA packages and Triton, which torch brings in the versions it was built
+with.
 container/build.txt: what makes wheels of sources. Names, versions and the hashes of all files of
 a version, for every platform; no addresses, so that a mirror serves as well as the index.
 """
@@ -26,8 +27,9 @@ OPTIONS = (
 def wanted() -> dict[str, list[str]]:
     """What each lock is made for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
     return {
-        "requirements.txt": [argument("TORCH"), *project["project"]["dependencies"]],
+        "requirements.txt": [argument("TORCH"), *needed, *extras["export"]],
         "build.txt": [*project["build-system"]["requires"], "setuptools"],  # for old sources
     }
 

@@ -42,8 +42,9 @@ def test_a_lock_holds_names_versions_and_hashes_and_nothing_else(lock):
 
 
 def test_the_locks_have_every_dependency_in_a_version_that_it_may_have():
+    extras = project()["project"]["optional-dependencies"]
     asked = {
-        "requirements.txt": project()["project"]["dependencies"],
+        "requirements.txt": project()["project"]["dependencies"] + extras["export"],
         "build.txt": project()["build-system"]["requires"],
     }
     for name, requirements in asked.items():
