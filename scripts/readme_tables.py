@@ -308,6 +308,19 @@ def hostile(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def start(folder: Path) -> str:
+    """Seconds until a command begins."""
+    commands = result(folder, "cpu-start")["commands"]
+    lines = ["| | seconds |", "| --- | --- |"]
+    for name in ("unet3d --help", "unet3d train --help", "unet3d memory", "unet3d doctor"):
+        lines.append(f"| `{name}` | {commands[name]['median_seconds']:.2f} |")
+    first = commands["unet3d train, to its first step"]
+    phases = first["median_seconds_by_phase"].items()
+    parts = ", ".join(f"{name} {taken:.1f}" for name, taken in phases if taken >= 0.05)
+    lines.append(f"| `unet3d train`, to its first step ({parts}) | {first['median_seconds']:.2f} |")
+    return "\n".join(lines)
+
+
 def results(folder: Path) -> str:
     """Which file comes from which command, as benchmarks/README.md has it."""
     rows = re.findall(r"^\|.*\|$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE)
@@ -357,7 +370,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     table.__name__: table
     for table in (
         *(pooling, predict, hippocampus, step, peers),
-        *(huge, same_dice, chaos, slurm, hostile, results, big, big_fit),
+        *(huge, same_dice, chaos, slurm, hostile, start, results, big, big_fit),
         *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
     )
 }
