@@ -225,7 +225,10 @@ def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(StepSpeed, "on_train_batch_end", stopped)
     assert main(words) == 143
     assert begun == [1, 2, 3, 1]
-    capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in said
+    assert "1 stopped: " in said
+    assert "seed=1" in said
     assert main(words) == 0
     assert begun[4:] == [2, 3, 1, 2, 3]
     said = capsys.readouterr().out

@@ -40,6 +40,9 @@ PATHS = (
 WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices")
 """Keys that take both, and are checked where they are read."""
 
+STOPPED = -1
+"""Of a job that was stopped, and the sweep with it."""
+
 EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
 
 
@@ -90,7 +93,12 @@ def run(
                 outcomes.append(f"{folder.name} left out: {reason}: {' '.join(typed)}")
                 return 0
 
-        code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
+        try:
+            code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
+        except (Stopped, KeyboardInterrupt):
+            codes.append(STOPPED)
+            outcomes.append(f"{folder.name} stopped: {' '.join(typed)}; resume=auto goes on")
+            raise
         codes.append(code)
         if code:
             outcomes.append(f"{folder.name} ended with {code}: {' '.join(typed)}")
@@ -115,7 +123,9 @@ def run(
     for folder in sweeps:
         swept(folder)
     failed = [c for c in [code, *codes] if c]
-    return 0 if not failed else failed[0] if len(codes) < 2 else 1
+    if not failed or STOPPED in codes:
+        return code
+    return failed[0] if len(codes) < 2 else 1
 
 
 def given_folders(words: Sequence[str]) -> list[Path]:
@@ -150,13 +160,13 @@ def answered(
     """
     try:
         return action()
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    except Stopped as stop:
+    except (Stopped, KeyboardInterrupt) as stop:
         if sweeping:
             raise
-        return stop.exit_code
+        if isinstance(stop, Stopped):
+            return stop.exit_code
+        print("stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `... | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
