@@ -227,8 +227,7 @@ def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
     assert begun == [1, 2, 3, 1]
     said = capsys.readouterr().out
     assert "sweep: 1 of 2 done" in said
-    assert "1 stopped: " in said
-    assert "seed=1" in said
+    assert "1 stopped, the same line with resume=auto goes on: " in said
     assert main(words) == 0
     assert begun[4:] == [2, 3, 1, 2, 3]
     said = capsys.readouterr().out

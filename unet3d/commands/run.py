@@ -97,7 +97,8 @@ def run(
             code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
         except (Stopped, KeyboardInterrupt):
             codes.append(STOPPED)
-            outcomes.append(f"{folder.name} stopped: {' '.join(typed)}; resume=auto goes on")
+            again = "the same line with resume=auto goes on"
+            outcomes.append(f"{folder.name} stopped, {again}: {' '.join(typed)}")
             raise
         codes.append(code)
         if code:
