@@ -1,5 +1,6 @@
 """Shared by all tests: a composed config on small volumes, one thread, one seed."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,18 @@ from unet3d.build.request import composed as request_of_words
 from unet3d.data.synthetic import write
 
 Compose = Callable[..., Request]
+
+
+gc.disable()  # until all is imported: half of the time of collecting
+
+
+def pytest_collection_finish():
+    gc.enable()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: more would wait for each other

@@ -20,6 +20,7 @@ def request_(composed):
         "model=unet_small",
         "model.width=16",
         "model.depth=3",
+        "model.convolutions=1",
         "data.patch_size=[32,32,32]",
         "trainer.accelerator=auto",
     )
@@ -54,6 +55,7 @@ def test_recomputing_every_block_costs_a_third_more_work(request_):
 TINY = [
     "model.width=4",
     "model.depth=2",
+    "model.convolutions=1",
     "data.patch_size=[16,16,16]",
     "precisions=[bf16,32]",
     "strategies=[none,blocks]",
@@ -157,7 +159,10 @@ def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, mon
         return original(self, *inputs)
 
     monkeypatch.setattr(DecoderLevel, "forward", fails)
-    assert unet3d("trainer.max_steps=9", "meter.predict=true", "model.depth=2") == 3
+    assert (
+        unet3d("trainer.max_steps=9", "meter.predict=true", "model.depth=2", "model.convolutions=1")
+        == 3
+    )
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "out of GPU memory in the forward, at module decoder" in error
@@ -199,7 +204,7 @@ def test_a_run_says_its_prediction_first_and_sets_it_beside_the_measured(unet3d,
 def test_a_cpu_run_that_would_fill_the_memory_warns_as_well(composed, monkeypatch):
     from unet3d.build import misfit
 
-    request = composed()
+    request = composed("model.depth=2", "model.convolutions=1")
     monkeypatch.setattr(misfit, "available_bytes", lambda device: CONTEXT)
     lines = misfit.check_fit(forecast(request), request, torch.device("cpu"))
     assert lines[0].startswith("predicted not to fit")
