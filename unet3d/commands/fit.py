@@ -11,8 +11,9 @@ import torch
 from unet3d.build.fitting import Fit, combinations, fits
 from unet3d.build.request import Request
 from unet3d.commands.run import deliver
+from unet3d.meter.fit import CONTEXT
 from unet3d.meter.show import columns, mib
-from unet3d.types import GIB, Misuse
+from unet3d.types import GIB, Misfit, Misuse, size
 
 
 def main(request: Request, folder: Path) -> int:
@@ -48,6 +49,8 @@ def budget_bytes(asked: Any) -> int:
         return torch.cuda.get_device_properties(0).total_memory
     if not isinstance(asked, int | float) or not asked > 0:
         raise Misuse(f"budget_gib must be above 0 or auto, got {asked!r}")
+    if asked * GIB <= CONTEXT:
+        raise Misfit(f"budget_gib={asked:g}: CUDA's context alone takes about {size(CONTEXT)}")
     return int(asked * GIB)
 
 
