@@ -1,12 +1,14 @@
+import gc
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from unet3d.commands.main import main
+from unet3d.commands.main import imported, main
 from unet3d.commands.run import quoted
 
 
@@ -244,6 +246,12 @@ def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
     sweep = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main(["train", *small, *sweep, "fold=9"]) == 4
     assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
+
+
+def test_garbage_is_looked_for_again_once_a_verb_is_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "unet3d.commands.check", raising=False)
+    imported("check")
+    assert gc.isenabled()
 
 
 def test_an_unknown_verb_names_the_nearest(capsys):
