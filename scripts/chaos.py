@@ -360,8 +360,9 @@ PARTS: dict[str, Callable[[Place], Iterable[Row]]] = {
 
 
 def quick(place: Place) -> Iterator[Row]:
-    """Two kills, and a signal with two ranks."""
+    """Two kills, and a signal with one rank and with two."""
     yield from kill(place)
+    yield from terminated(place, "1 rank", ranks=1, hits=1)
     yield from terminated(place, "2 ranks", ranks=2, hits=1)
 
 

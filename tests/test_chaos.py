@@ -1,4 +1,4 @@
-"""The short form of `scripts/chaos.py`: two kills, and a SIGTERM with two ranks."""
+"""The short form of `scripts/chaos.py`: two kills, and a SIGTERM with one rank and with two."""
 
 import subprocess
 import sys

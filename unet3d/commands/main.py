@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def imported(verb: str) -> ModuleType:
     """Imports make no garbage: it is not looked for among what they make, neither now nor later.
 
-    That takes two seconds from the start of a run, and data workers share these pages for longer.
+    A run starts a second and a half sooner, and data workers share these pages for longer.
     """
     name = f"unet3d.commands.{verb}"
     if name not in sys.modules:
