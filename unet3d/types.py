@@ -49,6 +49,15 @@ class HasBlocks(Protocol):
         ...
 
 
+@runtime_checkable
+class HasOutputConvolutions(Protocol):
+    """A network that names the convolutions that give its outputs."""
+
+    def output_convolutions(self) -> Sequence[nn.Module]:
+        """Return them; each has a bias."""
+        ...
+
+
 ENCODER_WORDS = ("all", "last", "host", "again", "slabs", "never")
 DECODER_WORDS = ("all", "last", "never")
 

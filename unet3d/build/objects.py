@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from unet3d.build.request import Request
@@ -207,15 +207,18 @@ def network(request: Request) -> nn.Module:
             "model.channels says the channels exactly: leave out model.depth and model.width"
         )
     cfg = with_outputs(cfg)
+    model = cfg.model.copy()
+    with open_dict(model):
+        model.pop("prior_bias", None)  # of the beginning of a training: build/prior.py
     parameters = inspect.signature(target_of(cfg.model)).parameters
     if "pool" in parameters:
-        return make(cfg.model, pool=make(cfg.pool))
+        return make(model, pool=make(cfg.pool))
     if request.sets("pool") or request.choices.get("pool", "max") != "max":
         raise Misuse(
             f"model={request.choices.get('model')} has its own pooling: "
             f"leave out pool={request.choices.get('pool')}"
         )
-    return make(cfg.model)
+    return make(model)
 
 
 def with_outputs(cfg: DictConfig) -> DictConfig:

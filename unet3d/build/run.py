@@ -34,6 +34,7 @@ from unet3d.build.objects import (
     with_outputs,
 )
 from unet3d.build.preflight import lacks, stopped_or_told
+from unet3d.build.prior import begin_at_prior
 from unet3d.build.request import Request, groups
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
@@ -215,8 +216,9 @@ def build(
         rank=ranks.rank,
         ranks=ranks.world,
     )
+    began = begin_at_prior(model, request, train_loader)
     prediction, foreseen = foresee(request, used, device, validation)
-    foreseen += lacking
+    foreseen += [*began, *lacking]
     if asked == "auto":
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak

@@ -61,11 +61,7 @@ class TrainingPatches(Dataset[Patch]):
 
     def _patch(self, index: Place) -> Patch:
         begun = perf_counter()
-        epoch, number, foreground = index
-        volume = self.volumes[number % len(self.volumes)]
-        rng = np.random.default_rng((self.seed, epoch, number))
-        key = int(rng.integers(2**63))
-        start = self._start(volume, foreground, rng)
+        volume, key, start = self._drawn(index)
         size = self._source_size(volume, key)
         start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
         image = torch.from_numpy(cut(volume.image, start, size))
@@ -77,6 +73,19 @@ class TrainingPatches(Dataset[Patch]):
         images, labels = self.augment([image], [label], [key], self.patch_size)
         seconds["augmenting"] = perf_counter() - read
         return Patch(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
+
+    def label(self, index: Place) -> np.ndarray:
+        """Return the labels (D, H, W) of a patch as they are before augmentation."""
+        volume, _, start = self._drawn(index)
+        return cut(volume.label, start, self.patch_size)
+
+    def _drawn(self, index: Place) -> tuple[Volume, int, list[int]]:
+        """Draw the volume, the key of the augmentation, and where the patch begins."""
+        epoch, number, foreground = index
+        volume = self.volumes[number % len(self.volumes)]
+        rng = np.random.default_rng((self.seed, epoch, number))
+        key = int(rng.integers(2**63))
+        return volume, key, self._start(volume, foreground, rng)
 
     def _source_size(self, volume: Volume, key: int) -> list[int]:
         """What the patch is read from, but for what lies outside of the volume wherever it is."""

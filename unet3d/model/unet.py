@@ -144,6 +144,10 @@ class UNet3D(nn.Module):
         for n, module in enumerate(self.decoder):
             yield len(self.decoder) - 1 - n, module
 
+    def output_convolutions(self) -> list[nn.Module]:
+        """Return the heads, finest first."""
+        return list(self.heads)
+
     def _check_size(self, x: Tensor) -> None:
         size = list(x.shape[2:])
         for window in self.windows:
