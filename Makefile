@@ -12,7 +12,7 @@ RUN := .venv/bin/python
 TRAIN_NEEDS := .venv/train
 endif
 
-ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling onnx onnxscript onnxruntime),yes)
+ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling onnx onnxscript onnxruntime nnunetv2),yes)
 TEST := $(PYTHON)
 else
 TEST := .venv/bin/python
@@ -60,5 +60,5 @@ clean:
 	touch $@
 
 .venv/test: pyproject.toml | .venv/bin/python
-	.venv/bin/python -m pip install -e ".[test]"
+	.venv/bin/python -m pip install -e ".[test,peers]"
 	touch $@ .venv/train

@@ -74,7 +74,7 @@ def peers(c: list[int]) -> Iterator[tuple[str, Make]]:
     yield "MONAI DynUNet", dynunet
     yield "MONAI BasicUNet, a level more", basic
     if find_spec("dynamic_network_architectures"):
-        from dynamic_network_architectures.architectures.unet import PlainConvUNet  # ty: ignore
+        from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
         def plain_conv() -> nn.Module:
             n = len(c)
@@ -89,7 +89,7 @@ def peers(c: list[int]) -> Iterator[tuple[str, Make]]:
 
         yield "nnU-Net PlainConvUNet", plain_conv
     if find_spec("pytorch3dunet"):
-        from pytorch3dunet.unet3d.model import UNet3D as Wolny  # ty: ignore
+        from pytorch3dunet.unet3d.model import UNet3D as Wolny
 
         def wolny() -> nn.Module:
             return Wolny(1, 5, final_sigmoid=False, f_maps=c, num_groups=8, is_segmentation=False)

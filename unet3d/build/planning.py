@@ -15,9 +15,16 @@ from unet3d.build.forecast import changed, with_batch
 from unet3d.build.objects import described, source_of, three_numbers
 from unet3d.build.request import Request
 from unet3d.build.rungs import rungs
-from unet3d.build.topology import Levels, first_patch, levels, smaller, target_spacing, whole
+from unet3d.build.topology import (
+    Levels,
+    find_median_shape,
+    first_patch,
+    levels,
+    list_patches,
+    target_spacing,
+    whole,
+)
 from unet3d.data.fingerprint import Print, fingerprint
-from unet3d.data.geometry import shape_at
 from unet3d.meter.record import MemoryRecord
 from unet3d.types import Misfit, Misuse, Triple
 
@@ -45,7 +52,7 @@ class Plan:
     cases: int
     channels: tuple[str, ...]
     spacing_mm: tuple[float, float, float]
-    median: Triple  # voxels of the median case at that spacing
+    median: tuple[float, float, float]  # voxels of the median case at that spacing
     normalize: list[str]
     first: Triple  # the patch that no budget would make smaller
     patch: Triple
@@ -86,13 +93,10 @@ def planned(request: Request, told: Told, budget: int) -> Plan:
     target = target_spacing(spacings, shapes)
     if data.spacing_mm not in (None, "median"):
         target = three_numbers(data.spacing_mm)
-    at_target = [shape_at(s, o, target) for s, o in zip(shapes, spacings, strict=True)]
-    d, h, w = (max(1, int(n)) for n in np.median(at_target, axis=0))
-    median = (d, h, w)
-    voxels = sum(prod(s) for s in at_target)
+    median = find_median_shape(spacings, shapes, target)
     patches = candidates(request, target, median)
     patch = patches[first_that(lambda p: fits(request, p, levels(target, p), budget), patches)]
-    most = max(2, min(MOST_BATCH, int(BATCH_SHARE * voxels / prod(patch))))
+    most = limit_batch(patch, median, len(shapes))
     if request.sets("data.batch_size"):
         most = data.batch_size
     shape = levels(target, patch)
@@ -110,6 +114,15 @@ def planned(request: Request, told: Told, budget: int) -> Plan:
         strategy=strategy,
         peak=peak,
     )
+
+
+def limit_batch(patch: Triple, median: Sequence[float], cases: int) -> int:
+    """Return the largest batch that is tried.
+
+    >>> limit_batch((64, 64, 64), (128, 128, 128), 20)
+    8
+    """
+    return max(2, min(MOST_BATCH, round(prod(median) * cases * BATCH_SHARE / prod(patch))))
 
 
 def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
@@ -134,20 +147,32 @@ def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int
     return low
 
 
-def candidates(request: Request, spacing_mm: Sequence[float], median: Triple) -> list[Triple]:
+def candidates(
+    request: Request, spacing_mm: Sequence[float], median: Sequence[float]
+) -> list[Triple]:
     """Patches from the largest down, or the one that was asked for."""
+    own = "depth" not in request.config.model  # a network with levels of its own
     if request.sets("data.patch_size"):
-        d, h, w = request.config.data.patch_size
+        asked = list(request.config.data.patch_size)
+        if len(asked) != 3 or not all(type(side) is int and side > 0 for side in asked):
+            raise Misuse(f"data.patch_size must be three ints >= 1, got {asked}")
+        d, h, w = asked
+        shape = levels(spacing_mm, (d, h, w))
+        if not shape.windows and model_words(request, shape):
+            raise Misuse(
+                f"data.patch_size={listed((d, h, w))} leaves nothing to pool at "
+                f"{listed(spacing_mm)} mm: give one axis 12 voxels, or set model.depth"
+            )
         return [(d, h, w)]
-    first = first_patch(spacing_mm, median)
-    patch: Triple | None = whole(first, levels(spacing_mm, first).factor)
-    found = []
-    while patch is not None:
-        found.append(patch)
-        patch = smaller(patch, spacing_mm, median)
-    if "depth" not in request.config.model:  # a network with levels of its own
+    found = list_patches(spacing_mm, median)
+    if own:
         found = [p for p in found if all(n % OWN_FACTOR == 0 for n in p)]
-        return found or [whole(first, [OWN_FACTOR] * 3)]
+        return found or [whole(first_patch(spacing_mm, median), [OWN_FACTOR] * 3)]
+    if not found:
+        raise Misuse(
+            f"the median case has {listed(median)} voxels at {listed(spacing_mm)} mm, too few to "
+            "pool: set a finer data.spacing_mm"
+        )
     return found
 
 
@@ -196,13 +221,13 @@ def model_words(request: Request, shape: Levels) -> list[str]:
     ]
 
 
-def listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[float]) -> str:
     """As an override's value.
 
     >>> listed((1, 2, 2))
     '[1,2,2]'
     """
-    return f"[{','.join(map(str, numbers))}]"
+    return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
 
 def normalization(request: Request, told: Told) -> list[str]:

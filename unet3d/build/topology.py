@@ -1,11 +1,16 @@
-"""Spacing, patch and levels for a data set, from its sizes and spacings alone."""
+"""Spacing, patches and levels for a data set, from its sizes and spacings alone.
+
+These are the rules of nnU-Net's planner; tests/build/test_topology.py compares them with it, and
+docs/method.md says where `unet3d plan` differs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
+from unet3d.data.geometry import shape_at
 from unet3d.types import Triple
 
 COARSE = 3
@@ -13,6 +18,9 @@ COARSE = 3
 
 LEAST = 4
 """Voxels that pooling must leave along an axis."""
+
+ALONE = 12
+"""Voxels that an axis must have to be pooled alone."""
 
 LARGEST = 256**3
 """Voxels of the patch that the search begins with."""
@@ -37,53 +45,79 @@ def target_spacing(
 ) -> tuple[float, float, float]:
     """The median along each axis; along one that is coarse and thin, a fine one of those there.
 
-    Most cases would lose slices at a coarse axis's median, and few at its 10th percentile.
+    Most cases would lose slices at a coarse axis's median, and few at its 10th percentile. Seven
+    digits are kept: files have no more.
     """
-    target = np.median(spacings, axis=0)
-    size = np.median(shapes, axis=0)
+    target = np.percentile(spacings, 50, axis=0)
+    size = np.percentile(shapes, 50, axis=0)
     worst = int(np.argmax(target))
     others = [axis for axis in range(3) if axis != worst]
     coarse = target[worst] > COARSE * max(target[others])
     if coarse and size[worst] * COARSE < min(size[others]):
         fine = np.percentile([s[worst] for s in spacings], 10)
-        target[worst] = max(fine, max(target[others]) + 1e-5)
-    d, h, w = (round(float(s), 5) for s in target)
+        least = max(target[others])
+        target[worst] = fine if fine >= least else least + 1e-5
+    d, h, w = (float(f"{s:.7g}") for s in target)
     return d, h, w
 
 
-def first_patch(spacing_mm: Sequence[float], median: Sequence[int]) -> Triple:
+def find_median_shape(
+    spacings: Sequence[Sequence[float]],
+    shapes: Sequence[Sequence[int]],
+    target_mm: Sequence[float],
+) -> tuple[float, float, float]:
+    """Return the median size of the cases at a spacing, in voxels; it may end in a half.
+
+    >>> find_median_shape([(1, 1, 1), (1, 1, 2)], [(8, 8, 8), (8, 9, 8)], (1, 1, 1))
+    (8.0, 8.5, 12.0)
+    """
+    resampled = [shape_at(n, s, target_mm) for n, s in zip(shapes, spacings, strict=True)]
+    d, h, w = (float(n) for n in np.median(resampled, axis=0))
+    return d, h, w
+
+
+def first_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
     """A patch as isotropic in mm as can be, no larger than the median case."""
     scale = (LARGEST * prod(spacing_mm)) ** (1 / 3)
-    d, h, w = (max(1, min(round(scale / s), n)) for s, n in zip(spacing_mm, median, strict=True))
+    sides = (min(round(scale / s), ceil(n)) for s, n in zip(spacing_mm, median, strict=True))
+    d, h, w = (max(1, side) for side in sides)
     return d, h, w
 
 
-def levels(spacing_mm: Sequence[float], patch: Sequence[int], most: int = 6) -> Levels:
-    """Pool and convolve along an axis once its voxels are no coarser than twice the finest.
+def levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
+    """Pool and convolve along an axis once its voxels are less than twice the finest.
+
+    An axis that is convolved at a level is at all below it, and the coarsest level convolves
+    along all three. An axis is pooled while it has 8 voxels, or 12 where it would be the only one.
 
     >>> levels((1, 1, 1), (40, 56, 40)).windows
     ((2, 2, 2), (2, 2, 2), (2, 2, 2))
     >>> levels((5, 1, 1), (16, 128, 128)).windows
     ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2))
+    >>> levels((5, 1, 1), (16, 128, 128)).kernels
+    ((1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
     """
     size, at = list(patch), list(spacing_mm)
-    windows, kernels = [], [_kernel(at)]
-    while len(windows) < most - 1:
-        large = [axis for axis in range(3) if size[axis] >= 2 * LEAST]
-        if not large:
-            break
-        finest = min(at[axis] for axis in large)
-        d, h, w = (2 if a in large and at[a] / finest < 2 else 1 for a in range(3))
-        window = (d, h, w)
-        size = [n // w for n, w in zip(size, window, strict=True)]
-        at = [s * w for s, w in zip(at, window, strict=True)]
+    kernel: Triple = (1, 1, 1)
+    windows, kernels = [], []
+    while window := _window(at, size):
+        d, h, w = (3 if k == 3 or s / min(at) < 2 else 1 for k, s in zip(kernel, at, strict=True))
+        kernel = (d, h, w)
+        kernels.append(kernel)
         windows.append(window)
-        kernels.append(_kernel(at))
-    return Levels(windows=tuple(windows), kernels=tuple(kernels))
+        size = [-(-n // w) for n, w in zip(size, window, strict=True)]
+        at = [s * w for s, w in zip(at, window, strict=True)]
+    return Levels(windows=tuple(windows), kernels=(*kernels, (3, 3, 3)))
 
 
-def _kernel(spacing_mm: Sequence[float]) -> Triple:
-    d, h, w = (3 if s / min(spacing_mm) < 2 else 1 for s in spacing_mm)
+def _window(spacing_mm: Sequence[float], size: Sequence[int]) -> Triple | None:
+    """Return the next pooling window, or None where nothing is to be pooled any more."""
+    large = [axis for axis in range(3) if size[axis] >= 2 * LEAST]
+    finest = min((spacing_mm[axis] for axis in large), default=0)
+    pooled = [axis for axis in large if spacing_mm[axis] / finest < 2]
+    if not pooled or (len(pooled) == 1 and size[pooled[0]] < ALONE):
+        return None
+    d, h, w = (2 if axis in pooled else 1 for axis in range(3))
     return d, h, w
 
 
@@ -93,18 +127,35 @@ def whole(patch: Sequence[int], factor: Sequence[int]) -> Triple:
     return d, h, w
 
 
-def smaller(
-    patch: Sequence[int], spacing_mm: Sequence[float], median: Sequence[int]
-) -> Triple | None:
-    """One step less along the axis that is largest for the cases there; None at the end."""
+def list_patches(spacing_mm: Sequence[float], median: Sequence[float]) -> list[Triple]:
+    """List the patches to try, each with fewer voxels than the one before and levels to pool."""
+    first = first_patch(spacing_mm, median)
+    patch: Triple | None = whole(first, levels(spacing_mm, first).factor)
+    seen: set[Triple] = set()
+    found: list[Triple] = []
+    while patch is not None and patch not in seen:
+        seen.add(patch)
+        if levels(spacing_mm, patch).windows and not (found and prod(found[-1]) <= prod(patch)):
+            found.append(patch)
+        patch = _shrink(patch, spacing_mm, median)
+    return found
+
+
+def _shrink(patch: Triple, spacing_mm: Sequence[float], median: Sequence[float]) -> Triple | None:
+    """Take one step from the axis that is largest for the cases there; None at the end.
+
+    A step is what the shorter axis has to be a multiple of. The other axes may then have other
+    multiples, so that a patch can grow. On a tie the first axis is taken, the coarsest one last:
+    nnU-Net takes the last of its axes, which are in the opposite order behind the coarsest.
+    """
     factor = levels(spacing_mm, patch).factor
-    order = sorted(range(3), key=lambda axis: -patch[axis] / median[axis])
+    coarsest = max(range(3), key=lambda axis: (spacing_mm[axis], axis))
+    order = sorted(range(3), key=lambda axis: (-patch[axis] / median[axis], axis == coarsest))
     for axis in order:
         less = list(patch)
-        while less[axis] - factor[axis] >= LEAST:
-            less[axis] -= factor[axis]
-            left = levels(spacing_mm, less)
-            fewer = whole(less, left.factor)  # other levels may want other multiples
-            if left.windows and prod(fewer) < prod(patch):
-                return fewer
+        less[axis] -= factor[axis]
+        step = levels(spacing_mm, less).factor[axis]
+        less[axis] = patch[axis] - step
+        if less[axis] >= LEAST:
+            return whole(less, levels(spacing_mm, less).factor)
     return None
