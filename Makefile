@@ -59,6 +59,10 @@ clean:
 	.venv/bin/python -m pip install -e .
 	touch $@
 
+# A torch that is installed stays: torchvision, which the peers ask for, would bring its newest. A
+# torchvision that does not load beside it goes again: it is built for CUDA, and no test needs it.
 .venv/test: pyproject.toml | .venv/bin/python
-	.venv/bin/python -m pip install -e ".[test,peers]"
+	.venv/bin/python -m pip list --format=freeze | grep '^torch==' > .venv/torch.txt || true
+	.venv/bin/python -m pip install -e ".[test,peers]" -c .venv/torch.txt
+	.venv/bin/python -c "import torchvision" 2>/dev/null || .venv/bin/python -m pip uninstall -y torchvision
 	touch $@ .venv/train
