@@ -38,7 +38,7 @@ FILES = {
     "`unet3d train`, in `hydra.run.dir`": {
         "report.json": "what the run reached and took: `finished`, `steps`, `metrics`, `memory` in "
         "bytes by phase, `speed`, `evaluation`, `parameters`, `left_out`, `skipped_steps`, "
-        "`precision`, `choices`, `config`, `versions`, `device`",
+        "`warnings`, `precision`, `choices`, `config`, `versions`, `device`",
         "config.yaml": "the config as it was used, with nothing left to look up",
         "checkpoints/last.ckpt": "all that is needed to go on (`resume=auto`) or to predict; at "
         "most `save_every_seconds=` old",

@@ -211,6 +211,7 @@ def test_the_default_job_learns_to_see(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["trainer.max_epochs=9", "trainer.enable_progress_bar=false", "hydra.run.dir=run"]
     assert main(["train", *words, "trainer.accelerator=cpu"]) == 0
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["warnings"] == []
     dice = [s.value for s in events(tmp_path / "run").Scalars("val/dice")]
     assert dice[0] < 0.5
     assert dice[-1] > 0.8

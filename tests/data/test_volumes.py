@@ -77,6 +77,7 @@ def test_labels_to_ignore_are_told_apart_from_classes(tmp_path):
     assert (volume.label[0] == IGNORE).all()
     assert not volume.label[1:].any()
     assert len(volume.places) == 0
+    assert volume.classes == set()
 
 
 @pytest.mark.parametrize(

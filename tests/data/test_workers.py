@@ -10,7 +10,7 @@ from tests.data.test_loaders import epochs, feed
 from unet3d.data import workers
 from unet3d.data.augment import Augment
 from unet3d.data.loaders import collate
-from unet3d.data.volumes import WholeVolumes
+from unet3d.data.volumes import WholeVolumes, get_classes
 from unet3d.data.workers import CaseFault, fault_of
 from unet3d.types import Fault
 
@@ -71,6 +71,13 @@ def test_whole_volumes_name_their_case_too(volumes):
     (volumes[0].folder / "label.npy").unlink()
     with pytest.raises(CaseFault, match=r"case0: .*gone"):
         WholeVolumes(volumes)[0]
+
+
+def test_the_classes_of_volumes_are_read_and_a_file_that_vanished_is_named(volumes):
+    assert get_classes(volumes) == [{1, 2}] * 3
+    (volumes[1].folder / "places.npy").unlink()
+    with pytest.raises(CaseFault, match=r"case1: .*gone"):
+        get_classes(volumes)
 
 
 def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):

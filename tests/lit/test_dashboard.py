@@ -66,7 +66,7 @@ def test_a_browser_shows_the_pages_with_curves_and_pictures(sweep, tmp_path):
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        *("Quality: 3 charts", "Memory: 3 charts", "Speed: 3 charts"),
+        *("Quality: 4 charts", "Memory: 3 charts", "Speed: 3 charts"),
         *("cases: 2 pictures", "memory: 4 pictures", "hparams: Dice, peak and seconds"),
     ]
     shown = {"quality", "memory", "speed", "cases", "step", "hparams"}

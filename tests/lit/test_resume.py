@@ -86,6 +86,7 @@ def left(folder):
             content["optimizer_states"],
             position,
             content["callbacks"]["BestCheckpoint"],
+            content["callbacks"]["TrainingHealth"],
             content["global_step"],
         )
     return contents, dict(sorted(curves.items()))

@@ -67,6 +67,18 @@ def test_a_region_is_judged_as_one_whatever_its_labels():
     assert set(scores) == {"dice", "iou", "dice/whole", "dice/core", "iou/whole", "iou/core"}
 
 
+def test_voxels_of_classes_and_regions_are_counted_but_for_those_to_ignore():
+    reference = torch.tensor([0, 1, 2, 2, IGNORE]).view(1, 1, 1, 5)
+    prediction = torch.tensor([2, 2, 2, 0, 1]).view(1, 1, 1, 5)
+    for regions, found in (
+        (None, {"a": (1, 0), "b": (2, 3)}),
+        ({"both": [1, 2]}, {"both": (3, 3)}),
+    ):
+        metric = Dice(["background", "a", "b"], regions)
+        metric.update(prediction, reference)
+        assert metric.voxels() == found
+
+
 def test_reset_forgets():
     metric = Dice(["background", "a"])
     metric.update(torch.ones(1, 3, 3, 3), torch.ones(1, 3, 3, 3))

@@ -71,6 +71,12 @@ def test_a_run_is_unbeaten_unless_another_is_as_good_in_all_and_better_in_one(fo
     assert found == {"best": True, "small": True, "worse": False, "same": True}
 
 
+def test_a_run_with_warnings_is_marked_with_their_number(folder):
+    runs, _ = runs_in([folder(a=report(0.7, 1, 1) | {"warnings": ["x", "y"]}, b=report(0.6, 2, 2))])
+    assert [row[-1] for row in rows(runs)[1:]] == ["unbeaten, 2 warnings", ""]
+    assert [run["warnings"] for run in as_json(runs)] == [["x", "y"], []]
+
+
 def test_a_run_that_has_reached_nothing_is_last_and_not_drawn(folder, tmp_path):
     nothing = report(0, 0, 0, evaluated=False, finished=False) | {"metrics": {}, "speed": {}}
     runs, _ = runs_in([folder(a=nothing, b=report(0.5, 1, 1))])

@@ -35,12 +35,14 @@ from unet3d.build.objects import (
 )
 from unet3d.build.preflight import lacks, stopped_or_told
 from unet3d.build.prior import begin_at_prior
+from unet3d.build.remedies import remedies
 from unet3d.build.request import Request, groups
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.data.volumes import get_classes
 from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
@@ -60,6 +62,7 @@ from unet3d.lit.signals import Preemption, Signals
 from unet3d.lit.speed import StepSpeed
 from unet3d.lit.start import finished, initialised, loaded, resumed_from, weights_of
 from unet3d.lit.task import SegmentationTask
+from unet3d.lit.training_health import TrainingHealth
 from unet3d.machine.device import Precision, accelerator, precision
 from unet3d.machine.ranks import Ranks
 from unet3d.meter.peak import PeakMeter
@@ -67,6 +70,7 @@ from unet3d.meter.predict import Prediction
 from unet3d.metric.dice import Dice
 from unet3d.metric.distances import Distances
 from unet3d.report.comparison import UNTOLD
+from unet3d.report.diagnosis import absent_classes
 from unet3d.report.report import versions
 from unet3d.types import Fault, Misuse, size
 
@@ -98,6 +102,7 @@ class Run:
     memory: StepMemory
     speed: StepSpeed
     dashboard: Dashboard
+    health: TrainingHealth
     request: Request
     prediction: Prediction | None
     foreseen: list[str]  # what to say of the prediction
@@ -225,6 +230,8 @@ def build(
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
     dashboard = Dashboard(config, told_apart(request), prediction, step_title(request))
     limits = limits_of(cfg)
+    absent = absent_classes(metric.judged, get_classes(training), get_classes(validation))
+    health = TrainingHealth(limits, remedies(config, DEFAULT_EPOCHS), absent)
     position = Position(train_loader, limits, seed=cfg.seed)
     last = LastCheckpoint(folder / "checkpoints", every_seconds=seconds_between(cfg))
     callbacks = [
@@ -234,6 +241,7 @@ def build(
         *([Prefetch(train_loader)] if device == "cuda" else []),
         CaseImages(),
         dashboard,
+        health,
         limits,
         position,
         *([BestCheckpoint(folder / "checkpoints")] if validation else []),
@@ -259,6 +267,7 @@ def build(
         memory=memory,
         speed=speed,
         dashboard=dashboard,
+        health=health,
         request=request,
         prediction=prediction,
         foreseen=foreseen,
@@ -422,7 +431,7 @@ def introduction(run: Run) -> str:
         f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
         + "".join(f"left out: {finding.sentence()}\n" for finding in run.left_out)
-        + "".join(f"{line}\n" for line in run.foreseen)
+        + "".join(f"{line}\n" for line in (*run.foreseen, *run.health.absent))
         + f"run: {run.folder}"
     )
 
@@ -439,6 +448,7 @@ def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, An
         "skipped_steps": run.task.finite.skipped,
         "parameters": parameters_of(run.task.model),
         "left_out": [finding.sentence() for finding in run.left_out],
+        "warnings": run.health.warnings(done=done),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.memory.summary(),
         "speed": run.speed.summary(),

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,6 +60,15 @@ class Volume:
     def places(self) -> np.ndarray:
         """(N, 4): class, then d, h, w, of some voxels of each foreground class; sorted by class."""
         return np.load(self.folder / "places.npy", mmap_mode="r")
+
+    @property
+    def classes(self) -> set[int]:
+        """The foreground classes that it has, by a few looks at its places."""
+        sorted_classes, found, start = self.places[:, 0], set(), 0
+        while start < len(sorted_classes):
+            found.add(int(sorted_classes[start]))
+            start = bisect_right(sorted_classes, sorted_classes[start])
+        return found
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

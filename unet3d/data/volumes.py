@@ -150,6 +150,15 @@ class WholeVolumes(Dataset[Sample]):
             )
 
 
+def get_classes(volumes: Sequence[Volume]) -> list[set[int]]:
+    """The foreground classes that each volume has."""
+    making, found = Making(volumes), []
+    for number, volume in enumerate(volumes):
+        with making(number):
+            found.append(volume.classes)
+    return found
+
+
 class EpochOrder(Sampler[Place]):
     """Patches in an order that depends on (seed, epoch) alone; whole batches only.
 

@@ -19,6 +19,7 @@ PAGES = {
         "loss": ["^train/loss$"],
         "Dice, mean and classes": ["^val/dice$", "^val/dice/"],
         "HD95 in mm, mean and classes": ["^val/hd95_mm$", "^val/hd95_mm/"],
+        "voxels predicted for each of the reference": ["^val/volume_ratio/"],
     },
     "Memory": {
         "peak of a step in MiB": ["^memory/step_peak_", "^memory/predicted_step_peak_mib$"],

@@ -1,5 +1,6 @@
 """Steps whose loss or gradients are NaN or infinite: left out, counted, traced to a layer."""
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ class FiniteSteps:
             raise Misuse(f"max_skipped_steps must be an int >= 0, got {most}")
         self.most = most
         self.skipped = 0
+        self.loss = math.nan  # of the last batch
         self.leaving = False  # the optimizer step that is under way, with all of its batches
         self.cases: list[str] = []  # of that step
         self.statistics: list[Tensor] = []  # running ones of norms, as they were before the batch
@@ -46,8 +48,11 @@ class FiniteSteps:
         self, task: pl.LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
     ) -> None:
         """Look at the loss of a batch, and at gradients that nobody has looked at."""
-        figures = [loss.detach()] if self.norms is None else [loss.detach(), self.norms]
-        good, *before = torch.stack([figure.isfinite().all() for figure in figures]).tolist()
+        figures = [loss.detach().float().mean()]
+        if self.norms is not None:
+            figures.append(self.norms.isfinite().all().float())
+        self.loss, *before = torch.stack(figures).tolist()
+        good = math.isfinite(self.loss)
         if not all(before):
             self._leave_out(task, self._gradients)
         self.norms = None

@@ -81,6 +81,9 @@ class SegmentationTask(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.metric.matrices = of_all_ranks(self.trainer, self.metric.matrices)
         scores = self.metric.compute()
+        for name, (reference, predicted) in self.metric.voxels().items():
+            if reference:
+                scores[f"volume_ratio/{name}"] = predicted / reference
         if self.distances is not None:
             self.distances.found = of_all_ranks(self.trainer, self.distances.found)
             scores |= self.distances.compute()

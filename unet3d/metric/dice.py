@@ -58,3 +58,11 @@ class Dice:
                 means[score].append(value.nanmean())
                 result[f"{score}/{name}"] = means[score][-1].item()
         return {score: torch.stack(of).nanmean().item() for score, of in means.items()} | result
+
+    def voxels(self) -> dict[str, tuple[int, int]]:
+        """Of each class, over all volumes: voxels of the reference and of the prediction."""
+        counts = sum(self.matrices, torch.zeros(self.num_classes, self.num_classes).long())
+        return {
+            name: (int(counts[labels].sum()), int(counts[:, labels].sum()))
+            for name, labels in self.judged.items()
+        }

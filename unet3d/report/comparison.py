@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unet3d.report.diagnosis import plural
 from unet3d.report.report import figures
 from unet3d.types import Misuse
 from unet3d.whole import whole
@@ -174,7 +175,10 @@ def remark(run: Compared, *, unbeaten: bool) -> str:
     """What to know of a run beside its figures."""
     if not run.report.get("finished"):
         return "stopped"
-    return "unbeaten" if unbeaten else ""
+    told = ["unbeaten"] if unbeaten else []
+    if warnings := run.report.get("warnings"):
+        told.append(plural(len(warnings), "warning"))
+    return ", ".join(told)
 
 
 def number(value: float | None, digits: int) -> str:
@@ -199,6 +203,7 @@ def as_json(runs: Sequence[Compared]) -> list[dict[str, Any]]:
             "dice_by_class": run.dice,
             "parameters": run.report.get("parameters"),
             "steps": run.report.get("steps"),
+            "warnings": run.report.get("warnings", []),
             "device": run.report.get("device"),
             "unbeaten": best,
         }

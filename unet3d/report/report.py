@@ -120,5 +120,6 @@ def table(report: Mapping[str, Any]) -> str:
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run", report["folder"]))
     rows.append(("curves", f"tensorboard --logdir {report['folder']}"))
+    rows += [("warning", sentence) for sentence in report.get("warnings", [])]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"  {label:{width}}  {value}" for label, value in rows)
