@@ -182,8 +182,8 @@ def build(
     decide = largest if regions is None else Painted(painted(regions))
     infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
     metric, distances = Dice(class_names, regions), None
+    spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
     if flag(cfg, "validation.hd95"):
-        spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
         distances = Distances(metric.judged, spacing_mm)
     task = SegmentationTask(
         model=model,
@@ -230,7 +230,9 @@ def build(
         memory,
         speed,
         *([Prefetch(train_loader)] if device == "cuda" else []),
-        CaseImages(),
+        CaseImages(
+            class_names=class_names, orientation=preparation.orientation, spacing_mm=spacing_mm
+        ),
         dashboard,
         limits,
         position,
