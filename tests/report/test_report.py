@@ -1,10 +1,14 @@
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.data_ingester import _parse_event_files_spec
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from torch.utils.tensorboard.writer import SummaryWriter
 
-from unet3d.report.report import write
+from unet3d.report.report import tensorboard_command, write
 from unet3d.report.slices import (
     EDGES,
     GAP,
@@ -25,6 +29,17 @@ def test_a_report_is_json_that_any_reader_takes(tmp_path):
     text = (tmp_path / "report.json").read_text()
     assert json.loads(text, parse_constant=str) == {"a": None, "b": [None, 1.0], "c": {"1": "x"}}
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("name", ["14-30-00", "my run's", "pool=max,fold=0", "a:b"])
+def test_tensorboard_names_a_run_by_its_folder_with_the_command_that_is_printed(tmp_path, name):
+    with SummaryWriter(str(tmp_path / name / "tensorboard")) as writer:
+        writer.add_scalar("loss", 1.0)
+    option, value = shlex.split(tensorboard_command(str(tmp_path / name)))[1:]
+    shown, spec = EventMultiplexer(), option == "--logdir_spec"
+    for path, group in (_parse_event_files_spec(value) if spec else {value: None}).items():
+        shown.AddRunsFromDirectory(path, group)
+    assert list(shown.Runs()) == [f"{name}/tensorboard"]
 
 
 VIEW = {"spacing_mm": (1.0, 1.0, 1.0), "class_names": ("background", "organ")}
