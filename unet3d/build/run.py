@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
@@ -52,6 +51,7 @@ from unet3d.lit.memory import StepMemory
 from unet3d.lit.position import Position, forget_beyond, logged_before
 from unet3d.lit.precision import PureHalf
 from unet3d.lit.prefetch import Prefetch
+from unet3d.lit.progress import ProgressBar, ProgressLines
 from unet3d.lit.quiet import hush
 from unet3d.lit.ranks import Ddp, Environment, first_alone
 from unet3d.lit.schedule import LearningRate
@@ -239,7 +239,7 @@ def build(
         *([BestCheckpoint(folder / "checkpoints")] if validation else []),
         last,
         *([] if signals is None else [Preemption(signals, last)]),
-        *([TQDMProgressBar(leave=True)] if cfg.trainer.enable_progress_bar else []),
+        ProgressBar(limits) if cfg.trainer.enable_progress_bar else ProgressLines(limits),
     ]
     return Run(
         config=config,
