@@ -99,7 +99,7 @@ def test_what_the_dockerfile_copies_is_enough_to_build_the_wheel(tmp_path):
 
 
 def test_every_package_that_is_imported_is_required():
-    names = {"yaml": "pyyaml", "hydra": "hydra-core"}
+    names = {"yaml": "pyyaml", "hydra": "hydra-core", "PIL": "pillow"}
     required = {Requirement(line).name for line in PROJECT["dependencies"]}
     found = set()
     for path in (ROOT / "unet3d").rglob("*.py"):

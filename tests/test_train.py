@@ -43,7 +43,7 @@ def test_a_run_leaves_its_folder_as_documented(unet3d, tmp_path, capsys):
     assert "Dice, mean" in shown
     assert "waiting for data" in shown
     assert "peak memory of a step" in shown
-    assert f"tensorboard --logdir {run}" in shown
+    assert f"tensorboard --logdir_spec run:{run}\n" in shown
 
 
 def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):

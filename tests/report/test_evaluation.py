@@ -8,14 +8,14 @@ from unet3d.report.compared import (
     Compared,
     box,
     draw_compared,
-    middle_slice,
     painted,
     panels,
+    shown_slice,
     slicing_axis,
     wrong_voxels,
 )
 from unet3d.report.evaluation import draw_boxes, rows, write_csv
-from unet3d.report.slices import palette
+from unet3d.report.slices import palette, upright
 
 NAN = math.nan
 
@@ -81,33 +81,55 @@ def test_the_box_plot_grows_with_the_classes_and_takes_ones_without_cases(tmp_pa
     few = {"x": {"a": scores(0.5)}, "y": {"a": scores(0.0, 9.0, prediction_ml=0.0)}}
     many = {"x": {f"class {n}": scores(NAN if n == 3 else 0.5) for n in range(10)}}
     for name, cases in (("few", few), ("many", many)):
-        draw_boxes(cases, list(cases["x"]), tmp_path / f"{name}.png")
+        draw_boxes(
+            cases, {c: (n,) for n, c in enumerate(cases["x"], start=1)}, tmp_path / f"{name}.png"
+        )
     assert size_of(tmp_path / "many.png")[0] > 2 * size_of(tmp_path / "few.png")[0]
 
 
-def test_the_worst_slice_has_the_most_wrong_voxels_and_the_middle_one_half_the_reference():
+def test_the_worst_slice_has_the_most_wrong_voxels_and_the_shown_one_most_of_the_classes():
     case = volumes()
     wrong = wrong_voxels(case, 2)
     assert {int(i): int(wrong[i]) for i in np.flatnonzero(wrong)} == {8: 48, 12: 32}
-    assert middle_slice(case, 2) == 6
-    assert middle_slice(volumes(reference=np.zeros_like(case.reference)), 2) == 6
-    assert (
-        middle_slice(volumes(reference=0 * case.reference, prediction=0 * case.reference), 2) == 10
-    )
+    assert shown_slice(case, 2) == 6
+    case.reference[0:2, 0:4, 4:6] = [1, 2]  # beside the others, and the second has both
+    assert shown_slice(case, 2) == 5
+    assert shown_slice(volumes(reference=0 * case.reference), 2) == 6  # the prediction's
+    empty = 0 * case.reference
+    assert shown_slice(volumes(reference=empty, prediction=empty), 2) == 10
 
 
 @pytest.mark.parametrize(
-    ("spacing_mm", "axis"), [((1, 1, 1), 2), ((1.2, 1.1, 1), 2), ((3, 1, 1), 0), ((1, 1, 5), 2)]
+    ("shape", "spacing_mm", "axis"),
+    [
+        ((30, 40, 20), (1, 1, 1), 2),
+        ((30, 40, 20), (1.2, 1.1, 1), 2),
+        ((30, 40, 20), (3, 1, 1), 0),
+        ((216, 256, 10), (1.5, 1.5, 10), 2),
+        ((26, 320, 150), (1, 1, 1), 0),  # axial slices would be slivers
+        ((300, 100, 9), (1, 3, 1), 2),  # and coronal ones, although their voxels are long
+        ((9, 200, 9), (1, 1, 1), 1),  # two of three are slivers
+    ],
 )
-def test_slices_are_axial_unless_another_axis_has_long_voxels(spacing_mm, axis):
-    assert slicing_axis(spacing_mm) == axis
+def test_slices_are_axial_unless_another_axis_has_long_voxels_or_they_were_slivers(
+    shape, spacing_mm, axis
+):
+    assert slicing_axis(shape, spacing_mm) == axis
 
 
 def test_the_window_holds_both_structures_with_a_margin_and_ends_at_the_border():
     assert box(volumes(), 2) == (slice(0, 26), slice(2, 30))
-    assert box(volumes(spacing_mm=(1, 10, 1)), 2) == (slice(0, 26), slice(11, 21))
+    assert box(volumes(spacing_mm=(1, 10, 1)), 2) == (slice(0, 30), slice(11, 21))
     empty = np.zeros((30, 40, 20), np.uint8)
     assert box(volumes(reference=empty, prediction=empty), 2) == (slice(0, 30), slice(0, 40))
+
+
+def test_the_window_of_a_thin_structure_is_no_sliver():
+    thin = np.zeros((200, 200, 3), np.uint8)
+    thin[100, 20:180] = 1
+    first, second = box(volumes(reference=thin, prediction=thin), 2)
+    assert (second.start, second.stop) == (10, 190)
+    assert (first.start, first.stop) == (55, 146)
 
 
 def test_where_classes_overlap_the_smaller_is_on_top():
@@ -125,7 +147,7 @@ def test_labels_alone_have_their_colours_and_an_image_shines_through():
     (over,) = panels(volumes(image=image), 2, [6], (slice(0, 30), slice(0, 40)))
     assert list(over) == ["image", *alone]
     below = over["image"][12, 15]
-    assert over["reference"][12, 15] == pytest.approx(0.4 * below + 0.6 * colours[1])
+    assert over["reference"][12, 15] == pytest.approx(0.3 * below + 0.7 * colours[1])
     assert (over["reference"][0, 0] == over["image"][0, 0]).all()
 
 
@@ -135,3 +157,24 @@ def test_a_picture_has_a_row_for_the_middle_and_one_for_the_worst_slice(tmp_path
         draw_compared(case, tmp_path / f"{name}.png", title=name, legend={"a": "Dice 0.5"})
     heights = {name: size_of(tmp_path / f"{name}.png")[0] for name in ("two", "one")}
     assert heights["two"] > 1.5 * heights["one"]
+
+
+def test_a_picture_names_its_slices_and_shows_them_as_a_radiologist_does(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    case, shown, said = volumes(), [], []
+    monkeypatch.setattr(Axes, "set_ylabel", lambda self, label, **_: said.append(label))
+    imshow = Axes.imshow
+    monkeypatch.setattr(
+        Axes, "imshow", lambda self, x, **k: shown.append((x, k["aspect"])) or imshow(self, x, **k)
+    )
+    spacing_mm = (1.0, 2.0, 1.0)
+    both = volumes(spacing_mm=spacing_mm, image=np.zeros(case.reference.shape))
+    draw_compared(both, tmp_path / "c.png", title="c", legend={})
+    assert said == [
+        "coronal slice 17 of 40\nmost of the classes and most errors: 10 wrong voxels",
+    ]
+    reference, aspect = shown[1]
+    (row,) = panels(both, 1, [16], box(both, 1))
+    assert (reference == upright(row["reference"])).all()
+    assert aspect == 1.0

@@ -95,7 +95,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
             earlier.unlink(missing_ok=True)  # another evaluation's
         return [whole]
     write_csv(found["cases"], table)
-    draw_boxes(found["cases"], list(found["classes"]), boxes)
+    draw_boxes(found["cases"], found["classes"], boxes)
     return [whole, table, boxes]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
@@ -55,6 +54,7 @@ from unet3d.lit.memory import StepMemory
 from unet3d.lit.position import Position, forget_beyond, logged_before
 from unet3d.lit.precision import PureHalf
 from unet3d.lit.prefetch import Prefetch
+from unet3d.lit.progress import ProgressBar, ProgressLines
 from unet3d.lit.quiet import hush
 from unet3d.lit.ranks import Ddp, Environment, first_alone
 from unet3d.lit.schedule import LearningRate
@@ -188,8 +188,8 @@ def build(
     decide = largest if regions is None else Painted(painted(regions))
     infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
     metric, distances = Dice(class_names, regions), None
+    spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
     if flag(cfg, "validation.hd95"):
-        spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
         distances = Distances(metric.judged, spacing_mm)
     task = SegmentationTask(
         model=model,
@@ -239,7 +239,9 @@ def build(
         memory,
         speed,
         *([Prefetch(train_loader)] if device == "cuda" else []),
-        CaseImages(),
+        CaseImages(
+            class_names=class_names, orientation=preparation.orientation, spacing_mm=spacing_mm
+        ),
         dashboard,
         health,
         limits,
@@ -247,7 +249,7 @@ def build(
         *([BestCheckpoint(folder / "checkpoints")] if validation else []),
         last,
         *([] if signals is None else [Preemption(signals, last)]),
-        *([TQDMProgressBar(leave=True)] if cfg.trainer.enable_progress_bar else []),
+        ProgressBar(limits) if cfg.trainer.enable_progress_bar else ProgressLines(limits),
     ]
     return Run(
         config=config,

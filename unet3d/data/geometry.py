@@ -125,3 +125,16 @@ def resampled_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[
         np.copyto(result, value, where=share > best)
         np.maximum(best, share, out=best)
     return result
+
+
+def axis_names(code: str) -> tuple[str, str, str]:
+    """Name the slices across each axis of a volume that is turned to `code`.
+
+    >>> axis_names("RAS")
+    ('sagittal', 'coronal', 'axial')
+    >>> axis_names("SPL")
+    ('axial', 'coronal', 'sagittal')
+    """
+    names = {"sagittal": "RL", "coronal": "AP", "axial": "SI"}
+    d, h, w = (next(name for name, ends in names.items() if end in ends) for end in code)
+    return d, h, w

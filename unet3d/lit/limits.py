@@ -30,7 +30,11 @@ class Limits(Callback):
 
     def fraction_done(self, trainer: pl.Trainer) -> float:
         """From 0 to 1; 0 for a run without limits."""
-        fractions = [0.0]
+        return min(1.0, max(self.fractions(trainer), default=0.0))
+
+    def fractions(self, trainer: pl.Trainer) -> list[float]:
+        """By each limit that there is: how much of it is used up."""
+        fractions = []
         if self.max_steps is not None:
             fractions.append(trainer.global_step / self.max_steps)
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
@@ -39,7 +43,7 @@ class Limits(Callback):
             fractions.append(epochs / trainer.max_epochs)
         if self.max_seconds is not None:
             fractions.append(self.elapsed / self.max_seconds)
-        return min(1.0, max(fractions))
+        return fractions
 
     def reached(self, steps: int) -> bool:
         """Whether the run ends here."""

@@ -1,13 +1,28 @@
-"""Reference and prediction of a case side by side, at its middle slice and at its worst."""
+"""Reference and prediction of a case side by side, at its fullest slice and at its worst.
+
+Slices are shown, counted and lettered as in `unet3d.report.slices`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.report.slices import overlay, palette, windowed
+from unet3d.report.slices import (
+    EDGES,
+    THIN,
+    class_colors,
+    fullest_slice,
+    get_plane,
+    overlay,
+    slice_title,
+    stretch,
+    upright,
+    window,
+)
 from unet3d.whole import whole
 
 MARGIN_MM = 10
@@ -30,33 +45,35 @@ def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    axis = slicing_axis(case.spacing_mm)
+    axis = slicing_axis(case.reference.shape, case.spacing_mm)
     first, second = (case.spacing_mm[a] for a in range(3) if a != axis)
     wrong = wrong_voxels(case, axis)
-    middle = middle_slice(case, axis)
-    worst = int(wrong.argmax()) if wrong.any() else middle
-    names = {middle: "middle slice"}
-    names[worst] = "worst slice" if worst != middle else "middle and worst slice"
-    window = box(case, axis)
-    rows = panels(case, axis, list(names), window)
+    fullest = shown_slice(case, axis)
+    worst = int(wrong.argmax()) if wrong[fullest] < wrong.max() else fullest
+    names = {fullest: "most of the classes"}
+    names[worst] = "most errors" if worst != fullest else "most of the classes and most errors"
+    shown = box(case, axis)
+    rows = panels(case, axis, list(names), shown)
 
-    sides_mm = [(w.stop - w.start) * mm for w, mm in zip(window, (first, second), strict=True)]
+    sides_mm = [(w.stop - w.start) * mm for w, mm in zip(shown, (first, second), strict=True)]
     inches = PANEL_INCHES * min(max(sides_mm[0] / sides_mm[1], 0.5), 2)
     width = max(len(rows[0]) * (inches + 0.1) + 0.8, 6)
     figure = Figure(figsize=(width, len(rows) * (PANEL_INCHES + 0.3) + 1), layout="constrained")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     for row, pictures, (index, name) in zip(axes, rows, names.items(), strict=True):
         for panel, (what, picture) in zip(row, pictures.items(), strict=True):
-            turned = picture.transpose(1, 0, 2)  # the second axis upwards
-            panel.imshow(turned, origin="lower", aspect=second / first, interpolation="nearest")
+            panel.imshow(upright(picture), aspect=second / first, interpolation="nearest")
             panel.set(title=what, xticks=[], yticks=[])
             panel.title.set_fontsize(9)
-        _outline(row[-1], painted(plane(case.reference, axis, index)[window], case.classes))
+        reference = painted(get_plane(case.reference, axis, index)[shown], case.classes)
+        _outline(row[-1], upright(reference))
+        _letter(row[0], axis)
         wrong_here = f"{wrong[index]:,} wrong voxels" if wrong[index] else "no wrong voxel"
-        row[0].set_ylabel(f"{name} {index + 1} of {len(wrong)}\n{wrong_here}", fontsize=9)
+        where = slice_title(axis, index, len(wrong))
+        row[0].set_ylabel(f"{where}\n{name}: {wrong_here}", fontsize=9)
     handles = [
-        Patch(color=colour, label=f"{name}: {legend[name]}")
-        for name, colour in zip(case.classes, palette(len(case.classes) + 1)[1:], strict=True)
+        Patch(color=color, label=f"{name}: {legend[name]}")
+        for name, color in zip(case.classes, class_colors(case.classes)[1:], strict=True)
         if name in legend
     ]
     longest = max((len(str(patch.get_label())) for patch in handles), default=0)
@@ -73,38 +90,53 @@ def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str
 
 
 def panels(
-    case: Compared, axis: int, slices: Sequence[int], window: tuple[slice, slice]
+    case: Compared, axis: int, slices: Sequence[int], shown: tuple[slice, slice]
 ) -> list[dict[str, np.ndarray]]:
-    """The coloured planes (H, W, 3) of each slice, by what they show."""
-    colours = palette(len(case.classes) + 1)
+    """The colored planes (first axis, second axis, 3) of each slice, by what they show."""
+    colors = class_colors(case.classes)
     rows = []
     for index in slices:
         volumes = {"reference": case.reference, "prediction, reference outlined": case.prediction}
         rows.append(
-            {k: painted(plane(v, axis, index)[window], case.classes) for k, v in volumes.items()}
+            {k: painted(get_plane(v, axis, index)[shown], case.classes) for k, v in volumes.items()}
         )
     if case.image is None:
-        return [{k: colours[classes] for k, classes in row.items()} for row in rows]
-    grey = windowed(np.stack([plane(case.image, axis, i)[window] for i in slices]))
-    image = np.repeat(grey[..., None], 3, axis=-1)  # one contrast for all slices
+        return [{k: colors[classes] for k, classes in row.items()} for row in rows]
+    planes = [get_plane(case.image, axis, i)[shown] for i in slices]
+    grey = stretch(np.stack(planes), *window(planes))  # one contrast for all slices
+    image = np.repeat(grey[..., None], 3, axis=-1)
     return [
-        {"image": below} | {k: overlay(below, c, colours) for k, c in row.items()}
+        {"image": below} | {k: overlay(below, c, colors) for k, c in row.items()}
         for below, row in zip(image, rows, strict=True)
     ]
-
-
-def plane(volume: np.ndarray, axis: int, index: int) -> np.ndarray:
-    """A slice, without copying the volume."""
-    return np.moveaxis(volume, axis, 0)[index]
 
 
 def _outline(panel: Any, reference: np.ndarray) -> None:
     """Draw the reference's borders over the prediction."""
     panel.autoscale(False)
     for number in np.unique(reference[reference > 0]):
-        inside = np.pad(reference == number, 1).T.astype(float)
+        inside = np.pad(reference == number, 1).astype(float)
         places = (np.arange(-1, n - 1) for n in inside.shape[::-1])
         panel.contour(*places, inside, levels=[0.5], colors="white", linewidths=0.8)
+
+
+def _letter(panel: Any, axis: int) -> None:
+    """Write at each edge of a panel where it lies in the patient."""
+    from matplotlib.patheffects import withStroke
+
+    places = ((0.01, 0.5), (0.99, 0.5), (0.5, 0.99), (0.5, 0.01))
+    for (x, y), letter in zip(places, EDGES[axis], strict=True):
+        panel.text(
+            x,
+            y,
+            letter,
+            transform=panel.transAxes,
+            ha={0.01: "left", 0.99: "right"}.get(x, "center"),
+            va={0.01: "bottom", 0.99: "top"}.get(y, "center"),
+            fontsize=9,
+            color="white",
+            path_effects=[withStroke(linewidth=2, foreground="black")],
+        )
 
 
 def painted(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -125,33 +157,46 @@ def wrong_voxels(case: Compared, axis: int) -> np.ndarray:
     )
 
 
-def slicing_axis(spacing_mm: Sequence[float]) -> int:
-    """The last axis, or the one whose voxels are clearly the longest."""
-    longest = int(np.argmax(spacing_mm))
-    return longest if spacing_mm[longest] > 1.5 * spacing_mm[2] else 2
+def slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
+    """The last axis, or the one whose voxels are clearly the longest, if such a slice is no sliver.
+
+    A slice with a side below a quarter of the other, in mm, gives way to another view.
+    """
+    longest, sides = int(np.argmax(spacing_mm)), np.multiply(shape, spacing_mm)
+    coarse = [longest] if spacing_mm[longest] > 1.5 * spacing_mm[2] else []
+    across = {axis: np.delete(sides, axis) for axis in (*coarse, 2, 1, 0)}
+    wide = [axis for axis, mm in across.items() if mm.min() >= mm.max() / THIN]
+    return wide[0] if wide else max(across, key=lambda axis: across[axis].prod())
 
 
-def middle_slice(case: Compared, axis: int) -> int:
-    """The slice with as much of the reference below as above; of the prediction if it is empty."""
+def shown_slice(case: Compared, axis: int) -> int:
+    """The fullest slice of the reference; of the prediction if it is empty."""
     for volume in (case.reference, case.prediction):
-        filled = np.cumsum(np.count_nonzero(np.moveaxis(volume, axis, 0), axis=(1, 2)))
-        if filled[-1]:
-            return int(np.searchsorted(filled, filled[-1] / 2))
-    return len(filled) // 2
+        slices = (painted(labels, case.classes) for labels in np.moveaxis(volume, axis, 0))
+        found = fullest_slice(slices, len(case.classes) + 1)
+        if found is not None:
+            return found
+    return case.reference.shape[axis] // 2
 
 
 def box(case: Compared, axis: int) -> tuple[slice, slice]:
-    """The part of a slice that holds both structures in any slice, with a margin."""
+    """The part of a slice that holds both structures in any slice, with a margin.
+
+    Its shorter side is at least half of the longer one, in mm, as far as the volume goes.
+    """
     found = (case.reference != 0) | (case.prediction != 0)
     across = [a for a in range(3) if a != axis]
-    sides = []
+    sides_mm = []  # where each side begins and ends
     for a in across:
         filled = np.flatnonzero(found.any(axis=tuple(b for b in range(3) if b != a)))
-        margin = int(np.ceil(MARGIN_MM / case.spacing_mm[a]))
         if not len(filled):
             filled = np.array([0, found.shape[a] - 1])
-        sides.append(slice(max(0, int(filled[0]) - margin), int(filled[-1]) + 1 + margin))
-    first, second = (
-        slice(s.start, min(s.stop, found.shape[a])) for s, a in zip(sides, across, strict=True)
-    )
-    return first, second
+        mm = case.spacing_mm[a]
+        sides_mm.append((filled[0] * mm - MARGIN_MM, (filled[-1] + 1) * mm + MARGIN_MM))
+    least = max(stop - start for start, stop in sides_mm) / 2
+    window = []
+    for a, (start, stop) in zip(across, sides_mm, strict=True):
+        lacking, mm = max(0.0, least - (stop - start)) / 2, case.spacing_mm[a]
+        first, last = floor((start - lacking) / mm), ceil((stop + lacking) / mm)
+        window.append(slice(max(0, first), min(found.shape[a], last)))
+    return window[0], window[1]

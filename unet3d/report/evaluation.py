@@ -50,15 +50,18 @@ def _cells(means: Mapping[str, Mapping[str, float]]) -> list[str]:
     return cells
 
 
-def draw_boxes(cases: Cases, classes: Sequence[str], path: Path) -> None:
-    """Dice and HD95 of each class: boxes with quartiles and median, and every case as a dot."""
+def draw_boxes(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Dice and HD95 of each class: boxes with quartiles and median, and every case as a dot.
+
+    `classes` has the labels of each, which decide about its color.
+    """
     import numpy as np
     from matplotlib.figure import Figure
 
-    from unet3d.report.slices import palette
+    from unet3d.report.slices import class_colors
 
     figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
-    colours = palette(len(classes) + 1)[1:]
+    colors = class_colors(classes)[1:]
     jitter = np.random.default_rng(0)
     for axes, score in zip(figure.subplots(1, 2, sharey=True), ("dice", "hd95_mm"), strict=True):
         for row, name in enumerate(classes):
@@ -75,7 +78,7 @@ def draw_boxes(cases: Cases, classes: Sequence[str], path: Path) -> None:
                 widths=0.6,
                 showfliers=False,
                 patch_artist=True,
-                boxprops={"facecolor": (*colours[row], 0.35)},
+                boxprops={"facecolor": (*colors[row], 0.6)},
                 medianprops={"color": "black"},
             )
             heights = row + jitter.uniform(-0.2, 0.2, len(values))
@@ -90,7 +93,7 @@ def draw_boxes(cases: Cases, classes: Sequence[str], path: Path) -> None:
                     va="center",
                     fontsize=8,
                 )
-        axes.set_yticks(range(len(classes)), classes)
+        axes.set_yticks(range(len(classes)), list(classes))
         axes.set_ylim(len(classes) - 0.5, -0.5)
         axes.set_xlabel(
             SHOWN["dice"] if score == "dice" else "HD95 in mm, where both have the class"

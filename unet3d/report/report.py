@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from unet3d import __version__
@@ -92,6 +93,23 @@ def evaluated_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def tensorboard_command(folder: str) -> str:
+    """Return what shows a run in TensorBoard by its folder's name, to be pasted into a shell.
+
+    TensorBoard names runs by their place below --logdir, so that of the run itself would show no
+    name; --logdir_spec takes one, but no commas in a path and no colon in a name.
+
+    >>> tensorboard_command("/data/my runs/first")
+    "tensorboard --logdir_spec 'first:/data/my runs/first'"
+    >>> tensorboard_command("/data/pools/pool=max,fold=0")
+    'tensorboard --logdir /data/pools'
+    """
+    path = Path(folder)
+    if "," in folder or ":" in path.name:
+        return f"tensorboard --logdir {quote(str(path.parent))}"
+    return f"tensorboard --logdir_spec {quote(f'{path.name}:{path}')}"
+
+
 def table(report: Mapping[str, Any]) -> str:
     """What a person wants to know when a run is over."""
     rows: list[tuple[str, str]] = []
@@ -119,7 +137,7 @@ def table(report: Mapping[str, Any]) -> str:
     rows += predicted_row(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run", report["folder"]))
-    rows.append(("curves", f"tensorboard --logdir {report['folder']}"))
+    rows.append(("curves", tensorboard_command(report["folder"])))
     rows += [("warning", sentence) for sentence in report.get("warnings", [])]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"  {label:{width}}  {value}" for label, value in rows)
