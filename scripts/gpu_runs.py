@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench_hippocampus import POOLS
-from bench_hippocampus import row as told_of
+from bench_quality import POOLS
+from bench_quality import row as told_of
 from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
 
