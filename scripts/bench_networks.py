@@ -1,6 +1,7 @@
 """Networks of others as a config can name them: allow_targets=[bench_networks]."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dynamic_network_architectures.architectures.unet import PlainConvUNet  # ty: ignore
 from torch import nn
@@ -18,8 +19,8 @@ class NnUNet(PlainConvUNet):
         *,
         in_channels: int,
         out_channels: int,
-        kernel_size: Sequence[int | Sequence[int]],
-        strides: Sequence[int | Sequence[int]],
+        kernel_size: Sequence[Any],  # an int or [D, H, W] for each level, as of strides
+        strides: Sequence[Any],
         filters: Sequence[int],
     ):
         levels = len(filters)

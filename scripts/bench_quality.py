@@ -23,27 +23,23 @@ The hippocampus as the documents have it, in benchmarks/<name>-hippocampus.json:
 import argparse
 import fcntl
 import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2s
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.stats import t as student
+from quality_results import TAKEN, Row, mean, merge, read_run, row
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from unet3d.build.request import composed, conf_folder  # noqa: E402
-from unet3d.metric.interval import means  # noqa: E402
-from unet3d.whole import whole  # noqa: E402
 
 JOBS = {
     "default": ["trainer.max_steps=320"],
@@ -66,13 +62,11 @@ VARIANTS = {
 POOLS = ("max", "median", "approx_median")
 SEEDS = (0, 1, 2)
 
-Row = dict[str, Any]
-
 
 # One run.
 
 
-def trained(folder: Path, words: Sequence[str], threads: int) -> Row:
+def train(folder: Path, words: Sequence[str], threads: int) -> Row:
     """Return a run's report: the one that is there, or of a training now."""
     report = folder / "report.json"
     if not report.is_file() or not json.loads(report.read_text())["finished"]:
@@ -83,20 +77,22 @@ def trained(folder: Path, words: Sequence[str], threads: int) -> Row:
             command = [sys.executable, str(ROOT / "train.py"), *words, f"hydra.run.dir={folder}"]
             command += ["resume=auto", "trainer.enable_progress_bar=false"]
             begun = time.monotonic()
-            subprocess.run(
-                command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **threading},
-                check=True,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[log],  # a training that outlives this process keeps its claim
-            )
-            os.write(log, f"seconds of this call: {time.monotonic() - begun:.3f}\n".encode())
+            try:
+                subprocess.run(
+                    command,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **threading},
+                    check=True,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[log],  # a training that outlives this process keeps its claim
+                )
+            finally:  # a run that is stopped and goes on has several of these lines
+                os.write(log, f"{TAKEN}{time.monotonic() - begun:.3f}\n".encode())
     return json.loads(report.read_text())
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[int]:
+def claim(folder: Path) -> Generator[int]:
     """Open a run's log for this process alone; BlockingIOError: another one trains it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(folder.with_suffix(".log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -107,91 +103,42 @@ def claim(folder: Path) -> Iterator[int]:
         os.close(log)
 
 
-def row(report: Row) -> Row:
-    """Return what is told of a run."""
-    memory = report["memory"]["steady_step"]
-    return {
-        "dice": {
-            name.removeprefix("val/dice").strip("/") or "mean": value
-            for name, value in report["metrics"].items()
-            if name.startswith("val/dice")
-        },
-        "evaluation": (report.get("evaluation") or {}).get("per_class"),
-        "steps": report["steps"],
-        "median_step_seconds": report["speed"]["median_step_seconds"],
-        "peak_bytes": {k: v for k, v in memory.items() if k != "phases"},
-        "precision": report["precision"],
-        "device": report["device"],
-        "versions": report["versions"],
-    }
-
-
-def read_run(folder: Path, report: Row) -> Row:
-    """Return a run's row: its held-out evaluation where it has one, else its last validation."""
-    told = row(report)
-    del told["evaluation"]
-    evaluated = report.get("evaluation") or {}
-    scores = told["dice"]
-    if evaluated:
-        scores = {"mean": evaluated["mean"]["dice"]["mean"]}
-        scores |= {k: of["dice"]["mean"] for k, of in evaluated["per_class"].items()}
-    log = folder.with_suffix(".log")
-    lines = log.read_text().splitlines() if log.is_file() else []
-    taken = [float(line.split(": ")[1]) for line in lines if line.startswith("seconds of this")]
-    return {
-        **told,
-        "dice": scores,
-        "dice_from": "evaluation" if evaluated else "validation",
-        "validation_dice": told["dice"],
-        "cases": read_cases(folder) if evaluated else {},
-        "seconds": sum(taken) or None,
-        "predicted_bytes": report["memory"].get("predicted"),
-        "parameters": report["parameters"],
-    }
-
-
-def read_cases(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return each held-out case's Dice of each class."""
-    cases = json.loads((folder / "evaluation" / "evaluation.json").read_text())["cases"]
-    return {
-        case: {name: scores["dice"] for name, scores in found.items()}
-        for case, found in cases.items()
-    }
-
-
 # Jobs x variants x folds x seeds.
 
 
-def compare(arguments: argparse.Namespace, jobs: dict[str, list[str]], variants: dict) -> int:
+def compare(
+    arguments: argparse.Namespace,
+    jobs: Mapping[str, list[str]],
+    variants: Mapping[str, list[str]],
+) -> int:
     """Train what is asked for, in turn, so that a machine's moods meet all variants."""
     path = arguments.output / f"{arguments.name}-quality.json"
     failed, elsewhere = [], []
-    for seed in arguments.seeds:
-        for fold in arguments.folds:
-            for job, given in jobs.items():
-                for variant, own in variants.items():
-                    name = f"{job}, {variant}, fold {fold}, seed {seed}"
-                    words = [*given, *arguments.overrides]
-                    if arguments.steps is not None:
-                        words = [w for w in words if not w.startswith("trainer.max_steps=")]
-                        words += [f"trainer.max_steps={arguments.steps}"]
-                    words += match_ours(words, own)
-                    run = [*words, f"fold={fold}", f"seed={seed}"]
-                    key = blake2s(json.dumps(run).encode(), digest_size=4).hexdigest()
-                    folder = arguments.runs / job / f"{variant}_fold-{fold}_seed-{seed}_{key}"
-                    try:
-                        found = read_run(folder, trained(folder, run, arguments.threads))
-                    except BlockingIOError:
-                        elsewhere.append(name)
-                        continue
-                    except subprocess.CalledProcessError:
-                        log = folder.with_suffix(".log")
-                        failed.append(f"{name}: {log.read_text().splitlines()[-1:]}, see {log}")
-                        print(failed[-1], flush=True)
-                        continue
-                    found["threads"] = arguments.threads
-                    summary = merge(path, job, variant, words, f"fold {fold}, seed {seed}", found)
-                    print(f"{name}: {shown(found['dice']['mean'])}, all: {summary['dice']}")
+    for seed, fold, job, variant in product(arguments.seeds, arguments.folds, jobs, variants):
+        name = f"{job}, {variant}, fold {fold}, seed {seed}"
+        words = [*jobs[job], *arguments.overrides]
+        if arguments.steps is not None:
+            words = [w for w in words if not w.startswith("trainer.max_steps=")]
+            words += [f"trainer.max_steps={arguments.steps}"]
+        words = match_ours(words, variants[variant])
+        run = [*words, f"fold={fold}", f"seed={seed}"]
+        key = blake2s(json.dumps(run).encode(), digest_size=4).hexdigest()
+        folder = arguments.runs / job / f"{variant}_fold-{fold}_seed-{seed}_{key}"
+        try:
+            found = read_run(folder, train(folder, run, arguments.threads))
+        except BlockingIOError:
+            elsewhere.append(name)
+            continue
+        except subprocess.CalledProcessError:
+            log = folder.with_suffix(".log")
+            said = [line for line in log.read_text().splitlines() if not line.startswith(TAKEN)]
+            failed.append(f"{name}: {' '.join(said[-1:])} ({log})")
+            print("failed:", failed[-1], flush=True)
+            continue
+        found["threads"] = arguments.threads
+        summary = merge(path, job, variant, words, f"fold {fold}, seed {seed}", found)
+        said = f"{found['dice']['mean']:.4f}, mean of {summary['runs']}: {summary['dice']:.4f}"
+        print(f"{name}: {said}", flush=True)
     for said, names in (("failed", failed), ("left to another process", elsewhere)):
         if names:
             print(f"{said}:", *names, sep="\n  ")
@@ -200,13 +147,13 @@ def compare(arguments: argparse.Namespace, jobs: dict[str, list[str]], variants:
 
 
 def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
-    """Return a variant's overrides; a peer's with the sizes of our network in a job.
+    """Return a job's overrides with a variant's; a peer gets the sizes that ours has in the job.
 
-    >>> match_ours(["model.width=4"], ["model=dynunet"])[1:3]
-    ['model.filters=[4,8,16]', 'model.kernel_size=[[3,3,3],[3,3,3],[3,3,3]]']
+    >>> match_ours(["seed=1", "model.width=4"], ["model=dynunet"])[:3]
+    ['seed=1', 'model=dynunet', 'model.filters=[4,8,16]']
     """
     if "model=dynunet" not in variant:
-        return list(variant)
+        return [*words, *variant]
     model = composed(words, "train").config.model
     levels = len(model.channels) if model.channels else model.depth
     filters = model.channels or [
@@ -219,11 +166,12 @@ def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
         "strides": [[1, 1, 1], *windows],
         "upsample_kernel_size": windows,
     }
-    own = [w for w in words if not w.startswith("model.")]
-    stray = set(composed([*own, "model=dynunet"], "train").config.model) - dynunet_keys()
-    first, *rest = variant
+    others = [w for w in words if not w.lstrip("+~").startswith(("model.", "model="))]
+    stray = set(composed([*others, "model=dynunet"], "train").config.model) - dynunet_keys()
+    rest = [w for w in variant if w != "model=dynunet"]
     return [
-        first,
+        *others,
+        "model=dynunet",
         *(f"model.{key}={json.dumps(value).replace(' ', '')}" for key, value in sizes.items()),
         *(f"~model.{key}" for key in sorted(stray)),
         *rest,
@@ -250,87 +198,6 @@ def dynunet_keys() -> set[str]:
     return set(yaml.safe_load((conf_folder() / "model" / "dynunet.yaml").read_text()))
 
 
-def merge(path: Path, job: str, variant: str, words: list[str], key: str, found: Row) -> Row:
-    """Write a run into the result file, whoever else writes into it; return the new summary."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        results = json.loads(path.read_text()) if path.is_file() else {}
-        place = results.setdefault(job, {}).setdefault(variant, {})
-        rows = place.get("rows", {}) if place.get("overrides") == words else {}
-        rows[key] = found
-        place |= {
-            "overrides": words,
-            "summary": summarize(rows),
-            "rows": dict(sorted(rows.items())),
-        }
-        with whole(path) as draft:
-            draft.write_text(json.dumps(results, indent=1) + "\n")
-        return place["summary"]
-    finally:
-        os.close(folder)
-
-
-def summarize(rows: dict[str, Row]) -> Row:
-    """Return Dice over runs with its intervals, the worst run, and that run's worst class."""
-    dice = {key: found["dice"]["mean"] for key, found in rows.items()}
-    values = [0.0 if d is None else d for d in dice.values()]
-    worst = min(rows, key=lambda key: number(dice[key]))
-    classes = {
-        k: number(v) for k, v in rows[worst]["dice"].items() if k != "mean" and v is not None
-    }
-    worst_class = min(classes, key=lambda name: classes[name], default=None)
-    deviation = statistics.stdev(values) if values[1:] else None
-    half = None
-    if deviation is not None:
-        half = float(student.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    mean = statistics.mean(values)
-    peaks = [found["peak_bytes"] for found in rows.values()]
-    seconds = [found["seconds"] for found in rows.values() if found["seconds"]]
-    return {
-        "runs": len(rows),
-        "dice": mean,
-        "deviation": deviation,
-        "interval_over_runs": None if half is None else [mean - half, mean + half],
-        "interval_over_cases": over_cases(rows),
-        "per_class": {
-            name: statistics.mean(number(found["dice"].get(name)) for found in rows.values())
-            for name in classes
-        },
-        "worst_run": worst,
-        "worst_dice": number(dice[worst]),
-        "worst_class": worst_class,
-        "worst_class_dice": None if worst_class is None else classes[worst_class],
-        "steps": max(found["steps"] for found in rows.values()),
-        "median_step_seconds": statistics.median(f["median_step_seconds"] for f in rows.values()),
-        "seconds": statistics.median(seconds) if seconds else None,
-        "peak_bytes": {k: max(p[k] for p in peaks) for k in peaks[0]},
-    }
-
-
-def number(dice: float | None) -> float:
-    """Return a score; one that is undefined counts as 0."""
-    return 0.0 if dice is None else dice
-
-
-def over_cases(rows: dict[str, Row]) -> list[float] | None:
-    """Return the bootstrap's interval over cases, each with the mean of its runs."""
-    scores: dict[str, list[list[float]]] = {}
-    for found in rows.values():
-        for case, classes in found["cases"].items():
-            each = [math.nan if d is None else d for d in classes.values()]
-            scores.setdefault(case, []).append(each)
-    if len(scores) < 2:
-        return None
-    interval = means(np.array([np.mean(runs, axis=0) for runs in scores.values()]))[1]
-    return [interval["low"], interval["high"]]
-
-
-def shown(dice: float | None) -> str:
-    return f"{number(dice):.4f}"
-
-
 # The hippocampus: folds and poolings.
 
 
@@ -339,7 +206,7 @@ def folds(arguments: argparse.Namespace) -> Row:
     for fold in arguments.folds:
         folder = arguments.runs / f"fold-{fold}"
         words = [*arguments.overrides, f"fold={fold}"]
-        rows[f"fold {fold}"] = row(trained(folder, words, arguments.threads))
+        rows[f"fold {fold}"] = row(train(folder, words, arguments.threads))
         print(f"fold {fold}: {rows[f'fold {fold}']['dice']}", flush=True)
     return {"overrides": arguments.overrides, "rows": rows, "mean": mean(list(rows.values()))}
 
@@ -351,21 +218,11 @@ def pools(arguments: argparse.Namespace) -> Row:
             for pool in POOLS:
                 folder = arguments.runs / f"{pool}-fold-{fold}-seed-{seed}"
                 words = [*arguments.overrides, f"pool={pool}", f"fold={fold}", f"seed={seed}"]
-                found = row(trained(folder, words, arguments.threads))
+                found = row(train(folder, words, arguments.threads))
                 rows.setdefault(pool, {})[f"fold {fold}, seed {seed}"] = found
                 print(f"{pool}, fold {fold}, seed {seed}: {found['dice']}", flush=True)
     means = {pool: mean(list(found.values())) for pool, found in rows.items()}
     return {"overrides": arguments.overrides, "rows": rows, "mean": means}
-
-
-def mean(rows: list[Row]) -> Row:
-    names = rows[0]["dice"]
-    return {
-        "dice": {name: statistics.mean(r["dice"][name] for r in rows) for name in names},
-        "dice_deviation": statistics.stdev(r["dice"]["mean"] for r in rows) if rows[1:] else None,
-        "median_step_seconds": statistics.median(r["median_step_seconds"] for r in rows),
-        "peak_bytes": {k: max(r["peak_bytes"][k] for r in rows) for k in rows[0]["peak_bytes"]},
-    }
 
 
 def hippocampus(part: str, arguments: argparse.Namespace) -> int:
@@ -388,7 +245,7 @@ def hippocampus(part: str, arguments: argparse.Namespace) -> int:
 # The command line.
 
 
-def named(given: list[list[str]]) -> dict[str, list[str]]:
+def parse_named(given: list[list[str]]) -> dict[str, list[str]]:
     """Return {name: overrides} of options whose first word is a name."""
     return {name: words for name, *words in given}
 
@@ -397,7 +254,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    own = {"nargs": "+", "action": "append", "default": []}
+    own: dict[str, Any] = {"nargs": "+", "action": "append", "default": []}
     parser.add_argument("--name", default="cpu", help="of the result file")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, help="default: all, or --data alone")
     parser.add_argument("--data", metavar=("NAME", "OVERRIDE"), **own, help="a job of your own")
@@ -422,7 +279,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.runs = (arguments.runs or Path("outputs") / f"{arguments.name}-{part}").absolute()
     if part != "quality":
         return hippocampus(part, arguments)
-    jobs, variants = named(arguments.data), named(arguments.variant)
+    jobs, variants = parse_named(arguments.data), parse_named(arguments.variant)
     jobs = {n: JOBS[n] for n in arguments.jobs or (() if jobs else JOBS)} | jobs
     variants = {
         n: VARIANTS[n] for n in arguments.variants or (() if variants else VARIANTS)

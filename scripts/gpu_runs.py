@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bench_quality import POOLS
-from bench_quality import row as told_of
 from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
+from quality_results import row as told_of
 
 from unet3d.build.request import composed
 from unet3d.build.run import Run, build
