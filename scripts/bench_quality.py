@@ -7,7 +7,8 @@
     python scripts/bench_quality.py --folds 0 1 2 3 4 -- precision=32   # overrides of every run
 
 A job says what is trained on and for how long, a variant with which network. The peers have the
-channels, kernels and strides of our network in that job, and no deep supervision. A run is a folder
+channels, kernels and strides of our network in that job, and begin as their authors have them,
+without deep supervision and our prior bias. A run is a folder
 in --runs: one that is done is not done again, one that was killed goes on, and one that another
 process trains is left to it, so that several processes share the work. Every run is written into
 benchmarks/<name>-quality.json as soon as it is done; runs of other settings are replaced.
@@ -169,6 +170,9 @@ def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
     others = [w for w in words if not w.lstrip("+~").startswith(("model.", "model="))]
     stray = set(composed([*others, "model=dynunet"], "train").config.model) - dynunet_keys()
     rest = [w for w in variant if w != "model=dynunet"]
+    if "prior_bias" in stray:  # ours; peers begin as their authors have them
+        stray.remove("prior_bias")
+        rest = ["model.prior_bias=false", *rest]
     return [
         *others,
         "model=dynunet",

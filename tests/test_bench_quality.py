@@ -134,6 +134,8 @@ def test_peers_have_the_sizes_of_our_network(peer, job, filters, stride):
     assert config.model.filters == filters
     assert config.model.strides == [[1, 1, 1]] + [stride] * (len(filters) - 1)
     assert config.model.kernel_size == [[3, 3, 3]] * len(filters)
+    known = composed(["model=dynunet"], "train").config.model
+    assert config.model.get("prior_bias") is (False if "prior_bias" in known else None)
     assert not {"depth", "width", "deep_supervision"} & set(config.model)
 
 
