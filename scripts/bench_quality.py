@@ -8,10 +8,10 @@
 
 A job says what is trained on and for how long, a variant with which network. The peers have the
 channels, kernels and strides of our network in that job, and begin as their authors have them,
-without deep supervision and our prior bias. A run is a folder
-in --runs: one that is done is not done again, one that was killed goes on, and one that another
-process trains is left to it, so that several processes share the work. Every run is written into
-benchmarks/<name>-quality.json as soon as it is done; runs of other settings are replaced.
+without deep supervision and our prior bias. A run is a folder in --runs: one that is done is not
+done again, one that was killed goes on, and one that another process trains is left to it, so that
+several processes share the work. Every run is written into benchmarks/<name>-quality.json as soon
+as it is done, in place of runs of the same job and variant with other settings.
 
 The hippocampus as the documents have it, in benchmarks/<name>-hippocampus.json:
 
@@ -130,10 +130,10 @@ def compare(
         except BlockingIOError:
             elsewhere.append(name)
             continue
-        except subprocess.CalledProcessError:
+        except subprocess.CalledProcessError as error:
             log = folder.with_suffix(".log")
             said = [line for line in log.read_text().splitlines() if not line.startswith(TAKEN)]
-            failed.append(f"{name}: {' '.join(said[-1:])} ({log})")
+            failed.append(f"{name}: exit code {error.returncode}: {' '.join(said[-1:])} ({log})")
             print("failed:", failed[-1], flush=True)
             continue
         found["threads"] = arguments.threads

@@ -100,7 +100,10 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(ask):
         *("--jobs", "hard", "--variants", "ours", "--variant", "bad", "precision=7", "--seeds", "0")
     )
     assert code == 1
-    assert "hard, bad, fold 0, seed 0: unet3d: precision must be 32, 16 or bf16, got 7" in said
+    assert (
+        "hard, bad, fold 0, seed 0: exit code 1: unet3d: precision must be 32, 16 or bf16, got 7"
+        in said
+    )
     assert list(found["hard"]) == ["ours"]
 
 
