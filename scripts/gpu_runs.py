@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench_hippocampus import POOLS
-from bench_hippocampus import row as told_of
+from bench_quality import POOLS
 from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
+from quality_results import row as told_of
 
 from unet3d.build.request import composed
 from unet3d.build.run import Run, build

@@ -104,6 +104,33 @@ def hippocampus(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def quality(folder: Path) -> str:
+    """Held-out Dice of each job by each network."""
+    if not (folder / "cpu-quality.json").is_file():
+        return f"Dice of several networks over seeds: {OPEN}."
+    lines = [
+        "| job | network | Dice, mean | 95 % over cases | worst run | runs | steps "
+        "| seconds per step | predicted peak |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for job, variants in result(folder, "cpu-quality").items():
+        for variant, content in variants.items():
+            found = content["summary"]
+            spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
+            over = found["interval_over_cases"]
+            between = "" if over is None else f"{over[0]:.4f} to {over[1]:.4f}"
+            worst = f"{found['worst_dice']:.4f}"
+            if found["worst_class"] is not None:
+                worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
+            tensors = found["predicted_bytes"]
+            lines.append(
+                f"| {job} | {variant} | {found['dice']:.4f}{spread} | {between} | {worst} "
+                f"| {found['runs']} | {found['steps']} | {found['median_step_seconds']:.2f} "
+                f"| {OPEN if tensors is None else mib(tensors)} |"
+            )
+    return "\n".join(lines)
+
+
 def step(folder: Path) -> str:
     """What each rung takes and costs at the forum's job, and on this machine's CPU."""
     content = result(folder, "cpu-step")
@@ -369,7 +396,7 @@ def gpu_part(folder: Path, part: str) -> dict[str, Any]:
 TABLES: dict[str, Callable[[Path], str]] = {
     table.__name__: table
     for table in (
-        *(pooling, predict, hippocampus, step, peers),
+        *(pooling, predict, hippocampus, quality, step, peers),
         *(huge, same_dice, chaos, slurm, hostile, start, results, big, big_fit),
         *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
     )
