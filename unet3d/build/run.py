@@ -42,6 +42,7 @@ from unet3d.data.groups import of_groups
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.data.statistics import summarize
 from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
 from unet3d.infer.sliding import SlidingWindow
@@ -203,6 +204,7 @@ def build(
             "channels": list(channels),
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
             "preparation": preparation.settings(),
+            "training": summarize([volume.statistics for volume in training]).settings(),
         },
         max_skipped_steps=cfg.max_skipped_steps,
     )
