@@ -150,12 +150,12 @@ def differences(
         ]
     for c, name in enumerate(channels):
         levels, spread = one.levels[c], _spread(one.levels[c])
-        values = f"{name} has values of {levels[1]:.4g}..{levels[5]:.4g}"
+        values = f"{name} has values of {_between(levels[1], levels[5])}"
         if not any(low / SPREAD <= spread <= high * SPREAD for low, high in training.spreads[c]):
             known = " or ".join(_between(low, high) for low, high in training.spreads[c])
             factor = normalize[c if len(normalize) > 1 else 0].startswith("zscore")
             said.append(
-                f"{values}, a spread of {spread:.4g} (training: {known}"
+                f"{values}, a spread of {_number(spread)} (training: {known}"
                 + ("; normalization takes out a mere factor)" if factor else ")")
             )
             continue
@@ -241,8 +241,17 @@ def _order(one: Statistics, training: TrainingStatistics) -> list[int] | None:
 
 
 def _between(low: float, high: float) -> str:
-    least, most = f"{low:.4g}", f"{high:.4g}"
+    least, most = _number(low), _number(high)
     return least if least == most else f"{least}..{most}"
+
+
+def _number(value: float) -> str:
+    """In digits, as far as there are not too many.
+
+    >>> _number(1234567.8), _number(12.3456)
+    ('1,234,568', '12.35')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _rows(array: np.ndarray) -> Any:
