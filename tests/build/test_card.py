@@ -31,6 +31,10 @@ def test_a_card_as_it_was_written_is_taken(checkpoint):
     assert ensemble([checkpoint("more", value=1)]).classes == ("background", "ball", "tube", "box")
 
 
+def test_a_card_of_an_earlier_version_knows_nothing_of_its_training_cases(checkpoint):
+    assert ensemble([checkpoint("unet3d", "training", value=None)]).training == ()
+
+
 CARDS = [
     (["config"], 5),
     (["config"], {}),
@@ -56,6 +60,11 @@ CARDS = [
     (["preparation", "num_classes"], 3),
     (["preparation", "normalize"], ["ct"]),
     (["preparation", "orientation"], 5),
+    (["training"], {"cases": 3}),
+    (["training", "spacing_mm"], [[1, 2, 3]]),
+    (["training", "offsets"], [["0", "1", "2"]]),
+    (["training", "swaps"], [[0, 9, 1.0]]),
+    (["training", "means"], [[float("nan")] * 7]),
 ]
 
 

@@ -134,3 +134,16 @@ def test_what_float32_cannot_hold_is_found_before_it_is_trained_on(built, tmp_pa
     array[0, 0, 0] = 1e300
     save(decathlon(tmp_path, 5) / "imagesTr" / "case_00.nii.gz", array)
     assert "case_00.nii.gz holds NaN or infinite values" in said(built)
+
+
+def test_scans_of_a_patient_train_together_and_the_introduction_counts_patients(built, tmp_path):
+    decathlon(tmp_path, 10)
+    pairs = {f"case_{n:02d}": n // 2 for n in range(10)}
+    (tmp_path / "patients.json").write_text(json.dumps(pairs))
+    run = built(f"data.group_by={tmp_path / 'patients.json'}")
+    sides = [{pairs[v.name] for v in part} for part in (run.training, run.validation)]
+    assert not sides[0] & sides[1]
+    told = introduction(run)
+    assert "8 cases of 4 groups to train on, 2 cases of 1 group to validate on; " in told
+    with pytest.raises(Misuse, match="has no capture group"):
+        built("data.group_by='case'")

@@ -63,6 +63,24 @@ def test_a_folder_with_every_fault_is_told_whole(check, tmp_path, capsys):
     assert not [line for line in capsys.readouterr().out.splitlines() if line == "case_00"]
 
 
+def test_scans_of_one_patient_are_hinted_at_until_groups_are_given(check, tmp_path, capsys):
+    for folder in ("images", "labels"):
+        for name in ("p1_visit1", "p1_visit2", "p2_visit1"):
+            save(tmp_path / folder / f"{name}.nii.gz", label(1))
+    words = ["data=pairs", "data.num_classes=3", "contents=false"]
+    assert check(*words) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(
+        "hint: 3 cases look like scans of 2 patients, as p1_visit1 and p1_visit2"
+    )
+    assert check(*words, r"data.group_by=(.+)_visit\d+") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "3 cases of 2 groups, no faults"
+    assert "hint" not in shown[-1]
+    assert check(*words, "data.group_by=(.+)_visit2") == 2
+    assert "captures nothing from 2 of 3 cases: p1_visit1, p2_visit1" in capsys.readouterr().err
+
+
 def test_headers_alone_are_looked_at_on_request(check, tmp_path, capsys):
     faulty(tmp_path)
     assert check("contents=false") == 1

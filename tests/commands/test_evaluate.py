@@ -239,7 +239,7 @@ def test_a_class_of_some_cases_is_left_out_of_the_others(folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["output=out"], "predictions must be given: predictions=..."),
+        (["output=out"], "predictions and references must be given: predictions=..."),
         (["predictions=nowhere"], "predictions: nowhere is neither a file nor a folder"),
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no .nii or .nii.gz in empty (0 files) has the name of one in"),
@@ -267,7 +267,7 @@ def test_misuse_is_answered_in_one_line(folder, capsys, words, said):
     (folder / "empty").mkdir()
     given = {w.split("=")[0] for w in words}
     base = [w for w in FOLDERS if w.split("=")[0] not in given]
-    if said.startswith("predictions must"):
+    if said.startswith("predictions and"):
         base = []
     assert evaluated(*words, base=base) == 2
     error = capsys.readouterr().err.strip()

@@ -57,7 +57,10 @@ def test_a_wrong_checksum_is_a_fault(get_data, capsys):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": None, "url": None}, "task must be one of Task01_BrainTumour, Task02"),
+        (
+            {"task": None, "url": None},
+            "task must be given: task=... (name of the task: Task01_BrainTumour",
+        ),
         ({"task": "Task04_Hipocampus", "url": None}, "did you mean Task04_Hippocampus?"),
         ({"md5": None}, "another with url= and md5="),
         ({"task": "../x"}, "task must be the name of a folder"),

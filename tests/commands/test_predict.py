@@ -1,5 +1,7 @@
 """`unet3d predict` on small scans, with networks that were never trained."""
 
+from pathlib import Path
+
 import nibabel
 import numpy as np
 import pytest
@@ -155,6 +157,7 @@ def test_a_missing_channel_is_named_and_the_others_still_run(
     content["unet3d"]["config"]["data"]["in_channels"] = 2
     content["unet3d"]["channels"] = ["T1", "T2"]
     content["unet3d"]["preparation"]["normalize"] = ["zscore", "zscore"]
+    content["unet3d"]["training"] = None
     torch.save(content, tmp_path / "two.ckpt")
     folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
     assert predict(checkpoint=tmp_path / "two.ckpt", input=folder) == 1
@@ -353,3 +356,27 @@ def test_a_network_whose_outputs_are_not_its_classes_is_refused(
     torch.save(content, tmp_path / "more.ckpt")
     assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
     assert "outputs for its classes" in capsys.readouterr().err
+
+
+def test_a_scan_unlike_the_training_data_is_warned_of_in_a_line_and_counted(
+    predict, checkpoint, small, tmp_path, capsys
+):
+    network = checkpoint("one")
+    training = torch.load(network, weights_only=True)["unet3d"]["training"]
+    assert training["cases"] == 4
+    root = Path(next(word for word in small if word.startswith("data.root=")).partition("=")[2])
+    image = nibabel.load(sorted(root.rglob("imagesTr/*.nii.gz"))[0])
+    folder = tmp_path / "in"
+    folder.mkdir()
+    nibabel.save(image, folder / "same.nii")
+    louder = nibabel.Nifti1Image(image.get_fdata() * 1000, image.affine)
+    nibabel.save(louder, folder / "louder.nii")
+    assert predict(checkpoint=f"{network},{network}", input=folder) == 0
+    told = capsys.readouterr()
+    (warning,) = [line for line in told.err.splitlines() if "warning" in line]
+    assert warning.startswith("warning: louder.nii is unlike the training data: synthetic has ")
+    assert "2 of 2 scans segmented" in told.out
+    assert "; 1 unlike the training data" in told.out
+    earlier = checkpoint("earlier", training=None)
+    assert predict(checkpoint=earlier, input=folder, overwrite=True) == 0
+    assert "warning" not in capsys.readouterr().err

@@ -69,3 +69,43 @@ def test_a_file_of_folds_that_makes_no_sense_is_refused(tmp_path, content, said)
         file.write_text(content)
     with pytest.raises(Misuse, match=said):
         split(cases(4), 0, file)
+
+
+def patients(count):
+    """Two scans of each, and the patient of every scan."""
+    names = [f"p{n:02d}_{scan}" for n in range(count) for scan in "ab"]
+    return [Case(name=name, images=(), label=Path()) for name in names], {n: n[:3] for n in names}
+
+
+def test_scans_of_a_patient_never_fall_on_both_sides_of_a_split():
+    scans, groups = patients(7)
+    seen = []
+    for fold in range(5):
+        sides = [{groups[c.name] for c in part} for part in split(scans, fold, groups=groups)]
+        assert not sides[0] & sides[1]
+        assert sides[0] | sides[1] == set(groups.values())
+        seen += sides[1]
+    assert sorted(seen) == sorted(set(groups.values()))
+
+
+def test_groups_are_cut_as_cases_are():
+    scans, groups = patients(12)
+    for fold in range(5):
+        held_out = [int(c.name[-3:]) for c in split(cases(12), fold)[1]]
+        assert [int(c.name[1:3]) for c in split(scans, fold, groups=groups)[1][::2]] == held_out
+
+
+def test_fewer_groups_than_folds_are_refused():
+    scans, groups = patients(4)
+    with pytest.raises(Misuse, match="4 groups are too few for 5 folds: fold=none"):
+        split(scans, 0, groups=groups)
+
+
+def test_a_file_of_folds_that_splits_a_group_is_refused_with_the_group(tmp_path):
+    scans, groups = patients(2)
+    file = tmp_path / "splits.json"
+    file.write_text(json.dumps([{"train": ["p00_a", "p01_a"], "val": ["p01_b"]}]))
+    with pytest.raises(Misuse, match=r"fold 0 trains on p01_a and validates on p01_b.*, p01: move"):
+        split(scans, 0, file, groups)
+    file.write_text(json.dumps([{"train": ["p00_a"], "val": ["p01_b"]}]))
+    assert [c.name for c in split(scans, 0, file, groups)[1]] == ["p01_b"]

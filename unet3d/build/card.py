@@ -6,6 +6,7 @@ from typing import Any
 
 from unet3d.build.objects import first_line
 from unet3d.data.preparation import Preparation
+from unet3d.data.statistics import TrainingStatistics
 from unet3d.machine.device import PRECISIONS
 from unet3d.types import Misuse
 
@@ -37,6 +38,11 @@ def card_of(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
         "ct" in preparation.normalize and (not numbers or len(numbers) != len(card["channels"]))
     ):
         raise bad(path, "preparation for its classes and channels", card["preparation"])
+    if card.get("training") is not None:  # a checkpoint of an earlier version has none
+        try:
+            TrainingStatistics.of(card["training"], len(card["channels"]))
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise bad(path, f"training ({first_line(error)})", card["training"]) from error
     return card
 
 

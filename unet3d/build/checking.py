@@ -2,19 +2,20 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from omegaconf import DictConfig
 
-from unet3d.build.objects import described, source_of
+from unet3d.build.objects import described, groups_of, source_of
 from unet3d.build.request import Request
 from unet3d.data.case import Case, Source
 from unet3d.data.check import extent, headers
 from unet3d.data.check_voxels import contents
 from unet3d.data.faults import Faulty, Finding
+from unet3d.data.groups import hint
 from unet3d.data.preparation import Preparation
 from unet3d.data.prepared import Volume, prepared
 from unet3d.machine.memory import available_bytes
@@ -31,6 +32,8 @@ class Checked:
     cases: list[Case]
     findings: list[Finding]
     about: str  # the data set in one paragraph, as far as it can be read
+    groups: dict[str, str] | None = None  # of each case, as data.group_by has them
+    hints: list[str] = field(default_factory=list)  # what is no fault, but better known
 
 
 def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
@@ -42,6 +45,9 @@ def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
     source = source_of(cfg)
     classes, channels = described(cfg, source.describe())
     cases = source.cases()
+    groups = groups_of(cfg, cases)
+    decided = groups is not None or cfg.data.splits is not None
+    hinted = None if decided else hint([case.name for case in cases])
     found = [*source.faults(), *headers(cases, channels=len(channels))]
     if cfg.contents:
         found += contents(
@@ -57,6 +63,8 @@ def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
         cases=cases,
         findings=list(dict.fromkeys(found)),  # a file that cannot be read is found twice
         about=f"{extent(cases)}; {names}",
+        groups=groups,
+        hints=[] if hinted is None else [hinted],
     )
 
 

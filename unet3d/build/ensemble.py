@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.build.card import card_of
 from unet3d.build.objects import first_line, network_from
 from unet3d.data.preparation import Preparation
+from unet3d.data.statistics import TrainingStatistics
 from unet3d.lit.start import loaded, weights_of
 from unet3d.types import Misuse, Triple
 
@@ -27,6 +28,7 @@ class Ensemble:
     preparation: Preparation
     patch: Triple
     precision: str  # of the training
+    training: tuple[TrainingStatistics, ...] = ()  # of the members that know their training cases
 
 
 def ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
@@ -52,6 +54,11 @@ def ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemb
         preparation=Preparation.of(card["preparation"]),
         patch=(d, h, w),
         precision=str(card["config"]["precision"]),
+        training=tuple(
+            TrainingStatistics.of(card["training"], len(card["channels"]))
+            for card in cards
+            if card.get("training") is not None
+        ),
     )
 
 

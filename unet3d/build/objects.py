@@ -15,6 +15,7 @@ from unet3d.build.request import Request
 from unet3d.build.targets import check_targets, target_of
 from unet3d.data.case import Case, Description, Source
 from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
+from unet3d.data.groups import read_groups
 from unet3d.data.preparation import Preparation
 from unet3d.machine.device import Precision
 from unet3d.types import Misuse
@@ -188,6 +189,13 @@ def fold_of(cfg: DictConfig) -> int | None:
     if type(cfg.fold) is not int:
         raise Misuse(f"fold must be 0..4 or none, got {cfg.fold!r}")
     return cfg.fold
+
+
+def groups_of(cfg: DictConfig, cases: Sequence[Case]) -> dict[str, str] | None:
+    """The group of every case, as data.group_by has them."""
+    if cfg.data.group_by is None:
+        return None
+    return read_groups(cfg.data.group_by, [case.name for case in cases])
 
 
 def seed_of(cfg: DictConfig) -> int:

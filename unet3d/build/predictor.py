@@ -19,6 +19,7 @@ from unet3d.data.preparation import Scan
 from unet3d.data.prepared import cost
 from unet3d.data.results import probability_bytes, write_labels, written_probabilities
 from unet3d.data.scans import ScanFiles
+from unet3d.data.statistics import differences
 from unet3d.infer import clean
 from unet3d.infer.decide import Output, Painted, largest, probabilities
 from unet3d.infer.plan import Budget, Job, Plan, plan
@@ -61,6 +62,7 @@ class Ready:
     plan: Plan
     ram: int  # at most, with reading and cleaning
     forecast: str  # in a line
+    unlike: list[str]  # what no member has been trained on, in words
 
 
 class Predictor:
@@ -132,7 +134,24 @@ class Predictor:
         if task.probabilities is not None:
             file = probability_bytes(scan.grid.file_shape, self.classes)
             said += f"; probabilities: {size(file)} on disk"
-        return Ready(task=task, scan=scan, job=job, plan=found, ram=most, forecast=said)
+        return Ready(
+            task=task,
+            scan=scan,
+            job=job,
+            plan=found,
+            ram=most,
+            forecast=said,
+            unlike=self._unlike(scan),
+        )
+
+    def _unlike(self, scan: Scan) -> list[str]:
+        """In what a scan is unlike the training cases of every member, as the first has them."""
+        normalize = self.members.preparation.normalize
+        found = [
+            differences(scan.statistics, training, self.members.channels, normalize)
+            for training in self.members.training
+        ]
+        return found[0] if found and all(found) else []
 
     def predict(
         self, ready: Ready, *, told: Callable[[int], None], say: Callable[[str], None]

@@ -20,6 +20,7 @@ from unet3d.build.objects import (
     described,
     first_line,
     fold_of,
+    groups_of,
     make,
     network,
     optimizer_factory,
@@ -38,9 +39,11 @@ from unet3d.build.remedies import remedies
 from unet3d.build.request import Request, groups
 from unet3d.build.rungs import decided
 from unet3d.data.faults import Finding
+from unet3d.data.groups import of_groups
 from unet3d.data.loaders import Feed, loaders
 from unet3d.data.prepared import Volume
 from unet3d.data.split import split
+from unet3d.data.statistics import summarize
 from unet3d.data.volumes import get_classes
 from unet3d.data.workers import fault_of
 from unet3d.infer.decide import Painted, largest
@@ -91,6 +94,7 @@ class Run:
     class_names: tuple[str, ...]
     training: list[Volume]
     validation: list[Volume]
+    groups: dict[str, str] | None  # of each case, as data.group_by has them
     left_out: list[Finding]
     task: SegmentationTask
     train_loader: Feed
@@ -157,7 +161,9 @@ def build(
     source = source_of(cfg)
     class_names, channels = described(cfg, source.describe())
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
-    parts = split(source.cases(), fold_of(cfg), splits)  # with faulty cases, so that folds stay
+    cases = source.cases()  # with faulty ones, so that folds stay
+    groups = groups_of(cfg, cases)
+    parts = split(cases, fold_of(cfg), splits, groups)
     asked = request.choices.get("checkpointing")
     request = decided(request, used, cuda=device == "cuda")
     cfg = request.config
@@ -204,6 +210,7 @@ def build(
             "channels": list(channels),
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
             "preparation": preparation.settings(),
+            "training": summarize([volume.statistics for volume in training]).settings(),
         },
         max_skipped_steps=cfg.max_skipped_steps,
     )
@@ -258,6 +265,7 @@ def build(
         class_names=class_names,
         training=training,
         validation=validation,
+        groups=groups,
         left_out=usable.left_out,
         task=task,
         train_loader=train_loader,
@@ -420,6 +428,8 @@ def start(run: Run) -> tuple[Path | None, list[str]]:
 def introduction(run: Run) -> str:
     """The first lines of a run: what is trained, on what, in which precision."""
     network = run.task.model
+    training = of_groups([volume.name for volume in run.training], run.groups)
+    validation = of_groups([volume.name for volume in run.validation], run.groups)
     asked = f", precision {run.precision.used}"
     if run.precision.asked != run.precision.used:
         asked += f" ({run.precision.asked} was asked for: {run.precision.why})"
@@ -430,7 +440,7 @@ def introduction(run: Run) -> str:
     return (
         f"{type(network).__name__}, {parameters_of(network):,} parameters{asked}, "
         f"on {run.trainer.strategy.root_device}{beside}\n"
-        f"{len(run.training)} cases to train on, {len(run.validation)} to validate on; "
+        f"{training} to train on, {validation} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
         + "".join(f"left out: {finding.sentence()}\n" for finding in run.left_out)
         + "".join(f"{line}\n" for line in (*run.foreseen, *run.health.absent))

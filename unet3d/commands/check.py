@@ -10,6 +10,7 @@ from unet3d.build.request import Request
 from unet3d.commands.progress import Progress
 from unet3d.commands.run import deliver
 from unet3d.data.faults import Finding, counted
+from unet3d.data.groups import of_groups
 from unet3d.types import Misuse
 
 
@@ -27,7 +28,8 @@ def main(request: Request, folder: Path) -> int:
 def table(checked: Checked) -> str:
     """The faults by case, then what the set is like."""
     faults = counted(checked.findings) if checked.findings else "no faults"
-    lines = [f"{len(checked.cases)} cases, {faults}", checked.about]
+    count = of_groups([case.name for case in checked.cases], checked.groups)
+    lines = [f"{count}, {faults}", checked.about, *(f"hint: {hint}" for hint in checked.hints)]
     ordered = sorted(checked.findings, key=lambda f: f.case or "")
     groups = [(case, list(found)) for case, found in groupby(ordered, lambda f: f.case)]
     return "\n".join([*(block(case, found, checked.root) for case, found in groups), *lines])
@@ -53,7 +55,8 @@ def as_json(checked: Checked) -> str:
         }
         for finding in checked.findings
     ]
-    return json.dumps({"cases": len(checked.cases), "about": checked.about, "faults": faults})
+    told = {"cases": len(checked.cases), "about": checked.about, "hints": checked.hints}
+    return json.dumps(told | {"faults": faults})
 
 
 def shown(file: Path, root: Path) -> Path:

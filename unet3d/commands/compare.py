@@ -20,7 +20,7 @@ def main(request: Request, folder: Path) -> int:
     cfg = request.config
     if cfg.format not in FORMATS:
         raise Misuse(f"format must be one of {', '.join(FORMATS)}, got {cfg.format!r}")
-    if not cfg.runs:
+    if not cfg.runs:  # runs=[]
         raise Misuse(
             "which runs? unet3d compare RUN ..., each a run's folder or one that holds runs"
         )

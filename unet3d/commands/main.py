@@ -46,10 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from unet3d.commands.help import show
 
         return show(verb, VERBS[verb], rest)
+    from unet3d.commands.missing import refuse_missing
     from unet3d.commands.run import run  # it brings Hydra
 
-    def begin(*request_and_folder: Any) -> int:
-        return imported(verb).main(*request_and_folder)
+    def begin(request: Any, folder: Path) -> int:
+        refuse_missing(request)  # before the command's module brings torch
+        return imported(verb).main(request, folder)
 
     def swept(folder: Path) -> None:
         imported("compare").swept(folder)

@@ -21,10 +21,10 @@ def main(request: Request, folder: Path) -> int:
         print(
             f"{job.skipped} have a result already and are skipped (overwrite=true does them anew)"
         )
-    failed, began = [], time.perf_counter()
+    failed, unlike, began = [], 0, time.perf_counter()
     for number, task in enumerate(job.tasks, start=1):
         try:
-            segmented(job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}")
+            unlike += segmented(job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}")
         except Exception as error:
             if request.config.debug:
                 traceback.print_exc()
@@ -32,16 +32,24 @@ def main(request: Request, folder: Path) -> int:
             print(f"unet3d: {failed[-1]}", file=sys.stderr)
     done = len(job.tasks) - len(failed)
     seconds = (time.perf_counter() - began) / max(1, len(job.tasks))
-    print(f"{done} of {len(job.tasks)} scans segmented, {seconds:.1f} s each, in {job.output}")
+    print(
+        f"{done} of {len(job.tasks)} scans segmented, {seconds:.1f} s each, in {job.output}"
+        + (f"; {unlike} unlike the training data, see the warnings" if unlike else "")
+    )
     if failed:
         print(f"{len(failed)} failed:", *failed, sep="\n  ", file=sys.stderr)
     return 1 if failed else 0
 
 
-def segmented(predictor: Predictor, task: Task, title: str) -> None:
-    """One scan, with its forecast before it and a bar over its windows."""
+def segmented(predictor: Predictor, task: Task, title: str) -> bool:
+    """Whether the scan was warned of; its forecast comes before it, and a bar over its windows."""
     ready = predictor.ready(task)
     print(ready.forecast, flush=True)
+    if ready.unlike:
+        files = ", ".join(file.name for file in task.scan.files)
+        said = "; ".join(ready.unlike)
+        print(f"warning: {files} is unlike the training data: {said}", file=sys.stderr, flush=True)
     total = ready.plan.windows
     with tqdm(total=total, desc=title, unit="window", leave=False, disable=None) as bar:
         predictor.predict(ready, told=bar.update, say=tqdm.write)
+    return bool(ready.unlike)

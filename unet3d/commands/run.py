@@ -31,11 +31,14 @@ from unet3d.machine.ranks import started_by
 from unet3d.types import Fault, Misfit, Misuse, Stopped, Unfit
 
 PATHS = (
-    *("data.root", "data.cache", "data.splits", "hydra.run.dir", "hydra.sweep.dir"),
+    *("data.root", "data.cache", "data.splits", "data.group_by"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init", "input", "output", "predictions", "references", "images"),
     *("root", "url", "md5", "task", "picture"),
 )
-"""Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
+"""Keys whose values are paths or a pattern: taken as they are, with spaces, commas, `=` and
+parentheses.
+"""
 
 WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices")
 """Keys that take both, and are checked where they are read."""

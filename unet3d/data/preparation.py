@@ -21,6 +21,7 @@ from unet3d.data.geometry import (
     whole_box,
 )
 from unet3d.data.nifti import read
+from unet3d.data.statistics import Levels, Statistics, measure
 from unet3d.types import IGNORE, Grid, Misuse
 
 NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
@@ -40,6 +41,14 @@ class Scan:
     spacing_mm: tuple[float, float, float]  # of the prepared image
     file_spacing_mm: tuple[float, float, float]  # before resampling, in the same orientation
     affine: np.ndarray  # of the file
+    levels: tuple[Levels, ...]  # of each channel before normalization
+
+    @property
+    def statistics(self) -> Statistics:
+        """What tells whether it is like other scans."""
+        sizes = zip(self.grid.box, self.file_spacing_mm, strict=True)
+        d, h, w = ((stop - start) * mm for (start, stop), mm in sizes)
+        return Statistics(spacing_mm=self.file_spacing_mm, extent_mm=(d, h, w), levels=self.levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +118,19 @@ class Preparation:
         new_mm = self.spacing_mm or old_mm
         shape = shape_at(size, old_mm, new_mm)
         grid = Grid(file_shape=file_shape, axes=axes, flips=flips, box=box, shape=shape)
+        levels = tuple(measure(cropped(channel, grid)) for channel in channels)
         image = np.empty((len(channels), *shape), np.float32)
         for c in range(len(channels)):
             channel = self._normalized(cropped(channels[c], grid).astype(np.float32), c)
             image[c] = resampled(channel, shape, orders_for(old_mm, new_mm, 3))
         d, h, w = (o * n / s for o, n, s in zip(old_mm, size, shape, strict=True))
         return Scan(
-            image=image, grid=grid, spacing_mm=(d, h, w), file_spacing_mm=old_mm, affine=affine
+            image=image,
+            grid=grid,
+            spacing_mm=(d, h, w),
+            file_spacing_mm=old_mm,
+            affine=affine,
+            levels=levels,
         )
 
     def label(self, file: Path, scan: Scan) -> np.ndarray:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2s
 from math import prod
@@ -23,6 +23,7 @@ from unet3d.data.faults import try_all
 from unet3d.data.geometry import orientation, shape_at, spacing
 from unet3d.data.nifti import opened, volume_shape
 from unet3d.data.preparation import Preparation, prepare
+from unet3d.data.statistics import Statistics
 from unet3d.types import IGNORE, MIB, Misuse, size
 
 PLACES_PER_CLASS = 2000
@@ -30,6 +31,9 @@ PLACES_PER_CLASS = 2000
 
 HEAD = 2**16
 """Bytes at a file's start that tell its content, beside its length and gzip's checksum."""
+
+FILES = ["image", "label", "places", "statistics"]
+"""What lies in a volume's folder: a cache from before one of them was written is not used."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,11 @@ class Volume:
             found.add(int(sorted_classes[start]))
             start = bisect_right(sorted_classes, sorted_classes[start])
         return found
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the case before it was normalized."""
+        return Statistics.of(json.loads((self.folder / "statistics.json").read_text()))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -140,7 +149,7 @@ def side_by_side(cost: int, ram: int | None) -> int:
 
 def key(case: Case, preparation: Preparation) -> str:
     """By content and settings; where the files lie and what they are called does not matter."""
-    told: list[Any] = [preparation.settings()]
+    told: list[Any] = [preparation.settings(), FILES]
     told += [content(file) for file in (*case.images, case.label)]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 
@@ -168,6 +177,7 @@ def _make(volume: Volume, preparation: Preparation) -> None:
         _save(draft / "image.npy", scan.image)
         _save(draft / "label.npy", label)
         _save(draft / "places.npy", _places(label))
+        (draft / "statistics.json").write_text(json.dumps(asdict(scan.statistics)))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Which cases train and which validate."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,29 +14,57 @@ SEED = 12345
 
 
 def split(
-    cases: Sequence[Case], fold: int | None, file: Path | None = None
+    cases: Sequence[Case],
+    fold: int | None,
+    file: Path | None = None,
+    groups: Mapping[str, str] | None = None,
 ) -> tuple[list[Case], list[Case]]:
     """(training, validation) of a fold; None trains on every case.
 
     Without a file the folds 0..4 are nnU-Net's, which shuffles the sorted names with seed 12345
-    and cuts them in five; which cases a fold holds depends on the names alone.
+    and cuts them in five; which cases a fold holds depends on the names alone. With the group of
+    every case it is the sorted groups that are shuffled and cut, and a file that splits a group is
+    refused.
     """
     ordered = sorted(cases, key=lambda case: case.name)
     if fold is None:
         return ordered, []
     if file is not None:
-        return _told(ordered, fold, file)
+        parts = _told(ordered, fold, file)
+        if groups is not None:
+            _refuse_split_group(parts, groups, fold, file)
+        return parts
     if not 0 <= fold < FOLDS:
         raise Misuse(f"fold must be 0..{FOLDS - 1} or none, got {fold}")
-    if len(ordered) < FOLDS:
+    units = list(range(len(ordered)))  # each case's number, or its group's
+    if groups is not None:
+        numbers = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
+        units = [numbers[groups[case.name]] for case in ordered]
+    count = len(set(units))
+    if count < FOLDS:
+        what = "cases" if groups is None else "groups"
         raise Misuse(
-            f"{len(ordered)} cases are too few for {FOLDS} folds: fold=none trains on all of them"
+            f"{count} {what} are too few for {FOLDS} folds: fold=none trains on all of them"
         )
-    order = np.arange(len(ordered))
+    order = np.arange(count)
     np.random.RandomState(SEED).shuffle(order)
     held_out = set(np.array_split(order, FOLDS)[fold].tolist())
-    training = [c for n, c in enumerate(ordered) if n not in held_out]
-    return training, [ordered[n] for n in sorted(held_out)]
+    parts: tuple[list[Case], list[Case]] = [], []
+    for case, unit in zip(ordered, units, strict=True):
+        parts[unit in held_out].append(case)
+    return parts
+
+
+def _refuse_split_group(
+    parts: tuple[list[Case], list[Case]], groups: Mapping[str, str], fold: int, file: Path
+) -> None:
+    training, validation = ({groups[c.name]: c.name for c in part} for part in parts)
+    for group in sorted(training.keys() & validation.keys()):
+        raise Misuse(
+            f"{file}: fold {fold} trains on {training[group]} and validates on "
+            f"{validation[group]}, which data.group_by puts in one group, {group}: move one of "
+            "them, or leave out one of the two keys"
+        )
 
 
 def _told(cases: Sequence[Case], fold: int, file: Path) -> tuple[list[Case], list[Case]]:
