@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dynamic_network_architectures.architectures.unet import PlainConvUNet  # ty: ignore
+from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from torch import nn
 
 
