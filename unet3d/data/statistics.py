@@ -216,10 +216,12 @@ def _swaps(features: np.ndarray) -> Iterator[tuple[float, ...]]:
     """
     if len(features) < 4:
         return
-    costs = []
-    for n in range(len(features)):
-        others = np.delete(features, n, axis=0)
-        costs.append(_costs(features[n], others.mean(0), others.std(0)))
+    count = len(features) - 1
+    means = (features.sum(0) - features) / count  # of the others, for each case
+    squares = ((features - features.mean(0)) ** 2).sum(0)
+    variances = (squares - (features - features.mean(0)) ** 2 * (count + 1) / count) / count
+    deviations = np.sqrt(np.maximum(variances, 0))
+    costs = [_costs(*case) for case in zip(features, means, deviations, strict=True)]
     for i, j in combinations(range(features.shape[1]), 2):
         gains = np.array([_gain(c, i, j) for c in costs])
         margin = -float(np.percentile(gains, 95))
