@@ -52,6 +52,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def describe(cfg: DictConfig) -> None:
+    """Ask the data set for the channels and classes that the config leaves to it.
+
+    Whoever builds a network from a config calls this first. A config that says both is left alone,
+    so that its data set need not be there.
+    """
+    if cfg.data.num_classes is None or cfg.data.in_channels is None:
+        described(cfg, source_of(cfg).describe())
+
+
 def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Fill in what the config leaves to the data set; name classes and channels."""
     if cfg.data.num_classes is None:
@@ -200,6 +210,7 @@ def seed_of(cfg: DictConfig) -> int:
 def network(request: Request) -> nn.Module:
     """The network with its pooling; a choice that it would ignore is refused."""
     cfg = request.config
+    describe(cfg)
     if request.sets("model.channels") and any(
         request.sets(f"model.{key}") for key in ("depth", "width", "max_width")
     ):
