@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from omegaconf import DictConfig
 
-from unet3d.build.objects import described, source_of
+from unet3d.build.objects import background_of, described, source_of
 from unet3d.build.request import Request
 from unet3d.data.case import Case, Source
 from unet3d.data.check import extent, headers
@@ -30,6 +30,7 @@ class Checked:
     root: Path
     cases: list[Case]
     findings: list[Finding]
+    hints: list[Finding]
     about: str  # the data set in one paragraph, as far as it can be read
 
 
@@ -48,14 +49,18 @@ def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
             cases,
             classes=classes,
             ignore_label=cfg.data.ignore_label,
+            channels=channels,
+            background=background_of(cfg),
             workers=workers,
             progress=progress,
         )
+    found = list(dict.fromkeys(found))  # a file that cannot be read is found twice
     names = f"channels {', '.join(channels)}; classes {', '.join(classes)}"
     return Checked(
         root=Path(cfg.data.root),
         cases=cases,
-        findings=list(dict.fromkeys(found)),  # a file that cannot be read is found twice
+        findings=[finding for finding in found if not finding.hint],
+        hints=[finding for finding in found if finding.hint],
         about=f"{extent(cases)}; {names}",
     )
 

@@ -25,9 +25,10 @@ def main(request: Request, folder: Path) -> int:
 
 
 def table(checked: Checked) -> str:
-    """The faults by case, then what the set is like."""
+    """The faults by case, then what the set is like and what may be made of it."""
     faults = counted(checked.findings) if checked.findings else "no faults"
     lines = [f"{len(checked.cases)} cases, {faults}", checked.about]
+    lines += [f"hint: {hint.what}\n    -> {hint.do}" for hint in checked.hints]
     ordered = sorted(checked.findings, key=lambda f: f.case or "")
     groups = [(case, list(found)) for case, found in groupby(ordered, lambda f: f.case)]
     return "\n".join([*(block(case, found, checked.root) for case, found in groups), *lines])
@@ -53,7 +54,9 @@ def as_json(checked: Checked) -> str:
         }
         for finding in checked.findings
     ]
-    return json.dumps({"cases": len(checked.cases), "about": checked.about, "faults": faults})
+    hints = [{"what": hint.what, "do": hint.do} for hint in checked.hints]
+    found = {"cases": len(checked.cases), "about": checked.about, "faults": faults}
+    return json.dumps(found | {"hints": hints})
 
 
 def shown(file: Path, root: Path) -> Path:

@@ -37,7 +37,7 @@ PATHS = (
 )
 """Keys whose values are paths: taken as they are, with spaces, commas, `=` and parentheses."""
 
-WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices")
+WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices", "data.background")
 """Keys that take both, and are checked where they are read."""
 
 STOPPED = -1
