@@ -92,7 +92,7 @@ def shortened(words: list[str], small: list[str], page: str) -> list[str]:
         }
         return [*words, *own[verb], *few, "data.patch_size=[32,16,16]"]
     if verb == "plan":
-        return [*words, "model.width=4", "model.convolutions=1"]
+        return [*words, "model.width=4", "model.convolutions=1", "measure_time=false"]
     if verb != "train":
         return words
     folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"

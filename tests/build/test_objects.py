@@ -4,7 +4,7 @@ from torch import nn
 
 from unet3d.build import rungs
 from unet3d.build.forecast import forecast
-from unet3d.build.objects import described, optimizer_factory
+from unet3d.build.objects import described, network, optimizer_factory, preparation_of
 from unet3d.build.run import build, flag, tensor_cores
 from unet3d.build.rungs import decided
 from unet3d.data.case import Description
@@ -89,3 +89,20 @@ def test_two_classes_of_one_name_are_refused(composed):
     said = Description(channels=("MRI",), classes=("background", "a", "a"))
     with pytest.raises(Misuse, match="names of their own, got background, a, a"):
         described(composed("data.num_classes=3").config, said)
+
+
+def test_a_network_asks_the_data_set_for_its_channels_and_classes(composed, decathlon_folder):
+    request = composed("data=decathlon", f"data.root={decathlon_folder}", base=[])
+    widths = {p.shape[0] for name, p in network(request).named_parameters() if "head" in name}
+    assert request.config.data.in_channels == 1
+    assert widths == {3}
+
+
+def test_a_background_that_is_not_zero_is_left_out_of_the_normalization(composed):
+    def prepared(*words):
+        found = preparation_of(composed(*words).config, [], ["MRI"])
+        return found.background, found.normalize
+
+    assert prepared() == ((0,), ("zscore",))
+    assert prepared("data.background=auto") == (("auto",), ("zscore_nonzero",))
+    assert prepared("data.background=[-3.5]", "data.normalize=zscore") == ((-3.5,), ("zscore",))

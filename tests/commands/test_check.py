@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.data.faulty import FAULTS, spoil
-from tests.data.folders import SIZE, decathlon, label, save
+from tests.data.folders import SIZE, decathlon, image, label, save
 from unet3d.commands.main import main
 
 
@@ -33,6 +33,21 @@ def test_a_clean_set_is_summed_up_and_ends_with_0(check, tmp_path, capsys):
         "12 x 10 x 8 voxels of 1 x 1 x 2 mm; channels MRI; classes background, front, back",
     ]
     assert shown.err.splitlines()[-1] == "3 of 3 cases"
+
+
+def test_a_constant_border_is_a_hint_until_the_config_knows_of_it(check, tmp_path, capsys):
+    decathlon(tmp_path, 3)
+    for n in (0, 2):
+        framed = np.full(SIZE, -3.5 - n, np.float32)
+        framed[2:-2, 2:-2, 2:-2] = image(n)[2:-2, 2:-2, 2:-2]
+        save(tmp_path / "imagesTr" / f"case_{n:02d}.nii.gz", framed)
+    assert check() == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "hint: 2 of 3 cases have a constant border that is not data.background: -5.5 to -3.5",
+        "    -> set data.background=auto, so that crop and normalization leave it out",
+    ]
+    assert check("data.background=auto", "format=json") == 0
+    assert json.loads(capsys.readouterr().out)["hints"] == []
 
 
 def test_faults_are_grouped_by_case_and_end_with_1(check, tmp_path, capsys):
@@ -69,10 +84,10 @@ def test_scans_of_one_patient_are_hinted_at_until_groups_are_given(check, tmp_pa
             save(tmp_path / folder / f"{name}.nii.gz", label(1))
     words = ["data=pairs", "data.num_classes=3", "contents=false"]
     assert check(*words) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith(
-        "hint: 3 cases look like scans of 2 patients, as p1_visit1 and p1_visit2"
-    )
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "hint: 3 cases look like scans of 2 patients, as p1_visit1 and p1_visit2",
+        r"    -> set data.group_by='(.+)_visit\d+', which keeps the scans of a patient in one fold",
+    ]
     assert check(*words, r"data.group_by=(.+)_visit\d+") == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "3 cases of 2 groups, no faults"

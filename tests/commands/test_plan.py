@@ -2,16 +2,18 @@ import json
 import shutil
 from math import prod
 
+import numpy as np
 import pytest
 import yaml
 
+from tests.data.folders import image, label, nnunet, save
 from unet3d.build.forecast import forecast
 from unet3d.build.request import composed, conf_folder
 from unet3d.commands.main import main
 from unet3d.meter.fit import CONTEXT
 from unet3d.types import GIB
 
-SMALL = ["model.width=4", "model.convolutions=1"]
+SMALL = ["model.width=4", "model.convolutions=1", "measure_time=false"]
 
 
 @pytest.fixture
@@ -39,7 +41,11 @@ def experiment(folder, name="planned"):
 
 def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
     assert plan("budget_gib=1") == 0
-    assert "a step is predicted to reserve" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a step is predicted to reserve" in said
+    assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in said
+    assert "the batch is 2: one more would be over 5 % of the data set" in said
+    assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in said
     written = experiment(tmp_path)
     assert written["data"]["patch_size"] == [16, 16, 16]
     assert written["data"]["spacing_mm"] == [1.0, 1.0, 2.0]
@@ -49,6 +55,40 @@ def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
     config = json.loads((tmp_path / "run" / "report.json").read_text())["config"]
     assert config["data"]["batch_size"] == written["data"]["batch_size"]
     assert config["model"]["window"] == written["model"]["window"]
+
+
+def test_one_trace_decides_where_the_first_patch_fits_as_it_is(plan, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "unet3d.build.fitting.forecast", lambda asked: made.append(1) or forecast(asked)
+    )
+    assert plan("budget_gib=1", "seed=1") == 0
+    assert len(made) == 1
+
+
+def test_a_constant_border_that_is_not_zero_is_planned_to_be_left_out(
+    tmp_path, monkeypatch, capsys
+):
+    nnunet(tmp_path / "data", 3)
+    for n, file in enumerate(sorted((tmp_path / "data" / "imagesTr").iterdir())):
+        framed = np.full((16, 14, 12), -3.5 - n, np.float32)
+        framed[3:15, 2:12, 2:10] = image(n)
+        save(file, framed)
+    for n, file in enumerate(sorted((tmp_path / "data" / "labelsTr").iterdir())):
+        save(file, np.pad(label(n), ((3, 1), (2, 2), (2, 2))))
+    monkeypatch.chdir(tmp_path)
+    words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
+    words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]
+    assert main(["plan", *words]) == 0
+    assert "volumes have a constant border (-8.5 to -3.5): data.background=auto" in (
+        capsys.readouterr().out
+    )
+    planned = experiment(tmp_path)["data"]
+    assert planned["background"] == "auto"
+    assert planned["normalize"] == ["zscore_nonzero", "zscore_nonzero"]
+    assert main(["plan", *words, "overwrite=true", "data.background=0"]) == 0
+    assert "constant border" not in capsys.readouterr().out
+    assert experiment(tmp_path)["data"]["background"] == 0
 
 
 def test_what_is_planned_is_predicted_to_fit(plan, tmp_path):

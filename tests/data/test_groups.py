@@ -79,7 +79,7 @@ def numbered(pattern, patients, scans):
 def test_names_of_several_scans_of_a_patient_suggest_a_pattern_that_fits(names, suggested):
     said = hint(names)
     assert said is not None
-    assert f"data.group_by='{suggested}'" in said
+    assert f"data.group_by='{suggested}'" in said.do
     groups = read_groups(suggested, names)
     assert 1 < len(set(groups.values())) < len(names)
 

@@ -78,6 +78,13 @@ def test_fit_prints_override_lines_that_fit(capsys):
     assert "4/4" in said.err
 
 
+def test_a_data_set_tells_what_the_config_leaves_open(decathlon_folder, capsys):
+    data = ["data=decathlon", f"data.root={decathlon_folder}", "data.patch_size=[8,8,8]"]
+    words = ["data.batch_size=1", "model.width=2", "precision=32", "strategies=[lean]"]
+    assert main(["fit", "budget_gib=4", *data, *words]) == 0
+    assert "checkpointing=lean" in capsys.readouterr().out
+
+
 def test_what_is_given_is_pinned(capsys):
     words = ["precision=16", "checkpointing=none", "data.batch_size=3"]
     assert main(["fit", "budget_gib=2", "data.patch_size=[16,16,16]", *words]) == 0

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from omegaconf import DictConfig
 
-from unet3d.build.objects import described, groups_of, source_of
+from unet3d.build.objects import background_of, described, groups_of, source_of
 from unet3d.build.request import Request
 from unet3d.data.case import Case, Source
 from unet3d.data.check import extent, headers
@@ -31,9 +31,9 @@ class Checked:
     root: Path
     cases: list[Case]
     findings: list[Finding]
+    hints: list[Finding]
     about: str  # the data set in one paragraph, as far as it can be read
     groups: dict[str, str] | None = None  # of each case, as data.group_by has them
-    hints: list[str] = field(default_factory=list)  # what is no fault, but better known
 
 
 def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
@@ -49,22 +49,26 @@ def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
     decided = groups is not None or cfg.data.splits is not None
     hinted = None if decided else hint([case.name for case in cases])
     found = [*source.faults(), *headers(cases, channels=len(channels))]
+    found += [] if hinted is None else [hinted]
     if cfg.contents:
         found += contents(
             cases,
             classes=classes,
             ignore_label=cfg.data.ignore_label,
+            channels=channels,
+            background=background_of(cfg),
             workers=workers,
             progress=progress,
         )
+    found = list(dict.fromkeys(found))  # a file that cannot be read is found twice
     names = f"channels {', '.join(channels)}; classes {', '.join(classes)}"
     return Checked(
         root=Path(cfg.data.root),
         cases=cases,
-        findings=list(dict.fromkeys(found)),  # a file that cannot be read is found twice
+        findings=[finding for finding in found if not finding.hint],
+        hints=[finding for finding in found if finding.hint],
         about=f"{extent(cases)}; {names}",
         groups=groups,
-        hints=[] if hinted is None else [hinted],
     )
 
 

@@ -12,7 +12,7 @@ from unet3d import nvml
 from unet3d.build.fitting import largest
 from unet3d.build.forecast import Untraceable, forecast
 from unet3d.build.misfit import misfit_lines
-from unet3d.build.objects import described, first_line, make, source_of
+from unet3d.build.objects import describe, first_line, make
 from unet3d.build.preflight import lacks, processes
 from unet3d.build.request import Request
 from unet3d.build.rungs import decided, taken
@@ -130,10 +130,8 @@ def on(device: str, request: Request) -> Request:
 
 def channels_of(request: Request) -> int:
     """As the config says, or else the data set; data that is made when missing is not made here."""
-    data = request.config.data
-    if data.in_channels is None or data.num_classes is None:
-        described(request.config, source_of(request.config).describe())
-    return data.in_channels
+    describe(request.config)
+    return request.config.data.in_channels
 
 
 def room_of(device: str, taken: Sequence[Gpu]) -> int | None:

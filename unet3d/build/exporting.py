@@ -221,6 +221,7 @@ def facts_of(trained: Trained) -> dict[str, Any]:
         "patch_size": list(trained.patch),
         "orientation": preparation.orientation,
         "spacing_mm": None if preparation.spacing_mm is None else list(preparation.spacing_mm),
+        "background": list(preparation.background),
         "crop": preparation.crop,
         "normalize": normalizations(preparation, len(card["channels"])),
         "intensities": intensities and [dict(zip(numbers, i, strict=True)) for i in intensities],

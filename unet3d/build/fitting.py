@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+import torch
+from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.build.forecast import changed, cuda_precision, forecast, scaled, with_batch
+from unet3d.build.objects import describe
 from unet3d.build.request import Request
 from unet3d.build.rungs import rungs
 from unet3d.build.step import step_maker
 from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
+from unet3d.meter.predict import Prediction
 from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Trace
 from unet3d.types import Misuse
@@ -80,7 +84,9 @@ def largest(
     trial: Request, budget: int, *, most: int | None = None
 ) -> tuple[int, MemoryRecord] | None:
     """The largest batch that fits, at most `most`, and its peak; None if not even 1 does."""
-    two, three = (forecast(with_batch(trial, n)) for n in (2, 3))
+    if most is not None and most <= 2:  # one trace instead of two
+        return as_given(with_batch(trial, most), budget) or as_given(with_batch(trial, 1), budget)
+    two, three = (foresee(with_batch(trial, n)) for n in (2, 3))
     any_batch = AnyBatch(two, three)
     if not any_batch.affine:
         said = " ".join(trial.overrides)
@@ -95,10 +101,28 @@ def largest(
 
 def as_given(trial: Request, budget: int) -> tuple[int, MemoryRecord] | None:
     """The batch as it is configured, if it fits."""
-    peak = forecast(trial).peak
+    peak = foresee(trial).peak
     if (peak.reserved or 0) + CONTEXT > budget:
         return None
     return trial.config.data.batch_size, peak
+
+
+_last: dict[str, Prediction] = {}
+
+
+def foresee(trial: Request) -> Prediction:
+    """Forecast a step, or return the last forecast if it was of the same config.
+
+    A search asks twice in a row, and a trace takes seconds.
+    """
+    describe(trial.config)
+    config = OmegaConf.to_yaml(trial.config, resolve=False)
+    key = f"{torch.cuda.is_available()} {dict(trial.choices)} {config}"
+    if key not in _last:
+        found = forecast(trial)
+        _last.clear()
+        _last[key] = found
+    return _last[key]
 
 
 def extra_compute(request: Request, overrides: tuple[str, ...]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from unet3d.build.objects import described, first_line, source_of
+from unet3d.build.objects import describe, first_line
 from unet3d.build.request import Request, composed
 from unet3d.build.rungs import decided, higher
 from unet3d.build.step import step_maker
@@ -17,8 +17,7 @@ from unet3d.types import Misuse
 def forecast(request: Request, volume: Sequence[int] | None = None) -> Prediction:
     """The predicted cost: for CUDA unless trainer.accelerator=cpu, whatever this machine is."""
     cfg = request.config
-    if cfg.data.num_classes is None or cfg.data.in_channels is None:
-        described(cfg, source_of(cfg).describe())
+    describe(cfg)
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = cuda_precision(cfg) if cuda else precision(cfg.precision, "cpu")
     request = decided(request, used, cuda=cuda)

@@ -13,6 +13,7 @@ from torch import nn
 
 from unet3d.build.request import Request
 from unet3d.build.targets import check_targets, target_of
+from unet3d.data.background import Background, auto_background
 from unet3d.data.case import Case, Description, Source
 from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
 from unet3d.data.groups import read_groups
@@ -51,6 +52,16 @@ def source_of(cfg: DictConfig) -> Source:
 def first_line(error: BaseException) -> str:
     """What an error says, or its name if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def describe(cfg: DictConfig) -> None:
+    """Ask the data set for the channels and classes that the config leaves to it.
+
+    Whoever builds a network from a config calls this first. A config that says both is left alone,
+    so that its data set need not be there.
+    """
+    if cfg.data.num_classes is None or cfg.data.in_channels is None:
+        described(cfg, source_of(cfg).describe())
 
 
 def described(cfg: DictConfig, said: Description) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -129,22 +140,32 @@ def preparation_of(cfg: DictConfig, cases: Sequence[Case], channels: Sequence[st
             f"data.normalize must be one word or one for each of the {len(channels)} channels, "
             f"got {asked}"
         )
+    background = background_of(cfg)
     if asked == ["auto"]:
-        asked = ["ct" if name.upper() == "CT" else "zscore" for name in channels]
+        usual = "zscore" if set(background) == {0} else "zscore_nonzero"
+        asked = ["ct" if name.upper() == "CT" else usual for name in channels]
     elif len(asked) == 1:
         asked *= len(channels)
     prints = None
     if "ct" in asked:
-        prints = fingerprint(cases, data.orientation, Path(data.cache))
+        by_name = auto_background(channels)  # as a plan has read it
+        prints = fingerprint(cases, data.orientation, Path(data.cache), by_name)
     return Preparation(
         num_classes=data.num_classes,
         orientation=data.orientation,
         spacing_mm=None if spacing is None else three_numbers(spacing),
+        background=background,
         crop=data.crop,
         normalize=tuple(asked),
         intensities=None if prints is None else intensities(prints),
         ignore_label=data.ignore_label,
     )
+
+
+def background_of(cfg: DictConfig) -> Background:
+    """What data.background says: one value for all channels or a list with one for each."""
+    asked = cfg.data.background
+    return (asked,) if isinstance(asked, int | float | str) else tuple(asked or ())
 
 
 def three_numbers(spacing: Any) -> tuple[float, float, float]:
@@ -208,6 +229,7 @@ def seed_of(cfg: DictConfig) -> int:
 def network(request: Request) -> nn.Module:
     """The network with its pooling; a choice that it would ignore is refused."""
     cfg = request.config
+    describe(cfg)
     if request.sets("model.channels") and any(
         request.sets(f"model.{key}") for key in ("depth", "width", "max_width")
     ):

@@ -12,10 +12,11 @@ import yaml
 from unet3d.build.checking import UsableCases
 from unet3d.build.fitting import as_given, largest
 from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import described, source_of, three_numbers
+from unet3d.build.objects import background_of, described, source_of, three_numbers
 from unet3d.build.request import Request
 from unet3d.build.rungs import rungs
 from unet3d.build.topology import (
+    LARGEST,
     Levels,
     find_median_shape,
     first_patch,
@@ -24,6 +25,7 @@ from unet3d.build.topology import (
     target_spacing,
     whole,
 )
+from unet3d.data.background import AUTO, auto_background
 from unet3d.data.fingerprint import Print, fingerprint
 from unet3d.meter.record import MemoryRecord
 from unet3d.types import Misfit, Misuse, Triple
@@ -33,16 +35,25 @@ BATCH_SHARE = 0.05
 
 MOST_BATCH = 32
 
-OWN_KEYS = ("budget_gib", "name", "overwrite", "debug")
+OWN_KEYS = ("budget_gib", "name", "overwrite", "measure_time", "debug")
 """Of planning, not of the run that is planned."""
 
 OWN_FACTOR = 8
 """Sides of patches are multiples of this where the network's levels are not ours to plan."""
 
-EPOCH_STEPS, EPOCHS = 250, 200
+STEPS = 50_000
+"""Optimizer steps of a run."""
+
+EPOCH_STEPS = 50
+"""At least so many from one validation to the next: a run that is cut short has curves too."""
+
+VALIDATION_SHARE = 0.03
+"""So many windows of validation for a patch of training: each takes less than a patch's step."""
+
+FOLDS = 5
 
 MASKED = 0.75
-"""Below this median share of the box in the file, normalisation looks at what is not zero alone."""
+"""Below this median share of the box in the file, normalisation leaves the background out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,10 @@ def look(request: Request) -> Told:
     classes, channels = described(cfg, source.describe())
     usable = UsableCases(cfg, source, channels)  # those that training would use
     cache = Path(cfg.data.cache)
-    prints = usable.through(lambda cases: fingerprint(cases, cfg.data.orientation, cache))
+    asked = auto_background(channels)
+    if request.sets("data.background"):
+        asked = background_of(cfg)
+    prints = usable.through(lambda cases: fingerprint(cases, cfg.data.orientation, cache, asked))
     left_out = [finding.sentence() for finding in usable.left_out]
     return Told(prints=prints, classes=classes, channels=channels, left_out=left_out)
 
@@ -95,7 +109,10 @@ def planned(request: Request, told: Told, budget: int) -> Plan:
         target = three_numbers(data.spacing_mm)
     median = find_median_shape(spacings, shapes, target)
     patches = candidates(request, target, median)
-    patch = patches[first_that(lambda p: fits(request, p, levels(target, p), budget), patches)]
+    first = patches[0]
+    patch = patches[
+        first_that(lambda p: fits(request, p, levels(target, p), budget, first=p == first), patches)
+    ]
     most = limit_batch(patch, median, len(shapes))
     if request.sets("data.batch_size"):
         most = data.batch_size
@@ -107,7 +124,7 @@ def planned(request: Request, told: Told, budget: int) -> Plan:
         spacing_mm=target,
         median=median,
         normalize=normalization(request, told),
-        first=patches[0],
+        first=first,
         patch=patch,
         levels=shape,
         batch=batch,
@@ -189,11 +206,19 @@ def strategies(request: Request) -> Sequence[tuple[str, ...]]:
     return [(f"checkpointing={rung}",) for rung in rungs(request)]
 
 
-def fits(request: Request, patch: Triple, shape: Levels, budget: int) -> bool:
-    """Whether a patch fits with the leanest strategy and the least batch."""
-    leanest = trial(request, patch, shape, strategies(request)[-1])
+def fits(
+    request: Request, patch: Triple, shape: Levels, budget: int, *, first: bool = False
+) -> bool:
+    """Whether a patch fits with the leanest strategy and the least batch.
+
+    Of the first one the strategy with the least work is tried before: if it fits, all is decided.
+    """
+    known = strategies(request)
     least = 2 if not request.sets("data.batch_size") else request.config.data.batch_size
-    return as_given(with_batch(leanest, least), budget) is not None
+    return any(
+        as_given(with_batch(trial(request, patch, shape, strategy), least), budget) is not None
+        for strategy in ((known[0], known[-1]) if first and len(known) > 1 else known[-1:])
+    )
 
 
 def best_of(
@@ -231,7 +256,7 @@ def listed(numbers: Sequence[float]) -> str:
 
 
 def normalization(request: Request, told: Told) -> list[str]:
-    """For each channel: by modality, and within what is not zero where most of a volume is."""
+    """For each channel: by modality, and without the background where that is much of a volume."""
     asked = request.config.data.normalize
     if asked != "auto":
         return [asked] if isinstance(asked, str) else list(asked)
@@ -240,18 +265,80 @@ def normalization(request: Request, told: Told) -> list[str]:
     return ["ct" if name.upper() == "CT" else usual for name in told.channels]
 
 
-def experiment(request: Request, plan: Plan) -> str:
+def border(told: Told, request: Request) -> tuple[float, float] | None:
+    """The least and the greatest value of borders that are constant and not 0, if there are any.
+
+    None where the command line says what is background.
+    """
+    found = [value for p in told.prints for value in p.background if value != 0]
+    return None if request.sets("data.background") or not found else (min(found), max(found))
+
+
+def schedule(request: Request, plan: Plan) -> tuple[int, int]:
+    """Patches per case in an epoch, and epochs from one validation to the next."""
+    whole = request.config.fold in (None, "none")
+    training = plan.cases if whole else max(1, plan.cases * (FOLDS - 1) // FOLDS)
+    patches = max(1, round(EPOCH_STEPS * plan.batch / training))
+    steps = -(-training * patches // plan.batch)
+    windows = prod(
+        1 if n <= p else -(-2 * (n - p) // p) + 1
+        for n, p in zip(plan.median, plan.patch, strict=True)
+    )
+    validating = (plan.cases - training) * windows / plan.batch  # windows overlap by half
+    wanted = max(EPOCH_STEPS, validating / VALIDATION_SHARE)
+    return patches, max(1, round(wanted / steps))
+
+
+def reasons(request: Request, plan: Plan) -> list[str]:
+    """Why the patch and the batch are not larger."""
+    most = limit_batch(plan.patch, plan.median, plan.cases)
+    if request.sets("data.patch_size"):
+        patch = "the patch is the one that was asked for"
+    elif plan.patch != plan.first:
+        patch = f"the patch is limited by the budget: {by(plan.first)} would not fit"
+    elif all(p >= n for p, n in zip(plan.patch, plan.median, strict=True)):
+        patch = "the patch covers the median case: a larger one would see nothing more"
+    else:
+        patch = f"the patch has the {LARGEST:,} voxels at most that a plan begins with"
+    if request.sets("data.batch_size"):
+        batch = "the batch is the one that was asked for"
+    elif plan.batch < most:
+        batch = f"the batch is limited by the budget: {plan.batch + 1} patches would not fit"
+    elif most == MOST_BATCH:
+        batch = f"the batch is at most {MOST_BATCH}"
+    elif most > 2:
+        share = f"{100 * BATCH_SHARE:g} % of the data set's voxels"
+        batch = f"the batch is limited to {share}"
+    else:
+        batch = f"the batch is 2: one more would be over {100 * BATCH_SHARE:g} % of the data set"
+    return [patch, batch]
+
+
+def by(numbers: Sequence[float]) -> str:
+    """Numbers with x between them.
+
+    >>> by((1.0, 0.5, 3))
+    '1 x 0.5 x 3'
+    """
+    return " x ".join(f"{n:g}" for n in numbers)
+
+
+def experiment(request: Request, told: Told, plan: Plan) -> str:
     """The plan as an experiment's YAML, with what the command line said."""
-    patches = max(1, round(EPOCH_STEPS * plan.batch / plan.cases))
+    patches, epochs = schedule(request, plan)
+    data: dict[str, Any] = {
+        "spacing_mm": list(plan.spacing_mm),
+        "normalize": plan.normalize,
+        "patch_size": list(plan.patch),
+        "batch_size": plan.batch,
+        "patches_per_case": patches,
+    }
+    if border(told, request):
+        asked = auto_background(told.channels)
+        data["background"] = AUTO if set(asked) == {AUTO} else list(asked)
     values: dict[str, Any] = {
-        "data": {
-            "spacing_mm": list(plan.spacing_mm),
-            "normalize": plan.normalize,
-            "patch_size": list(plan.patch),
-            "batch_size": plan.batch,
-            "patches_per_case": patches,
-        },
-        "trainer": {"max_epochs": EPOCHS, "check_val_every_n_epoch": 10},
+        "data": data,
+        "trainer": {"max_steps": STEPS, "check_val_every_n_epoch": epochs},
     }
     words = [
         *model_words(request, plan.levels),

@@ -26,10 +26,11 @@ def main(request: Request, folder: Path) -> int:
 
 
 def table(checked: Checked) -> str:
-    """The faults by case, then what the set is like."""
+    """The faults by case, then what the set is like and what may be made of it."""
     faults = counted(checked.findings) if checked.findings else "no faults"
     count = of_groups([case.name for case in checked.cases], checked.groups)
-    lines = [f"{count}, {faults}", checked.about, *(f"hint: {hint}" for hint in checked.hints)]
+    lines = [f"{count}, {faults}", checked.about]
+    lines += [f"hint: {hint.what}\n    -> {hint.do}" for hint in checked.hints]
     ordered = sorted(checked.findings, key=lambda f: f.case or "")
     groups = [(case, list(found)) for case, found in groupby(ordered, lambda f: f.case)]
     return "\n".join([*(block(case, found, checked.root) for case, found in groups), *lines])
@@ -55,8 +56,9 @@ def as_json(checked: Checked) -> str:
         }
         for finding in checked.findings
     ]
-    told = {"cases": len(checked.cases), "about": checked.about, "hints": checked.hints}
-    return json.dumps(told | {"faults": faults})
+    hints = [{"what": hint.what, "do": hint.do} for hint in checked.hints]
+    found = {"cases": len(checked.cases), "about": checked.about, "faults": faults}
+    return json.dumps(found | {"hints": hints})
 
 
 def shown(file: Path, root: Path) -> Path:

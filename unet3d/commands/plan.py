@@ -1,12 +1,23 @@
 """`unet3d plan data=... budget_gib=...`: what to train on a data set, as an experiment to edit."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.build.planning import Plan, Told, experiment, look, planned
+from unet3d.build.planning import (
+    STEPS,
+    Plan,
+    border,
+    by,
+    experiment,
+    look,
+    planned,
+    reasons,
+    schedule,
+)
 from unet3d.build.request import Request
+from unet3d.build.timing import Timing, measure_time
 from unet3d.commands.fit import budget_bytes
+from unet3d.data.geometry import axis_names
 from unet3d.report.fingerprint import draw, summary
 from unet3d.types import Misuse, size
 
@@ -22,12 +33,22 @@ def main(request: Request, folder: Path) -> int:
     budget = budget_bytes(cfg.budget_gib)
     told = look(request)
     left_out = [f"left out: {reason}" for reason in told.left_out]
-    print(*left_out, summary(told.prints, told.classes), sep="\n")
+    about = summary(told.prints, told.classes, axis_names(cfg.data.orientation))
+    print(*left_out, about, sep="\n")
     found = planned(request, told, budget)
+    said = [*lines(found, budget), *reasons(request, found)]
+    if values := border(told, request):
+        span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
+        said.append(f"volumes have a constant border ({span}): data.background=auto is planned, so")
+        said.append("that crop and normalization leave it out")
+    said += schedule_lines(request, found)
+    if cfg.measure_time:
+        said.append(time_line(measure_time(request, found)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(header(found, told, budget) + experiment(request, found))
+    comments = ["@package _global_", *about.splitlines(), *said]
+    path.write_text("".join(f"# {line}\n" for line in comments) + experiment(request, told, found))
     draw(told.prints, told.classes, told.channels, path.with_suffix(".png"))
-    print(*lines(found, budget), "", f"wrote {path} and {path.with_suffix('.png')}", sep="\n")
+    print(*said, "", f"wrote {path} and {path.with_suffix('.png')}", sep="\n")
     print(f"unet3d train experiment={cfg.name}")
     return 0
 
@@ -36,24 +57,37 @@ def lines(found: Plan, budget: int) -> list[str]:
     """The plan in words."""
     windows = " ".join("x".join(map(str, w)) for w in found.levels.windows)
     return [
-        f"spacing {times(found.spacing_mm)} mm; the median case has {times(found.median)} voxels",
-        f"patch {times(found.patch)}, batch {found.batch}, {' '.join(found.strategy)}",
+        f"spacing {by(found.spacing_mm)} mm; the median case has {by(found.median)} voxels",
+        f"patch {by(found.patch)}, batch {found.batch}, {' '.join(found.strategy)}",
         f"{len(found.levels.kernels)} levels, pooling {windows}",
         f"a step is predicted to reserve {size(found.peak.reserved or 0)} of {size(budget)}",
-        *([] if found.patch == found.first else [f"patch {times(found.first)} would not fit"]),
     ]
 
 
-def header(found: Plan, told: Told, budget: int) -> str:
-    """The same as comments at the file's head."""
-    said = [*summary(told.prints, told.classes).splitlines(), *lines(found, budget)]
-    return "".join(f"# {line}\n" for line in ["@package _global_", *said])
+def schedule_lines(request: Request, found: Plan) -> list[str]:
+    """How long a run is, and how often it is validated."""
+    patches, epochs = schedule(request, found)
+    often = "every epoch" if epochs == 1 else f"every {epochs} epochs"
+    return [f"{STEPS:,} steps; an epoch has {patches} patches per case; validation {often}"]
 
 
-def times(numbers: Sequence[float]) -> str:
-    """Numbers with x between them.
+def time_line(timing: Timing) -> str:
+    """What a run takes of time, or why that is not known."""
+    if timing.seconds is None:
+        return f"time not measured on {timing.device}: {timing.why}"
+    whole = duration(STEPS * timing.seconds)
+    return (
+        f"a step takes {timing.seconds:.2g} s on {timing.device}: {STEPS:,} steps take {whole}, "
+        "beside validation"
+    )
 
-    >>> times((1.0, 0.5, 3))
-    '1 x 0.5 x 3'
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would use.
+
+    >>> duration(90), duration(9000), duration(300000)
+    ('2 minutes', '2.5 hours', '3.5 days')
     """
-    return " x ".join(f"{n:g}" for n in numbers)
+    if seconds < 3600:
+        return f"{max(1, round(seconds / 60))} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 86400 else f"{seconds / 86400:.1f} days"

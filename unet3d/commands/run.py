@@ -40,7 +40,7 @@ PATHS = (
 parentheses.
 """
 
-WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices")
+WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices", "data.background")
 """Keys that take both, and are checked where they are read."""
 
 STOPPED = -1

@@ -1,7 +1,7 @@
 """The faults of a data set that only its voxels show: every file is read to its end, in pieces."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.data.background import AUTO, Background, StreamedBorder
 from unet3d.data.case import Case
 from unet3d.data.check import unreadable
 from unet3d.data.faults import Finding
@@ -29,6 +30,7 @@ class Voxels:
     findings: list[Finding]
     digests: dict[Path, bytes]  # of files that hold more than one value
     labels: set[int]
+    borders: list[float | None]  # of each channel
 
 
 def contents(
@@ -36,6 +38,8 @@ def contents(
     *,
     classes: Sequence[str],
     ignore_label: int | None,
+    channels: Sequence[str] = (),
+    background: Background = (0,),
     workers: int,
     progress: Callable[[int, int], None],
 ) -> list[Finding]:
@@ -46,11 +50,14 @@ def contents(
     found: list[Finding] = []
     present: set[int] = set()
     first: dict[bytes, tuple[str, Path]] = {}
+    borders: dict[str, list[float]] = {}  # values that data.background leaves in, by case
     look = partial(seen, classes=len(classes), ignore_label=ignore_label)
     with ThreadPoolExecutor(workers) as pool:
         for done, (case, here) in enumerate(zip(cases, pool.map(look, cases), strict=True), 1):
             found += here.findings
             present |= here.labels
+            if unlike := left_in(here.borders, channels, background):
+                borders[case.name] = unlike
             for file, digest in here.digests.items():
                 name, twin = first.setdefault(digest, (case.name, file))
                 if os.path.realpath(twin) != os.path.realpath(file):
@@ -63,12 +70,35 @@ def contents(
             what = f"class {number} ({name}) occurs in no label"
             do = "take it out of the classes, or look whether the labels count otherwise"
             found.append(Finding(case=None, file=None, what=what, do=do))
+    if borders:
+        found.append(border_hint(borders, len(cases)))
     return found
+
+
+def left_in(
+    borders: Sequence[float | None], channels: Sequence[str], background: Background
+) -> list[float]:
+    """The values of constant borders that are not background; air in CT is a value like others."""
+    asked = background if len(background) > 1 else background * len(borders)
+    return [
+        border
+        for border, value, name in zip(borders, asked, channels, strict=False)
+        if border is not None and name.upper() != "CT" and value not in (AUTO, border)
+    ]
+
+
+def border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Finding:
+    """What to set where nothing was scanned but the files hold a number."""
+    values = [value for case in borders.values() for value in case]
+    span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
+    what = f"{len(borders)} of {cases} cases have a constant border that is not data.background"
+    do = "set data.background=auto, so that crop and normalization leave it out"
+    return Finding(case=None, file=None, what=f"{what}: {span}", do=do, hint=True)
 
 
 def seen(case: Case, *, classes: int, ignore_label: int | None) -> Voxels:
     """Read the files of one case."""
-    found = Voxels([], {}, set())
+    found = Voxels([], {}, set(), [])
     for file in (*case.images, case.label):
         try:
             header = read_header(file)
@@ -78,7 +108,8 @@ def seen(case: Case, *, classes: int, ignore_label: int | None) -> Voxels:
                 faults, digest, labels = label_faults(file, header, classes, ignore_label)
                 found.labels.update(labels)
             else:
-                faults, digest = image_faults(file, header)
+                faults, digest, borders = image_faults(file, header)
+                found.borders.extend(borders)
         except Unreadable as reason:
             found.findings.append(unreadable(case, file, reason))
             continue
@@ -90,14 +121,18 @@ def seen(case: Case, *, classes: int, ignore_label: int | None) -> Voxels:
     return found
 
 
-def image_faults(file: Path, header: Header) -> tuple[Faults, bytes | None]:
-    """Of an image, and the digest of its voxels unless it is constant."""
+def image_faults(file: Path, header: Header) -> tuple[Faults, bytes | None, list[float | None]]:
+    """Of an image, the digest of its voxels unless it is constant, and its channels' borders."""
     low = np.full(header.num_channels, np.inf)
     high, broken, total = -low, 0, 0
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
+    solid = len(header.shape) >= 3 and min(header.shape) > 0
+    borders = [StreamedBorder(header.shape[:3]) for _ in range(header.num_channels if solid else 0)]
     for channel, values in voxels(file, header):
         digest.update(values.data)
         total += len(values)
+        if solid:
+            borders[channel].add(values)
         finite = np.isfinite(values)
         if not finite.all():
             values = values[finite]
@@ -113,7 +148,9 @@ def image_faults(file: Path, header: Header) -> tuple[Faults, bytes | None]:
         which = f"channel {channel} " if header.num_channels > 1 else ""
         what = f"{which}is {low[channel]:g} everywhere"
         faults.append((what, "put the right file here, or take the case out"))
-    return faults, None if (low >= high).all() else digest.digest()
+    constant = bool((low >= high).all())
+    found = [border.value for border in borders]
+    return faults, None if constant else digest.digest(), found
 
 
 def label_faults(

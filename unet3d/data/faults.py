@@ -22,6 +22,7 @@ class Finding:
     file: Path | None  # None: `what` names it, or it is in no single file
     what: str
     do: str
+    hint: bool = False  # worth knowing, and no fault
 
     def sentence(self) -> str:
         """Where and what, in one line."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.data.background import AUTO, Background, find_background
 from unet3d.data.case import Case
 from unet3d.data.faults import try_all
 from unet3d.data.geometry import cropped, nonzero_box, orientation, oriented, spacing
@@ -27,13 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Print:
-    """Of one case, in its orientation and within the box of what is not zero."""
+    """Of one case, in its orientation and within the box of what is not background."""
 
     shape: tuple[int, ...]
     kept: float  # the box's share of the file's volume
     spacing_mm: tuple[float, ...]
     voxels: dict[int, int]  # of each label
     intensities: np.ndarray  # (C, N): of some foreground voxels
+    background: tuple[float, ...]  # of each channel
 
 
 def median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, float]:
@@ -46,15 +49,21 @@ def median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, floa
     return float(d), float(h), float(w)
 
 
-def fingerprint(cases: Sequence[Case], code: str, cache: Path) -> list[Print]:
+def fingerprint(
+    cases: Sequence[Case], code: str, cache: Path, background: Background = (AUTO,)
+) -> list[Print]:
     """Of every case, from the cache or read now; all of them are tried before faults are raised."""
-    folders = [cache / "fingerprints" / f"{case.name}-{_key(case, code)}" for case in cases]
+    keys = [_key(case, code, background) for case in cases]
+    folders = [
+        cache / "fingerprints" / f"{c.name}-{key}" for c, key in zip(cases, keys, strict=True)
+    ]
     missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not f.exists()]
     if missing:
         (cache / "fingerprints").mkdir(parents=True, exist_ok=True)
         log.info("reading %d cases for the data set's fingerprint", len(missing))
         with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
-            try_all(pool, lambda m: _make(*m, code), missing, [case.name for case, _ in missing])
+            names = [case.name for case, _ in missing]
+            try_all(pool, lambda m: _make(*m, code, background), missing, names)
     return [_load(folder) for folder in folders]
 
 
@@ -68,16 +77,16 @@ def intensities(prints: Sequence[Print]) -> tuple[Intensity, ...]:
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in figures)
 
 
-def _key(case: Case, code: str) -> str:
-    told = [code, *(content(file) for file in (*case.images, case.label))]
+def _key(case: Case, code: str, background: Background) -> str:
+    told = [code, background, *(content(file) for file in (*case.images, case.label))]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
-def _make(case: Case, folder: Path, code: str) -> None:
+def _make(case: Case, folder: Path, code: str, background: Background) -> None:
     with alone(folder) as draft:
         if draft is None:
             return
-        found = read_print(case, code)
+        found = read_print(case, code, background)
         np.save(draft / "intensities.npy", found.intensities)
         (draft / "print.json").write_text(
             json.dumps(
@@ -86,6 +95,7 @@ def _make(case: Case, folder: Path, code: str) -> None:
                     "kept": found.kept,
                     "spacing_mm": found.spacing_mm,
                     "voxels": found.voxels,
+                    "background": found.background,
                 }
             )
         )
@@ -99,26 +109,44 @@ def _load(folder: Path) -> Print:
         spacing_mm=tuple(told["spacing_mm"]),
         voxels={int(k): v for k, v in told["voxels"].items()},
         intensities=np.load(folder / "intensities.npy"),
+        background=tuple(told["background"]),
     )
 
 
-def read_print(case: Case, code: str) -> Print:
+def read_print(case: Case, code: str, background: Background = (AUTO,)) -> Print:
     """Read a case's files."""
     channels, affine = channels_of(case.images)
     labels = read_label(case.label, channels.shape[1:])
     axes, flips = orientation(affine, code)
     channels, labels = (oriented(a, axes, flips) for a in (channels, labels))
-    box = nonzero_box(channels)
+    values = find_background(channels, background)
+    box = nonzero_box(channels, values)
     grid = Grid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
     channels, labels = cropped(channels, grid), cropped(labels, grid)
-    values, counts = np.unique(labels, return_counts=True)
-    there = np.flatnonzero((labels > 0).ravel())
-    if len(there) > SAMPLES:
-        there = np.random.default_rng(0).choice(there, SAMPLES, replace=False)
+    there = np.nonzero(labels > 0)
+    if len(there[0]) > SAMPLES:
+        chosen = np.random.default_rng(0).choice(len(there[0]), SAMPLES, replace=False)
+        there = tuple(along[chosen] for along in there)
     return Print(
         shape=labels.shape,
         kept=labels.size / float(np.prod(grid.file_shape)),
         spacing_mm=spacing(affine, axes),
-        voxels={int(v): int(n) for v, n in zip(values, counts, strict=True)},
-        intensities=np.stack([c.ravel()[there] for c in channels]).astype(np.float32),
+        voxels=count_labels(labels),
+        intensities=np.stack([channel[there] for channel in channels]).astype(np.float32),
+        background=tuple(values),
     )
+
+
+def count_labels(labels: np.ndarray) -> dict[int, int]:
+    """Count the voxels of each label: a row of bytes is counted without sorting it."""
+    found: Counter[int] = Counter()
+    for row in labels:
+        if row.dtype == np.uint8:
+            counts = np.bincount(row.ravel("K"))
+            values = np.flatnonzero(counts)
+            counts = counts[values]
+        else:
+            values, counts = np.unique(row, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            found[int(value)] += count
+    return dict(sorted(found.items()))

@@ -51,9 +51,14 @@ def whole_box(channels: np.ndarray) -> Box:
     return (0, d), (0, h), (0, w)
 
 
-def nonzero_box(channels: np.ndarray) -> Box:
-    """The smallest box around what is not 0 in any channel (C, D, H, W); all, if all is 0."""
-    there = (channels != 0).any(0)
+def nonzero_box(channels: np.ndarray, background: Sequence[float] | None = None) -> Box:
+    """The smallest box around what is not background in any channel; all, if all is background.
+
+    Channels (C, D, H, W) have a background value each; None: 0 for all of them.
+    """
+    there = np.zeros_like(channels[0], bool)  # in the order of the memory
+    for channel, value in zip(channels, background or [0] * len(channels), strict=True):
+        there |= channel != value
 
     def extent(axis: int) -> tuple[int, int]:
         rows = np.flatnonzero(there.any(tuple(a for a in range(3) if a != axis)))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unet3d.data.faults import Finding
 from unet3d.types import Misuse
 
 WAYS = (
@@ -98,12 +99,11 @@ def of_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
     return said
 
 
-def hint(names: Sequence[str]) -> str | None:
+def hint(names: Sequence[str]) -> Finding | None:
     r"""What to say where case names look like several scans of one patient; None where not.
 
-    >>> said = hint([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)])
-    >>> said.partition(": ")[2]
-    "data.group_by='(.+)_frame\\d+' keeps the scans of a patient in one fold"
+    >>> hint([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).do
+    "set data.group_by='(.+)_frame\\d+', which keeps the scans of a patient in one fold"
     """
     for ending in (rf"[-_]?(?:{SCANS})[-_]?\d*", r"[-_]\d{1,3}"):
         split = [re.fullmatch(rf"(.*\d)({ending})", name, re.IGNORECASE) for name in names]
@@ -120,8 +120,12 @@ def hint(names: Sequence[str]) -> str | None:
         one, other = [match[0] for match in matches if match[1] == patient][:2]
         endings = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
         ends = endings[0] if len(endings) == 1 else f"(?:{'|'.join(endings)})"
-        return (
-            f"{len(names)} cases look like scans of {len(scans)} patients, as {one} and {other}: "
-            f"data.group_by='(.+){ends}' keeps the scans of a patient in one fold"
+        found = f"{len(names)} cases look like scans of {len(scans)} patients, as {one} and {other}"
+        return Finding(
+            case=None,
+            file=None,
+            what=found,
+            do=f"set data.group_by='(.+){ends}', which keeps the scans of a patient in one fold",
+            hint=True,
         )
     return None

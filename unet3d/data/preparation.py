@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.data.background import Background, check_background, find_background
 from unet3d.data.case import Case
 from unet3d.data.geometry import (
     cropped,
@@ -56,14 +57,16 @@ class Preparation:
     """How a volume is made ready; kept in checkpoints, so that prediction does the same.
 
     A channel is normalised to mean 0 and deviation 1: `zscore` of the volume, `zscore_nonzero` of
-    its voxels that are not 0 (the others stay 0), `ct` of the data set's foreground after clipping
-    to its percentiles 0.5 and 99.5; or `none`.
+    its voxels that are not background, `ct` of the data set's foreground after clipping to its
+    percentiles 0.5 and 99.5; or `none`. With `zscore_nonzero` and `none` the background becomes 0,
+    as what patches have outside of a volume; with the other two it is a value like any other.
     """
 
     num_classes: int
     orientation: str = "RAS"
     spacing_mm: tuple[float, float, float] | None = None  # None: as it is in the file
-    crop: str = "nonzero"  # to the box of voxels that are not 0; or none
+    background: Background = (0,)  # where nothing was scanned: one for all channels, or each
+    crop: str = "nonzero"  # to the box of voxels that are not background; or none
     normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one for each
     intensities: tuple[Intensity, ...] | None = None  # one for each channel; what ct needs
     ignore_label: int | None = None  # as the files call it
@@ -75,6 +78,7 @@ class Preparation:
                 f"data.normalize must be auto or of {', '.join(NORMALIZATIONS)}, one for all "
                 f"channels or a list with one for each, got {list(self.normalize)}"
             )
+        check_background(self.background)
         if self.crop not in ("nonzero", "none"):
             raise Misuse(f"data.crop must be nonzero or none, got {self.crop!r}")
         if sorted(self.orientation) not in ORIENTATIONS:
@@ -103,8 +107,14 @@ class Preparation:
         return cls(**{k: _tuples(v) for k, v in settings.items()})
 
     def settings(self) -> dict[str, Any]:
-        """All of the above, as plain values."""
-        return {k: _lists(v) for k, v in asdict(self).items()}
+        """All of the above, as plain values.
+
+        A background of 0 is left out, so that older checkpoints and prepared volumes still agree.
+        """
+        found = {k: _lists(v) for k, v in asdict(self).items()}
+        if set(self.background) == {0}:
+            del found["background"]
+        return found
 
     def scan(self, files: Sequence[Path]) -> Scan:
         """The channels of a case, from one file or one each."""
@@ -112,7 +122,9 @@ class Preparation:
         axes, flips = orientation(affine, self.orientation)
         file_shape = channels.shape[1:]
         channels = oriented(channels, axes, flips)
-        box = nonzero_box(channels) if self.crop == "nonzero" else whole_box(channels)
+        background = find_background(channels, self.background)
+        crops = self.crop == "nonzero"
+        box = nonzero_box(channels, background) if crops else whole_box(channels)
         size = [stop - start for start, stop in box]
         old_mm = spacing(affine, axes)
         new_mm = self.spacing_mm or old_mm
@@ -121,7 +133,8 @@ class Preparation:
         levels = tuple(measure(cropped(channel, grid)) for channel in channels)
         image = np.empty((len(channels), *shape), np.float32)
         for c in range(len(channels)):
-            channel = self._normalized(cropped(channels[c], grid).astype(np.float32), c)
+            channel = cropped(channels[c], grid).astype(np.float32)
+            channel = self._normalized(channel, c, np.float32(background[c]))
             image[c] = resampled(channel, shape, orders_for(old_mm, new_mm, 3))
         d, h, w = (o * n / s for o, n, s in zip(old_mm, size, shape, strict=True))
         return Scan(
@@ -155,10 +168,12 @@ class Preparation:
         label[ignored] = IGNORE
         return label
 
-    def _normalized(self, channel: np.ndarray, number: int) -> np.ndarray:
+    def _normalized(self, channel: np.ndarray, number: int, background: np.float32) -> np.ndarray:
         """In place."""
         how = self.normalize[number if len(self.normalize) > 1 else 0]
         if how == "none":
+            if background:
+                channel[channel == background] = 0
             return channel
         if how == "ct":
             assert self.intensities is not None, "build gives them where a channel is ct"
@@ -166,7 +181,13 @@ class Preparation:
             np.clip(channel, low, high, out=channel)
             counted = ...
         else:
-            counted = channel != 0 if how == "zscore_nonzero" and channel.any() else ...
+            counted = ...
+            if how == "zscore_nonzero":
+                counted = channel != background
+                if not counted.any():
+                    counted = ...
+                elif background:
+                    channel[~counted] = 0
             mean, deviation = channel[counted].mean(dtype=float), channel[counted].std(dtype=float)
         channel[counted] -= mean
         channel[counted] /= max(deviation, 1e-8)
@@ -187,7 +208,14 @@ def channels_of(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
             )
         affine = affine if number else own
         parts.append(channels)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts), affine
+    return parts[0] if len(parts) == 1 else _joined(parts), affine
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One array whose volumes lie in memory as files have them, which is quickest to copy."""
+    c, (d, h, w) = sum(len(part) for part in parts), parts[0].shape[1:]
+    together = np.empty((c, w, h, d), np.result_type(*parts)).transpose(0, 3, 2, 1)
+    return np.concatenate(parts, out=together)
 
 
 def _finite(channel: np.ndarray) -> bool:

@@ -31,8 +31,10 @@ def shares(prints: Sequence[Print], classes: Sequence[str]) -> np.ndarray:
     return counts / counts.sum(1, keepdims=True).clip(min=1)
 
 
-def summary(prints: Sequence[Print], classes: Sequence[str]) -> str:
-    """Sizes, spacings and classes, from the least to the largest."""
+def summary(
+    prints: Sequence[Print], classes: Sequence[str], axes: Sequence[str] = ("D", "H", "W")
+) -> str:
+    """Sizes, spacings and classes, from the least to the largest; `axes` are the axes' names."""
 
     def extent(values: np.ndarray) -> str:
         low, middle, high = (
@@ -43,7 +45,8 @@ def summary(prints: Sequence[Print], classes: Sequence[str]) -> str:
 
     share = shares(prints, classes)
     rows = [
-        f"{len(prints)} cases, sizes {extent(np.array([p.shape for p in prints]))} voxels",
+        f"{len(prints)} cases, sizes {extent(np.array([p.shape for p in prints]))} voxels "
+        f"({' x '.join(axes)})",
         f"spacings {extent(np.array([p.spacing_mm for p in prints]))} mm",
     ]
     for c, name in enumerate(classes[1:], start=1):

@@ -1,0 +1,121 @@
+"""What a planned step takes of time on this machine: a few real ones, on random patches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from unet3d.build.forecast import with_batch
+from unet3d.build.objects import first_line
+from unet3d.build.planning import OWN_FACTOR, Plan, by, trial
+from unet3d.build.request import Request
+from unet3d.build.step import TrainingStep, step_maker
+from unet3d.build.topology import whole
+from unet3d.machine.device import accelerator, precision
+from unet3d.machine.memory import available_bytes, free_bytes
+from unet3d.types import Triple, size
+
+LIMIT_SECONDS = 10.0
+"""A step that is guessed to take longer is not run."""
+
+ENOUGH_SECONDS = 3.0
+"""Once steps took so long together, no further one is run."""
+
+MOST_STEPS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of a step on a device, or why they are not known."""
+
+    device: str
+    seconds: float | None = None
+    why: str = ""
+
+
+class RandomInputs:
+    """Fills a step's images with noise and its labels with classes."""
+
+    def __init__(self, classes: int):
+        self.classes = classes
+
+    def enter(self, phase: str) -> None:
+        """Nothing to do: all phases are timed together."""
+
+    def name(self, tensors: Sequence[Any], kind: str) -> None:
+        """Fill what a step begins with."""
+        if kind == "input":
+            image, label = tensors
+            image.normal_()
+            label.random_(0, self.classes)
+
+
+def measure_time(request: Request, plan: Plan) -> Timing:
+    """Run steps of the planned network on the device that a run would have."""
+    device = accelerator(str(request.config.trainer.accelerator))
+    where = torch.device(device)
+    threads = torch.get_num_threads()
+    name = f"this machine's CPU ({threads} thread{'s' * (threads != 1)})"
+    if device == "cuda":
+        name = torch.cuda.get_device_name(where)
+    try:
+        used = precision(request.config.precision, device)
+        needed = (plan.peak.reserved or 0) * (2 if used.used == "32" else 1)
+        free = free_bytes(where) if device == "cuda" else available_bytes(where)
+        if free is not None and needed > free:
+            return Timing(device=name, why=f"it needs {size(needed)}, {size(free)} are free")
+
+        def steps(asked: Request) -> TrainingStep:
+            return step_maker(asked, used, cuda=device == "cuda", device=device)()
+
+        sizes = growing(plan)
+        step = steps(sized(request, plan, *sizes[0]))
+        taken = [seconds_of(step, where)]  # compiles kernels
+        if taken[0] > LIMIT_SECONDS:
+            said = f"a step on {by(sizes[0][0])} voxels alone took {taken[0]:.0f} s"
+            return Timing(device=name, why=said)
+        begun, per_voxel = perf_counter(), 0.0
+        for patch, batch in sizes:
+            # Small patches take longer for each voxel: the guess falls as they grow.
+            if perf_counter() - begun + per_voxel * batch * prod(patch) > LIMIT_SECONDS:
+                whole_step = per_voxel * plan.batch * prod(plan.patch)
+                return Timing(device=name, why=f"a step may take up to {whole_step:.0f} s")
+            step = steps(sized(request, plan, patch, batch))
+            taken = [seconds_of(step, where)]
+            per_voxel = taken[0] / (batch * prod(patch))
+        while len(taken) < MOST_STEPS and sum(taken) < ENOUGH_SECONDS:
+            taken.append(seconds_of(step, where))
+    except Exception as error:  # a plan is for another machine, perhaps, and is good without it
+        return Timing(device=name, why=first_line(error))
+    later = taken[1:] or taken  # the first one makes the optimizer's state
+    return Timing(device=name, seconds=sum(later) / len(later))
+
+
+def sized(request: Request, plan: Plan, patch: Triple, batch: int) -> Request:
+    """The planned run with another patch and batch."""
+    return with_batch(trial(request, patch, plan.levels, plan.strategy), batch)
+
+
+def seconds_of(step: TrainingStep, device: torch.device) -> float:
+    """Run one step to its end."""
+    begun = perf_counter()
+    step.train(RandomInputs(2))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - begun
+
+
+def growing(plan: Plan) -> list[tuple[Triple, int]]:
+    """Patches and batches to run, from the least that a network takes to those of the plan."""
+    factor = plan.levels.factor if plan.levels.windows else (OWN_FACTOR,) * 3
+    least = [min(n, f) for n, f in zip(plan.patch, factor, strict=True)]
+    longest = max(range(3), key=lambda axis: plan.patch[axis] / factor[axis])
+    least[longest] = min(plan.patch[longest], 2 * factor[longest])  # norms need two voxels
+    parts = [
+        [max(n // share, m) for n, m in zip(plan.patch, least, strict=True)] for share in (4, 2)
+    ]
+    sizes = [whole(part, factor) for part in (least, *parts)]
+    return [*((size, 1) for size in sizes if size != plan.patch), (plan.patch, plan.batch)]
