@@ -105,15 +105,25 @@ def hippocampus(folder: Path) -> str:
 
 
 def quality(folder: Path) -> str:
-    """Held-out Dice of each job by each network."""
-    if not (folder / "cpu-quality.json").is_file():
+    """Held-out Dice of each job, trained as long as it is meant to be."""
+    return quality_table(folder, "cpu-quality")
+
+
+def quality_screen(folder: Path) -> str:
+    """Held-out Dice of short runs with other settings and other networks."""
+    return quality_table(folder, "cpu-screen-quality")
+
+
+def quality_table(folder: Path, name: str) -> str:
+    """Held-out Dice of each job by each variant."""
+    if not (folder / f"{name}.json").is_file():
         return f"Dice of several networks over seeds: {OPEN}."
     lines = [
         "| job | network | Dice, mean | 95 % over cases | worst run | runs | steps "
         "| seconds per step | predicted peak |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for job, variants in result(folder, "cpu-quality").items():
+    for job, variants in result(folder, name).items():
         for variant, content in variants.items():
             found = content["summary"]
             spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
@@ -396,7 +406,7 @@ def gpu_part(folder: Path, part: str) -> dict[str, Any]:
 TABLES: dict[str, Callable[[Path], str]] = {
     table.__name__: table
     for table in (
-        *(pooling, predict, hippocampus, quality, step, peers),
+        *(pooling, predict, hippocampus, quality, quality_screen, step, peers),
         *(huge, same_dice, chaos, slurm, hostile, start, results, big, big_fit),
         *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
     )
