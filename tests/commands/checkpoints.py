@@ -16,7 +16,8 @@ def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
         path = folder / name / "checkpoints" / "last.ckpt"
         if not path.exists():
             path.parent.mkdir(parents=True)
-            run = build(composed([*words, *overrides], "train"), folder / name)
+            anything = "model.prior_bias=false"  # with a prior all of it would be background
+            run = build(composed([*words, anything, *overrides], "train"), folder / name)
             content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
             torch.save(content, path)
         return path

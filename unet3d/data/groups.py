@@ -92,7 +92,7 @@ def of_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
     >>> of_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
     '3 cases of 2 groups'
     """
-    said = f"{len(names)} cases"
+    said = f"{len(names)} case{'s' * (len(names) != 1)}"
     if groups is not None:
         count = len({groups[name] for name in names})
         said += f" of {count} group{'s' * (count != 1)}"
