@@ -190,10 +190,15 @@ def test_a_case_that_does_not_fit_is_cut_into_strips_and_keeps_its_labels(
     said = capsys.readouterr().out
     assert "strips with" not in said
     taken = float(said.split("classes: ")[-1].split(" MiB")[0])
-    assert predict(**words, output=tmp_path / "cut", memory_gib=(taken - 2) / 1024) == 0
-    assert "strips with" in capsys.readouterr().out
-    whole, cut = (labels(tmp_path / name / "a.nii") for name in ("whole", "cut"))
-    np.testing.assert_array_equal(whole, cut)
+    for less in (2, 3, 4):  # MiB that strips save; windows are measured to a MiB or two
+        output = tmp_path / f"{less} MiB less"
+        code = predict(**words, output=output, memory_gib=(taken - less) / 1024)
+        if "strips with" in capsys.readouterr().out:
+            break
+    else:
+        pytest.fail("it was never cut into strips")
+    assert code == 0
+    np.testing.assert_array_equal(labels(tmp_path / "whole" / "a.nii"), labels(output / "a.nii"))
 
 
 def test_mirroring_along_some_axes_changes_the_labels(predict, checkpoint, images, tmp_path):
