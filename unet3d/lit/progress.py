@@ -93,10 +93,9 @@ class ProgressBar(TQDMProgressBar):
         return bar
 
     def get_metrics(self, trainer: pl.Trainer, *args: Any) -> dict[str, Any]:
-        """Return what narrow terminals cut off last."""
-        return dict(
-            sorted(super().get_metrics(trainer, *args).items(), key=lambda x: "mib" in x[0])
-        )
+        """Return what narrow terminals cut off last; MiB as a whole number, not as 1.2e+3."""
+        metrics = sorted(super().get_metrics(trainer, *args).items(), key=lambda x: "mib" in x[0])
+        return {k: f"{v:.0f}" if "mib" in k and isinstance(v, float) else v for k, v in metrics}
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
