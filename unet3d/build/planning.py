@@ -158,7 +158,7 @@ def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int
             low = middle + 1
     if low == len(patches):
         raise Misfit(
-            f"no patch down to {' x '.join(map(str, patches[-1]))} fits the budget with a batch of "
+            f"no patch down to {by(patches[-1])} fits the budget with a batch of "
             "2 and the leanest checkpointing: a narrower network (model.width=16) may"
         )
     return low

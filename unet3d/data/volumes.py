@@ -76,8 +76,9 @@ class TrainingPatches(Dataset[Patch]):
 
     def label(self, index: Place) -> np.ndarray:
         """Return the labels (D, H, W) of a patch as they are before augmentation."""
-        volume, _, start = self._drawn(index)
-        return cut(volume.label, start, self.patch_size)
+        with self.making(index[1] % len(self.volumes)):
+            volume, _, start = self._drawn(index)
+            return cut(volume.label, start, self.patch_size)
 
     def _drawn(self, index: Place) -> tuple[Volume, int, list[int]]:
         """Draw the volume, the key of the augmentation, and where the patch begins."""
