@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from unet3d.commands.main import main as command  # noqa: E402
-from unet3d.report.report import versions  # noqa: E402
+from unet3d.report.report import collect_versions  # noqa: E402
 
 JOB = "model=unet_nn data.num_classes=5 data.patch_size=[256,256,128] precision=16"
 COMMANDS = {
@@ -33,7 +33,10 @@ def answered(words: str) -> Any:
 
 
 def main() -> int:
-    found: dict[str, Any] = {"command": "python scripts/bench_big.py", "versions": versions()}
+    found: dict[str, Any] = {
+        "command": "python scripts/bench_big.py",
+        "versions": collect_versions(),
+    }
     for name, words in COMMANDS.items():
         rows = answered(words)
         kept = (

@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 BASE = "nn.MaxPool3d"
 SHAPES = {
@@ -381,5 +381,5 @@ def processor() -> str:
 if __name__ == "__main__":
     try:
         main()
-    except (Misuse, OSError) as error:
+    except (UsageError, OSError) as error:
         sys.exit(f"bench_pool: {error}")

@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from unet3d.build.ensemble import Ensemble
-from unet3d.build.predictor import Predictor, Task
-from unet3d.data.preparation import Preparation
+from unet3d.build.predictor import Predictor, ScanTask
+from unet3d.data.preparation import Preprocessing
 from unet3d.data.scans import ScanFiles
 from unet3d.machine.device import Precision
 from unet3d.meter.peak import PeakMeter
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
-from unet3d.report.report import versions, write
+from unet3d.report.report import collect_versions, write_report
 from unet3d.types import GIB, Triple
 
 SPACING = 1.5
@@ -74,7 +74,7 @@ def predictor(case: Case) -> Predictor:
         classes=names,
         regions=None,
         largest=(),
-        preparation=Preparation(num_classes=case.classes, spacing_mm=(mm, mm, mm)),
+        preparation=Preprocessing(num_classes=case.classes, spacing_mm=(mm, mm, mm)),
         patch=(side, side, side),
         precision="32",
     )
@@ -90,7 +90,7 @@ def predictor(case: Case) -> Predictor:
     )
 
 
-def scan_of(case: Case, folder: Path) -> Task:
+def scan_of(case: Case, folder: Path) -> ScanTask:
     """A scan of smooth noise, as a file."""
     import nibabel
 
@@ -100,7 +100,7 @@ def scan_of(case: Case, folder: Path) -> Task:
     voxels = (voxels + rng.normal(0, 50, case.size)).astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / "scan.nii")
     scan = ScanFiles(name="scan", files=(folder / "scan.nii",))
-    return Task(scan=scan, labels=folder / "labels.nii.gz", probabilities=None)
+    return ScanTask(scan=scan, labels=folder / "labels.nii.gz", probabilities=None)
 
 
 def measured(case: Case, threads: int) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def main() -> None:
     small = {"size": [96, 88, 80], "classes": options.classes, "patch": 32}
     large = {"size": options.size, "classes": options.classes, "patch": options.patch}
     report = {
-        "versions": versions(),
+        "versions": collect_versions(),
         "equal": [
             child("compared", **small, spacing_mm=1),
             child("compared", **small, spacing_mm=SPACING),
@@ -206,7 +206,7 @@ def main() -> None:
             child("measured", **large, spacing_mm=1),
         ],
     }
-    write(report, options.output)
+    write_report(report, options.output)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from quality_results import TAKEN, Row, mean, merge, read_run, row
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.build.request import composed, conf_folder  # noqa: E402
+from unet3d.build.request import compose_config, get_config_dir  # noqa: E402
 
 JOBS = {
     "default": ["trainer.max_steps=320"],
@@ -155,7 +155,7 @@ def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
     """
     if "model=dynunet" not in variant:
         return [*words, *variant]
-    model = composed(words, "train").config.model
+    model = compose_config(words, "train").config.model
     levels = len(model.channels) if model.channels else model.depth
     filters = model.channels or [
         min(model.width * 2**level, model.max_width) for level in range(levels)
@@ -168,7 +168,7 @@ def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
         "upsample_kernel_size": windows,
     }
     others = [w for w in words if not w.lstrip("+~").startswith(("model.", "model="))]
-    stray = set(composed([*others, "model=dynunet"], "train").config.model) - dynunet_keys()
+    stray = set(compose_config([*others, "model=dynunet"], "train").config.model) - dynunet_keys()
     rest = [w for w in variant if w != "model=dynunet"]
     if "prior_bias" in stray:  # ours; peers begin as their authors have them
         stray.remove("prior_bias")
@@ -199,7 +199,7 @@ def dynunet_keys() -> set[str]:
     """Return those of conf/model/dynunet.yaml."""
     import yaml
 
-    return set(yaml.safe_load((conf_folder() / "model" / "dynunet.yaml").read_text()))
+    return set(yaml.safe_load((get_config_dir() / "model" / "dynunet.yaml").read_text()))
 
 
 # The hippocampus: folds and poolings.

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from unet3d.machine.system import processor
-from unet3d.report.report import versions
+from unet3d.machine.system import get_cpu_model
+from unet3d.report.report import collect_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,12 +124,12 @@ def main() -> int:
         print(f"{name:34} {rows[name]['median_seconds']:7.2f} s", file=sys.stderr)
     result = {
         "command": f"python scripts/bench_start.py --runs {arguments.runs}",
-        "processor": processor(),
+        "processor": get_cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
-        "versions": versions(),
+        "versions": collect_versions(),
         "commands": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 from unet3d.build.step import HALF, TrainingStep  # noqa: E402
 from unet3d.infer.sliding import SlidingWindow  # noqa: E402
 from unet3d.loss.dice_ce import DiceCE  # noqa: E402
-from unet3d.meter.fit import AnyBatch, largest_batch  # noqa: E402
-from unet3d.meter.predict import Prediction, predict  # noqa: E402
+from unet3d.meter.fit import BatchExtrapolation, search_largest_batch  # noqa: E402
+from unet3d.meter.predict import MemoryEstimate, estimate_step  # noqa: E402
 from unet3d.meter.trace import Trace  # noqa: E402
 from unet3d.model.unet import UNet3D  # noqa: E402
 from unet3d.model.unet_reference import ForumUNet3D  # noqa: E402
@@ -134,7 +134,9 @@ class Training:
         """There is nothing to validate."""
 
 
-def predicted(make: Make, size: list[int], batch: int, precision: str, *, cuda: bool) -> Prediction:
+def predicted(
+    make: Make, size: list[int], batch: int, precision: str, *, cuda: bool
+) -> MemoryEstimate:
     """What a step takes."""
 
     def made() -> Training:
@@ -143,7 +145,7 @@ def predicted(make: Make, size: list[int], batch: int, precision: str, *, cuda: 
             group["foreach"] = cuda or None
         return Training(inner)
 
-    return predict(made, cuda=cuda)
+    return estimate_step(made, cuda=cuda)
 
 
 def mib(nbytes: int | None) -> int:
@@ -181,8 +183,8 @@ def forum() -> dict[str, Any]:
         base = work(nets[AS_WRITTEN], size)
         for rung, make in nets.items():
             two, three = (predicted(make, size, n, "16", cuda=True) for n in (2, 3))
-            any_batch = AnyBatch(two, three)
-            fits = largest_batch(any_batch, 7000 * MIB) if any_batch.affine else None
+            any_batch = BatchExtrapolation(two, three)
+            fits = search_largest_batch(any_batch, 7000 * MIB) if any_batch.affine else None
             rows[f"{name}, {rung}"] = {
                 "peak_allocated_mib": mib(two.peak.allocated),
                 "peak_reserved_mib": mib(two.peak.reserved),

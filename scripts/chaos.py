@@ -405,7 +405,7 @@ def record(part: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
     """Put a part's rows into the file, beside those of the others."""
     path: Path = options.output
     found = json.loads(path.read_text()) if path.exists() else {}
-    found |= {"command": "python scripts/chaos.py", "versions": report.versions()}
+    found |= {"command": "python scripts/chaos.py", "versions": report.collect_versions()}
     found.setdefault("parts", {})[part] = {
         "command": f"python scripts/chaos.py {part} --kills {options.kills} --seed {options.seed}",
         "rows": [
@@ -413,7 +413,7 @@ def record(part: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
             for r in rows
         ],
     }
-    report.write(found, path)
+    report.write_report(found, path)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from typing import Any
 
 from chaos_runs import HOOKED
 
-from unet3d.build.request import composed
-from unet3d.build.run import build
-from unet3d.commands.train import fitted
+from unet3d.build.request import compose_config
+from unet3d.build.run import build_training
+from unet3d.commands.train import fit_model
 from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.finite import FiniteSteps
-from unet3d.lit.signals import Signals
+from unet3d.lit.finite import NonFiniteGuard
+from unet3d.lit.signals import SignalListener
 
 ROUNDS = 3
 HEAVY = [
@@ -92,10 +92,10 @@ def overhead(scratch: Path, steps: int = 100) -> dict[str, Any]:
 def measured(scratch: Path, steps: int) -> dict[str, Any]:
     words = [f"data.root={scratch / 'default'}", f"data.cache={scratch / 'default-prepared'}"]
     words += [f"trainer.max_steps={steps}", "trainer.enable_progress_bar=false"]
-    request = composed([*words, "trainer.accelerator=cpu"], "train")
+    request = compose_config([*words, "trainer.accelerator=cpu"], "train")
     spent: dict[str, float] = {}
-    with Signals().listening() as signals:
-        run = build(request, scratch / "overhead", signals)
+    with SignalListener().listening() as signals:
+        run = build_training(request, scratch / "overhead", signals)
         callbacks: list[Any] = vars(run.trainer)["callbacks"]
         for watched in callbacks:
             if isinstance(watched, HOOKED):
@@ -105,11 +105,11 @@ def measured(scratch: Path, steps: int) -> dict[str, Any]:
         last = next(c for c in callbacks if isinstance(c, LastCheckpoint))
         for part in ("begin", "look", "guard", "finish", "end_step"):
             clocked(run.task.finite, part, spent)
-        fitted(run, None, signals)
+        fit_model(run, None, signals)
     whole = sum(run.speed.seconds)
     share = {name: seconds / whole for name, seconds in spent.items()}
     share["LastCheckpoint, writing"] = last.took / max(last.every_seconds, last.took / 0.01)
-    finite = {k: v for k, v in share.items() if k.startswith(FiniteSteps.__name__)}
+    finite = {k: v for k, v in share.items() if k.startswith(NonFiniteGuard.__name__)}
     return {
         "share": round(sum(share.values()), 5),
         "share_of_finite_steps": round(sum(finite.values()), 5),

@@ -26,16 +26,16 @@ from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unet3d.commands.launch as launch
-from unet3d.commands.main import imported
+from unet3d.commands.main import import_command
 from unet3d.commands.main import main as command
-from unet3d.lit.checkpoints import LastCheckpoint, WholeCheckpoints
-from unet3d.lit.limits import Limits
-from unet3d.lit.position import Position
+from unet3d.lit.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from unet3d.lit.limits import StoppingLimits
+from unet3d.lit.position import ResumeState
 from unet3d.lit.signals import HEARD, Preemption
-from unet3d.lit.start import loaded
+from unet3d.lit.start import load_checkpoint
 from unet3d.machine.ranks import LAUNCHER
 
-imported("train")  # once, before all forks
+import_command("train")  # once, before all forks
 
 PATIENCE_SECONDS, TRAINING_SECONDS = 60, 300
 """A run that takes so long to leave, or to train to its end, hangs."""
@@ -77,12 +77,12 @@ def instrument() -> None:
 
         setattr(owner, hook, wrapped)
 
-    before(Position, "on_train_start", lambda t: show("training", t.global_step))
-    before(Position, "on_train_batch_end", lambda t: show("training", t.global_step))
-    before(Position, "on_validation_end", lambda t: show("training"))
+    before(ResumeState, "on_train_start", lambda t: show("training", t.global_step))
+    before(ResumeState, "on_train_batch_end", lambda t: show("training", t.global_step))
+    before(ResumeState, "on_validation_end", lambda t: show("training"))
     before(Preemption, "on_validation_start", lambda t: show("validation"))
     before(Preemption, "on_fit_end", lambda t: show("end"))
-    save = WholeCheckpoints.save_checkpoint
+    save = AtomicCheckpointIO.save_checkpoint
 
     def saved(*given: Any, **named: Any) -> None:
         phase, _ = shown()
@@ -90,7 +90,7 @@ def instrument() -> None:
         save(*given, **named)
         show(phase)
 
-    WholeCheckpoints.save_checkpoint = saved
+    AtomicCheckpointIO.save_checkpoint = saved
     vars(launch)["started"] = forked_ranks
 
 
@@ -281,7 +281,7 @@ def left(folder: Path) -> dict[str, Any]:
     """What a run leaves: its checkpoints without clocks, and its curves."""
     contents: dict[str, Any] = {}
     for name in ("last", "best"):
-        content = loaded(folder / "checkpoints" / f"{name}.ckpt")
+        content = load_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
         kept = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
         contents[name] = {key: content[key] for key in kept}
         contents[name] |= {k: content["callbacks"][k] for k in ("Position", "BestCheckpoint")}
@@ -325,7 +325,7 @@ def corrupt(checkpoints: Path) -> list[str]:
                 bad.append(f"{name} is gone")
             continue
         try:
-            loaded(path)
+            load_checkpoint(path)
         except Exception as error:
             bad.append(str(error))
     return bad
@@ -334,11 +334,11 @@ def corrupt(checkpoints: Path) -> list[str]:
 def steps_in(folder: Path) -> int:
     """Of the last checkpoint; 0 without one."""
     path = folder / "checkpoints" / "last.ckpt"
-    return loaded(path)["global_step"] if path.exists() else 0
+    return load_checkpoint(path)["global_step"] if path.exists() else 0
 
 
 def gone(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-HOOKED: tuple[type[Callback], ...] = (Position, Limits, Preemption, LastCheckpoint)
+HOOKED: tuple[type[Callback], ...] = (ResumeState, StoppingLimits, Preemption, LastCheckpoint)

@@ -21,11 +21,11 @@ from unet3d.model.lean import fused, interpolation
 from unet3d.pool import kernels
 from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
 from unet3d.pool.avg_reference import average, average_gradient
-from unet3d.pool.codes import code_of, encode
+from unet3d.pool.codes import choose_code, encode
 from unet3d.pool.layout import is_channels_last
 from unet3d.pool.max_reference import maximum
 from unet3d.pool.median_reference import median
-from unet3d.pool.spread import spread
+from unet3d.pool.spread import scatter_gradient
 from unet3d.pool.windows import Windows
 
 TAU = 0.1
@@ -140,7 +140,7 @@ def pooled(
     x = x.to(dtype)
     if last:
         x = x.contiguous(memory_format=torch.channels_last_3d)
-    fast = kernels.of(x)
+    fast = kernels.select_kernels(x)
     if fast is None:
         raise RuntimeError("no kernel takes this tensor here")
     y, recorded = fast.forward(x, pool, windows, TAU)
@@ -152,9 +152,9 @@ def pooled(
     differ = 0
     if pool in ("median", "max"):
         expected, places = {"median": median, "max": maximum}[pool](x, windows)
-        right = encode(places, code_of(pool, windows), windows, x.shape)
+        right = encode(places, choose_code(pool, windows), windows, x.shape)
         differ = int((recorded != right).sum())
-        g_expected = spread(upper, places, windows, x.shape)
+        g_expected = scatter_gradient(upper, places, windows, x.shape)
     elif pool == "avg":
         expected, g_expected = average(x, windows), average_gradient(upper, x.shape, windows)
     else:

@@ -18,12 +18,12 @@ from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
 from quality_results import row as told_of
 
-from unet3d.build.request import composed
-from unet3d.build.run import Run, build
+from unet3d.build.request import compose_config
+from unet3d.build.run import TrainingRun, build_training
 from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.finite import FiniteSteps
+from unet3d.lit.finite import NonFiniteGuard
 from unet3d.lit.memory import StepMemory
-from unet3d.lit.position import Position
+from unet3d.lit.position import ResumeState
 from unet3d.lit.prefetch import Prefetch
 
 GOAL = 0.88
@@ -92,7 +92,7 @@ def ended(where: Where, command: list[str], seconds: float) -> tuple[int | None,
 
 def callbacks(where: Where) -> dict[str, Row]:
     """Seconds of a step under Lightning: as it is, and with a part left out."""
-    cases: dict[str, Callable[[Run], None]] = {
+    cases: dict[str, Callable[[TrainingRun], None]] = {
         "all": lambda run: None,
         "without the meter": partial(without, kinds=(StepMemory,)),
         "without what survives": unguarded,
@@ -104,7 +104,9 @@ def callbacks(where: Where) -> dict[str, Row]:
     return rows if not where.tiny else {"without what survives": rows["without what survives"]}
 
 
-def stepped(where: Where, name: str, cut: Callable[[Run], None], *words: str) -> dict[str, Any]:
+def stepped(
+    where: Where, name: str, cut: Callable[[TrainingRun], None], *words: str
+) -> dict[str, Any]:
     """A short run on volumes that are made for it, with every augmentation."""
     side, steps, workers = (16, 2, 0) if where.tiny else (128, 60, 4)
     size = f"[{side},{side},{side}]"
@@ -119,26 +121,28 @@ def stepped(where: Where, name: str, cut: Callable[[Run], None], *words: str) ->
         *(["model.width=2"] if where.tiny else []),
         *words,
     ]
-    run = build(composed(given, "train"), where.scratch / name.replace(" ", "-").replace(",", ""))
+    run = build_training(
+        compose_config(given, "train"), where.scratch / name.replace(" ", "-").replace(",", "")
+    )
     cut(run)
     run.trainer.fit(run.task, run.train_loader)
     memory = run.memory.peak
     return run.speed.summary() | {"peak": None if memory is None else memory.known()}
 
 
-def without(run: Run, kinds: tuple[type[Callback], ...]) -> None:
+def without(run: TrainingRun, kinds: tuple[type[Callback], ...]) -> None:
     """Leave callbacks out."""
     here: list[Callback] = vars(run.trainer)["callbacks"]
     here[:] = [callback for callback in here if not isinstance(callback, kinds)]
 
 
-def unguarded(run: Run) -> None:
+def unguarded(run: TrainingRun) -> None:
     """Without what looks at losses and gradients, keeps checkpoints and says where a run is."""
-    without(run, (LastCheckpoint, Position))
+    without(run, (LastCheckpoint, ResumeState))
     run.task.finite = Careless()
 
 
-class Careless(FiniteSteps):
+class Careless(NonFiniteGuard):
     """Looks at nothing."""
 
     def begin(self, *_: Any) -> None:

@@ -19,13 +19,13 @@ from bench_step import (
 )
 from gpu_rows import Row, Where
 
-from unet3d.build.forecast import forecast
-from unet3d.build.measured import peaks
-from unet3d.build.request import Request, composed
-from unet3d.build.step import TrainingStep, step_maker
-from unet3d.machine.device import precision
-from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
-from unet3d.meter.predict import Prediction
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.measured import measure_phases
+from unet3d.build.request import ComposedConfig, compose_config
+from unet3d.build.step import TrainingStep, make_step_factory
+from unet3d.machine.device import resolve_precision
+from unet3d.meter.fit import CONTEXT, BatchExtrapolation, search_largest_batch
+from unet3d.meter.predict import MemoryEstimate
 from unet3d.meter.record import MemoryRecord
 from unet3d.model.lean import rows as lean_rows
 from unet3d.types import MIB
@@ -63,10 +63,10 @@ def predict(where: Where) -> dict[str, Row]:
 def compared(where: Where, words: list[str]) -> dict[str, Any]:
     """One configuration; a CPU's memory is the process's and compares with nothing."""
     accelerator = "gpu" if where.cuda else "cpu"
-    request = composed(
+    request = compose_config(
         [*words, "data.num_classes=5", f"trainer.accelerator={accelerator}"], "train"
     )
-    made = forecast(request)
+    made = estimate_memory(request)
     where.clean()
     before = torch.cuda.memory_allocated() if where.cuda else 0
     one = real(where, request)
@@ -77,21 +77,21 @@ def compared(where: Where, words: list[str]) -> dict[str, Any]:
     return found | {"left_by_libraries_bytes": left}  # cuBLAS keeps its workspace among tensors
 
 
-def real(where: Where, request: Request) -> TrainingStep:
+def real(where: Where, request: ComposedConfig) -> TrainingStep:
     """The configured step on the device."""
-    used = precision(request.config.precision, where.device.type)
-    return step_maker(request, used, cuda=where.cuda, device=where.device.type)()
+    used = resolve_precision(request.config.precision, where.device.type)
+    return make_step_factory(request, used, cuda=where.cuda, device=where.device.type)()
 
 
 def seen(where: Where, one: TrainingStep) -> dict[str, MemoryRecord]:
     """The peaks of a step; in a rehearsal the process's memory stands where a GPU's would."""
-    found = peaks(one, where.device)
+    found = measure_phases(one, where.device)
     if where.cuda:
         return found
     return {k: MemoryRecord(allocated=v.resident, reserved=v.resident) for k, v in found.items()}
 
 
-def beside(made: Prediction, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
+def beside(made: MemoryEstimate, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
     """Predicted and measured peaks of a step, whole and by phase, and the errors in percent."""
     whole = MemoryRecord()
     for record in phases.values():
@@ -159,8 +159,8 @@ def forum_size(where: Where) -> list[int]:
 
 def as_it_ran(where: Where, name: str) -> dict[str, Any]:
     """Everything in half precision, with SGD."""
-    request = composed([f"experiment=forum_{name}"], "train")
-    made = forecast(request)
+    request = compose_config([f"experiment=forum_{name}"], "train")
+    made = estimate_memory(request)
     where.clean()
     one = real(where, request)
     return beside(made, seen(where, one)) | clocked(where, one)
@@ -211,8 +211,8 @@ def batch(where: Where) -> dict[str, Row]:
 def largest(where: Where, make: Make) -> dict[str, Any]:
     """From the predicted one up or down, until one fits and the next one does not."""
     used, size = "16" if where.cuda else "32", forum_size(where)
-    both = AnyBatch(*(predicted(make, size, n, used, cuda=True) for n in (2, 3)))
-    foreseen = largest_batch(both, CARD) if both.affine and not where.tiny else 0
+    both = BatchExtrapolation(*(predicted(make, size, n, used, cuda=True) for n in (2, 3)))
+    foreseen = search_largest_batch(both, CARD) if both.affine and not where.tiny else 0
     tried: dict[int, bool] = {}
 
     def fits(count: int) -> bool:

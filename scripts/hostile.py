@@ -37,8 +37,8 @@ import unet3d.commands.predict
 import unet3d.commands.train  # noqa: F401  (imported once, before all forks)
 from unet3d.commands.main import main as command
 from unet3d.data.decathlon import Decathlon
-from unet3d.data.nifti import read
-from unet3d.data.synthetic import write
+from unet3d.data.nifti import read_volume
+from unet3d.data.synthetic import write_dataset
 from unet3d.report import report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +139,7 @@ def good(folder: Path) -> None:
 
     def made() -> int:
         Path("set").mkdir()
-        write(
+        write_dataset(
             Path("set"), classes=3, cases=5, size=[20, 18, 16], spacing_mm=[1, 1, 2], noise=0.1,
             seed=1,
         )  # fmt: skip
@@ -157,7 +157,7 @@ def good(folder: Path) -> None:
 
 @cache
 def volumes(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return {str(f.relative_to(folder)): read(f) for f in sorted(folder.rglob("*.nii.gz"))}
+    return {str(f.relative_to(folder)): read_volume(f) for f in sorted(folder.rglob("*.nii.gz"))}
 
 
 def same(folder: Path, pristine: Path) -> bool:
@@ -167,7 +167,7 @@ def same(folder: Path, pristine: Path) -> bool:
         if any(not (folder / name).is_file() for name in wanted):
             return False
         for name, (array, affine) in wanted.items():
-            found, placed = read(folder / name)
+            found, placed = read_volume(folder / name)
             if not np.array_equal(found, array) or not np.allclose(placed, affine, atol=1e-3):
                 return False
         sets = [Decathlon(str(root / "set")) for root in (folder, pristine)]
@@ -247,7 +247,7 @@ def main() -> int:
                 print(f"{outcome.verdict} ({outcome.code}): {title(given)}: {last[0][:200]}")
     print(table(results))
     if len(some) == len(list(inputs(SEED))):
-        report.write(record(results), options.output)
+        report.write_report(record(results), options.output)
     return int(any(outcome.verdict not in GOOD for _, outcome in results))
 
 
@@ -277,7 +277,7 @@ def record(results: Sequence[tuple[Input, Outcome]]) -> dict[str, Any]:
         "command": "python scripts/hostile.py",
         "seed": SEED,
         "limit_seconds": LIMIT_SECONDS,
-        "versions": report.versions(),
+        "versions": report.collect_versions(),
         "inputs": len(results),
         "verdicts": dict(Counter(outcome.verdict for _, outcome in results)),
         "longest_seconds": round(max(outcome.seconds for _, outcome in results), 1),

@@ -15,8 +15,8 @@ from scipy.stats import t as student
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.metric.interval import means  # noqa: E402
-from unet3d.whole import whole  # noqa: E402
+from unet3d.metric.interval import bootstrap_means  # noqa: E402
+from unet3d.whole import atomic_write  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -92,7 +92,7 @@ def merge(path: Path, job: str, variant: str, words: list[str], key: str, found:
             "summary": summarize(rows),
             "rows": dict(sorted(rows.items())),
         }
-        with whole(path) as draft:
+        with atomic_write(path) as draft:
             draft.write_text(json.dumps(results, indent=1) + "\n")
         return place["summary"]
     finally:
@@ -155,7 +155,7 @@ def over_cases(rows: dict[str, Row]) -> list[float] | None:
             scores.setdefault(case, []).append(each)
     if len(scores) < 2:
         return None
-    interval = means(np.array([np.mean(runs, axis=0) for runs in scores.values()]))[1]
+    interval = bootstrap_means(np.array([np.mean(runs, axis=0) for runs in scores.values()]))[1]
     return [interval["low"], interval["high"]]
 
 

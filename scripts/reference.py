@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from unet3d.commands.main import VERBS
+from unet3d.commands.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -233,7 +233,7 @@ def verb(name: str) -> list[str]:
     lines = [f"### unet3d {name}", ""]
     path = CONF / f"{name}.yaml"
     if not path.exists():
-        return [*lines, f"{sentence(VERBS[name])}", ""]
+        return [*lines, f"{sentence(COMMANDS[name])}", ""]
     file = read(path)
     lines += [*told(file.about), ""]
     if "train" in file.bases:
@@ -357,11 +357,13 @@ def anchor(title: str) -> str:
 def page() -> str:
     """All of docs/reference.md."""
     lines = [HEAD, "| `unet3d` | |", "| --- | --- |"]
-    lines += [f"| [`{v}`](#{anchor(f'unet3d {v}')}) | {cell(what)} |" for v, what in VERBS.items()]
+    lines += [
+        f"| [`{v}`](#{anchor(f'unet3d {v}')}) | {cell(what)} |" for v, what in COMMANDS.items()
+    ]
     lines += ["", "Groups: " + ", ".join(map(link, groups())) + "."]
     lines += ["", f"Also {link('Files')}, {link('Exit codes')}, {link('Environment')}."]
     lines += ["", "## Verbs", ""]
-    for name in VERBS:
+    for name in COMMANDS:
         lines += verb(name)
     lines += ["## Groups", ""]
     for name in groups():

@@ -13,11 +13,11 @@ import torch
 import yaml
 
 from tests.data.folders import nnunet, pairs
-from unet3d.build.request import Request
-from unet3d.build.request import composed as request_of_words
-from unet3d.data.synthetic import write
+from unet3d.build.request import ComposedConfig
+from unet3d.build.request import compose_config as request_of_words
+from unet3d.data.synthetic import write_dataset
 
-Compose = Callable[..., Request]
+Compose = Callable[..., ComposedConfig]
 
 
 gc.disable()  # until all is imported: half of the time of collecting
@@ -81,7 +81,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def composed(small: list[str]) -> Compose:
     """Compose train.yaml as the command line would."""
 
-    def request(*overrides: str, base: Sequence[str] = small) -> Request:
+    def request(*overrides: str, base: Sequence[str] = small) -> ComposedConfig:
         return request_of_words([*base, *overrides], "train")
 
     return request
@@ -91,7 +91,7 @@ def composed(small: list[str]) -> Compose:
 def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small data set in the Decathlon's layout, as if it had been downloaded."""
     folder = tmp_path_factory.mktemp("decathlon")
-    write(
+    write_dataset(
         folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
     )
     (folder / "imagesTs").symlink_to(folder / "imagesTr")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.request import composed
+from unet3d.build.request import compose_config
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -133,11 +133,11 @@ def test_a_run_that_another_process_trains_is_left_to_it(ask, tmp_path, monkeypa
     ],
 )
 def test_peers_have_the_sizes_of_our_network(peer, job, filters, stride):
-    config = composed(bench.match_ours(job, bench.VARIANTS[peer]), "train").config
+    config = compose_config(bench.match_ours(job, bench.VARIANTS[peer]), "train").config
     assert config.model.filters == filters
     assert config.model.strides == [[1, 1, 1]] + [stride] * (len(filters) - 1)
     assert config.model.kernel_size == [[3, 3, 3]] * len(filters)
-    known = composed(["model=dynunet"], "train").config.model
+    known = compose_config(["model=dynunet"], "train").config.model
     assert config.model.get("prior_bias") is (False if "prior_bias" in known else None)
     assert not {"depth", "width", "deep_supervision"} & set(config.model)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from unet3d.build.request import conf_folder
-from unet3d.build.run import build
+from unet3d.build.request import get_config_dir
+from unet3d.build.run import build_training
 
-CONF = conf_folder()
+CONF = get_config_dir()
 SHRUNK = {  # real networks are too large for a test: the same shape, narrower
     "unet_small": ["model.width=4"],
     "unet_large": ["model.width=4"],
@@ -36,7 +36,7 @@ def test_every_option_takes_one_training_step(
         request = composed(f"{group}={option}", *data_options[option], base=base)
     else:
         request = composed(f"{group}={option}", *extra)
-    run = build(request, tmp_path)
+    run = build_training(request, tmp_path)
     before = [p.clone() for p in run.task.model.parameters()]
     run.trainer.fit(run.task, run.train_loader, run.val_loader)
     assert run.trainer.global_step == 1
@@ -61,6 +61,6 @@ def test_a_preset_decides_over_the_defaults(composed):
 
 @pytest.mark.parametrize("precision", ["32", "16", "bf16", "bf16-true"])
 def test_every_precision_that_a_cpu_has_takes_a_step(composed, precision, tmp_path):
-    run = build(composed(f"precision={precision}"), tmp_path)
+    run = build_training(composed(f"precision={precision}"), tmp_path)
     run.trainer.fit(run.task, run.train_loader, run.val_loader)
     assert run.trainer.global_step == 1

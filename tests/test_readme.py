@@ -23,9 +23,9 @@ from omegaconf import OmegaConf
 from tests.data.folders import nnunet
 from tests.test_conf import SHRUNK
 from unet3d.build import forecast
-from unet3d.build.request import composed, conf_folder
+from unet3d.build.request import compose_config, get_config_dir
 from unet3d.commands import memory
-from unet3d.commands.main import VERBS, main
+from unet3d.commands.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -67,7 +67,7 @@ def asked_of_unet3d(words: list[str]) -> list[str] | None:
     for at, word in enumerate(words):
         if word in ("train.py", "scripts/slurm.sh"):
             return ["train", *words[at + 1 :]]
-        if word in VERBS and words[0] in ("unet3d", *ELSEWHERE):
+        if word in COMMANDS and words[0] in ("unet3d", *ELSEWHERE):
             return words[at:]
     return words[1:] if words[0] == "unet3d" else None
 
@@ -233,7 +233,7 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
     nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
-    keys, trace = list(composed([], "train").config), forecast.traced
+    keys, trace = list(compose_config([], "train").config), forecast.trace_step
 
     def traced(request, used, **options):
         key = f"{OmegaConf.to_yaml(OmegaConf.masked_copy(request.config, keys))} {used} {options}"
@@ -241,7 +241,7 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
             known[key] = trace(request, used, **options)
         return known[key]
 
-    monkeypatch.setattr(forecast, "traced", traced)
+    monkeypatch.setattr(forecast, "trace_step", traced)
     return Reader(small, monkeypatch, capsys)
 
 
@@ -252,7 +252,7 @@ def test_what_a_page_tells_to_do_works(reader, page):
 
 def test_the_readme_names_every_option_and_file():
     text = (ROOT / "README.md").read_text()
-    shown = {p.stem for p in conf_folder().glob("*/[!_]*.yaml")} - {"none", "tensorboard"}
+    shown = {p.stem for p in get_config_dir().glob("*/[!_]*.yaml")} - {"none", "tensorboard"}
     assert not [option for option in shown if f"`{option}`" not in text]
     rooms = [p.name for p in (ROOT / "unet3d").iterdir() if p.is_dir() and p.name[0] != "_"]
     assert not [room for room in rooms if f"unet3d/{room}/" not in text]

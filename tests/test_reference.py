@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.request import composed, conf_folder
-from unet3d.commands.main import VERBS, main
-from unet3d.commands.run import flat
+from unet3d.build.request import compose_config, get_config_dir
+from unet3d.commands.main import COMMANDS, main
+from unet3d.commands.run import iter_keys
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "reference.py"
@@ -37,29 +37,33 @@ def test_every_group_option_and_key_says_what_it_is(reference):
     assert reference.undescribed() == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_and_every_key_that_it_takes_has_its_place(page, verb):
     _, _, section = page.partition(f"### unet3d {verb}\n")
     section = section.split("\n### ")[0]
     assert section
-    if (conf_folder() / f"{verb}.yaml").exists():
-        groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
-        keys = [k for k in flat(composed([], verb).config) if k.split(".")[0] not in groups]
+    if (get_config_dir() / f"{verb}.yaml").exists():
+        groups = [p.name for p in get_config_dir().iterdir() if p.is_dir()]
+        keys = [
+            k for k in iter_keys(compose_config([], verb).config) if k.split(".")[0] not in groups
+        ]
         own = section if verb == "train" else section + page.partition("### unet3d train\n")[2]
         assert not [key for key in keys if f"| `{key}` |" not in own]
 
 
 def test_every_option_of_every_group_has_its_keys(page):
     """As Hydra composes them, not as the script has read them; options of all groups at a time."""
-    groups = [p for p in conf_folder().iterdir() if p.is_dir() and p.name != "experiment"]
+    groups = [p for p in get_config_dir().iterdir() if p.is_dir() and p.name != "experiment"]
     options = [[f"{g.name}={p.stem}" for p in g.glob("[!_]*.yaml")] for g in groups]
     missing = []
     for words in map(list, zip_longest(*options)):
         words = [word for word in words if word is not None]
-        config = composed(words, "train").config
+        config = compose_config(words, "train").config
         for group, _, option in (word.partition("=") for word in words):
             assert re.search(rf"\| \[?`{option}`", page), option
-            keys = [f"{group}.{key}" for key in flat(config[group]) if "_" not in (key[0], key[-1])]
+            keys = [
+                f"{group}.{key}" for key in iter_keys(config[group]) if "_" not in (key[0], key[-1])
+            ]
             missing += [key for key in keys if f"| `{key}` |" not in page]
     assert missing == []
 

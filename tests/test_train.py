@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.commands.main import main
 from unet3d.lit.speed import StepSpeed
 
@@ -73,7 +73,9 @@ def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
 
 
 def test_a_run_that_ends_within_an_epoch_validates_what_it_reached(composed, tmp_path):
-    run = build(composed("trainer.max_steps=3", "trainer.check_val_every_n_epoch=9"), tmp_path)
+    run = build_training(
+        composed("trainer.max_steps=3", "trainer.check_val_every_n_epoch=9"), tmp_path
+    )
     run.trainer.fit(run.task, run.train_loader, run.val_loader)
     steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
     assert steps == [2]
@@ -81,7 +83,7 @@ def test_a_run_that_ends_within_an_epoch_validates_what_it_reached(composed, tmp
 
 def test_a_run_that_ends_by_time_validates_what_it_reached(composed, tmp_path):
     limits = ["trainer.max_steps=null", "trainer.max_time=00:00:00:01"]
-    run = build(composed(*limits, "trainer.check_val_every_n_epoch=999"), tmp_path)
+    run = build_training(composed(*limits, "trainer.check_val_every_n_epoch=999"), tmp_path)
     run.trainer.fit(run.task, run.train_loader, run.val_loader)
     steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
     assert steps == [run.trainer.global_step - 1]
@@ -171,7 +173,9 @@ def test_data_options_take_effect(unet3d, option):
 def test_the_same_seed_gives_the_same_weights_with_workers_or_without(composed, tmp_path):
     weights = []
     for n, extra in enumerate(([], ["data.num_workers=2"], ["seed=1"])):
-        run = build(composed("trainer.max_steps=3", "fold=none", *extra), tmp_path / str(n))
+        run = build_training(
+            composed("trainer.max_steps=3", "fold=none", *extra), tmp_path / str(n)
+        )
         run.trainer.fit(run.task, run.train_loader)
         weights.append(torch.cat([p.detach().flatten() for p in run.task.model.parameters()]))
     assert weights[0].equal(weights[1])
@@ -179,7 +183,7 @@ def test_the_same_seed_gives_the_same_weights_with_workers_or_without(composed, 
 
 
 def test_pure_half_trains_fifty_steps_without_nan(composed, tmp_path):
-    run = build(
+    run = build_training(
         composed("precision=bf16-true", "model.norm=batch", "trainer.max_steps=50", "fold=none"),
         tmp_path,
     )
@@ -196,7 +200,7 @@ def test_pure_half_trains_fifty_steps_without_nan(composed, tmp_path):
 
 @pytest.mark.gpu
 def test_pure_fp16_trains_fifty_steps_without_nan(composed, tmp_path):
-    run = build(
+    run = build_training(
         composed(
             "trainer.accelerator=gpu", "precision=16-true", "trainer.max_steps=50", "fold=none"
         ),

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
 
 
-class Kernels:
+class CppKernels:
     """A C++ file and what it includes; one library for each type of element."""
 
     def __init__(self, source: Path, what: str):
@@ -87,7 +87,7 @@ class Kernels:
             return ctypes.CDLL(str(folder / name))
         except OSError as error:
             where = f"{folder} is mounted noexec, and XDG_CACHE_HOME= can name another folder"
-            reason = str(error) if loadable(folder) else where
+            reason = str(error) if allows_exec(folder) else where
             log.warning(
                 "the %s kernels cannot be loaded, plain torch instead: %s", self.what, reason
             )
@@ -119,12 +119,12 @@ class Kernels:
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def loadable(folder: Path) -> bool:
+def allows_exec(folder: Path) -> bool:
     """Whether code may be loaded from there: Docker mounts a tmpfs noexec unless told otherwise."""
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
-def address(x: Tensor | None) -> ctypes.c_void_p:
+def get_data_ptr(x: Tensor | None) -> ctypes.c_void_p:
     """Where a tensor lies."""
     return ctypes.c_void_p(None if x is None else x.data_ptr())
 

@@ -35,12 +35,12 @@ class Process:
     used: int | None
 
 
-def driver() -> str | None:
+def get_driver_version() -> str | None:
     """The driver's version, as 580.65.06."""
     return _text("nvmlSystemGetDriverVersion")
 
 
-def cuda() -> str | None:
+def get_max_cuda_version() -> str | None:
     """The newest CUDA that this driver runs, as 13.0."""
     number = ctypes.c_int()
     if not _done("nvmlSystemGetCudaDriverVersion_v2", byref(number)):
@@ -48,7 +48,7 @@ def cuda() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def uuids() -> list[str]:
+def list_gpu_uuids() -> list[str]:
     """The GPUs that the driver shows, whatever CUDA_VISIBLE_DEVICES hides from torch."""
     count, found = ctypes.c_uint(), []
     if not _done("nvmlDeviceGetCount_v2", byref(count)):
@@ -61,13 +61,13 @@ def uuids() -> list[str]:
     return found
 
 
-def name(device: Device) -> str | None:
+def get_gpu_name(device: Device) -> str | None:
     """As NVIDIA H100 80GB HBM3."""
     handle = _handle(device)
     return None if handle is None else _text("nvmlDeviceGetName", handle)
 
 
-def capability(device: Device) -> tuple[int, int] | None:
+def get_compute_capability(device: Device) -> tuple[int, int] | None:
     """Of computing: (9, 0) is sm_90."""
     handle, major, minor = _handle(device), ctypes.c_int(), ctypes.c_int()
     if handle is None:
@@ -85,7 +85,7 @@ def memory(device: Device) -> Memory | None:
     return Memory(total=told.total, free=told.free)
 
 
-def utilisation(device: Device) -> int | None:
+def get_utilization(device: Device) -> int | None:
     """The percentage of the driver's last sample (up to a second) in which a kernel was running."""
     handle, told = _handle(device), _Utilisation()
     if handle is None or not _done("nvmlDeviceGetUtilizationRates", handle, byref(told)):
@@ -93,7 +93,7 @@ def utilisation(device: Device) -> int | None:
     return told.gpu
 
 
-def processes(device: Device) -> list[Process] | None:
+def list_processes(device: Device) -> list[Process] | None:
     """Who computes or draws on a GPU, the largest first."""
     handle = _handle(device)
     if handle is None:

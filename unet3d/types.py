@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 MIB, GIB = 2**20, 2**30
 
 
-def size(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """In the unit that a person would use.
 
-    >>> size(3 * 2**29), size(2**24)
+    >>> format_bytes(3 * 2**29), format_bytes(2**24)
     ('1.5 GiB', '16 MiB')
     """
     return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"
 
 
-IGNORE = 255
+IGNORE_LABEL = 255
 """The label of voxels that count in neither loss nor metric, whatever the files call it."""
 
 Triple = tuple[int, int, int]
@@ -63,7 +63,7 @@ DECODER_WORDS = ("all", "last", "never")
 
 
 @dataclass(frozen=True)
-class Keep:
+class RetentionPolicy:
     """What lean blocks keep of their convolutions' outputs, a word for each level's block.
 
     - all: every output
@@ -88,14 +88,14 @@ class Keep:
 
 
 @runtime_checkable
-class KeepsByLevel(Protocol):
+class HasRetentionPolicy(Protocol):
     """A network of lean blocks; None stands for plain modules, which keep what torch keeps."""
 
-    keep: Keep | None
+    keep: RetentionPolicy | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class FileGrid:
     """Where a prepared volume lies in the grid of its file.
 
     The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
@@ -118,23 +118,23 @@ class Sample(TypedDict):
     case: str
 
 
-class Misuse(ValueError):
+class UsageError(ValueError):
     """The user asked for what cannot be: one line, what was expected and what was given. Exit 2."""
 
 
-class Misfit(RuntimeError):
+class DoesNotFitError(RuntimeError):
     """The run does not fit the device's memory. Exit 3."""
 
 
-class Unfit(Misfit):
+class PredictedOutOfMemoryError(DoesNotFitError):
     """Predicted not to fit, so that a sweep leaves it out."""
 
 
-class Fault(RuntimeError):
+class RunError(RuntimeError):
     """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
 
 
-class Stopped(BaseException):
+class Interrupted(BaseException):
     """Somebody asked the process to end: Ctrl-C (exit 130), or SIGTERM or SIGUSR1 (exit 143)."""
 
     def __init__(self, number: int):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Generator[Path]:
+def atomic_write(path: Path) -> Generator[Path]:
     """A file to write that becomes `path` once the disk has it, or is gone."""
     draft = path.with_name(f".{os.getpid()}-{path.name}")  # the ending stays: writers go by it
     try:

@@ -3,16 +3,16 @@ import copy
 import pytest
 import torch
 
-from unet3d.build.ensemble import ensemble
-from unet3d.build.run import build
-from unet3d.lit.start import weights_of
-from unet3d.types import Misuse
+from unet3d.build.ensemble import load_ensemble
+from unet3d.build.run import build_training
+from unet3d.lit.start import extract_weights
+from unet3d.types import UsageError
 
 
 @pytest.fixture
 def checkpoint(composed, tmp_path):
     """Change a checkpoint's content; return the file."""
-    task = build(composed("model.width=2", "model.depth=2"), tmp_path).task
+    task = build_training(composed("model.width=2", "model.depth=2"), tmp_path).task
     content = {"unet3d": task.card, "state_dict": task.state_dict()}
 
     def changed(*keys, value):
@@ -28,11 +28,16 @@ def checkpoint(composed, tmp_path):
 
 
 def test_a_card_as_it_was_written_is_taken(checkpoint):
-    assert ensemble([checkpoint("more", value=1)]).classes == ("background", "ball", "tube", "box")
+    assert load_ensemble([checkpoint("more", value=1)]).classes == (
+        "background",
+        "ball",
+        "tube",
+        "box",
+    )
 
 
 def test_a_card_of_an_earlier_version_knows_nothing_of_its_training_cases(checkpoint):
-    assert ensemble([checkpoint("unet3d", "training", value=None)]).training == ()
+    assert load_ensemble([checkpoint("unet3d", "training", value=None)]).training == ()
 
 
 CARDS = [
@@ -72,13 +77,13 @@ CARDS = [
 def test_a_card_that_lacks_or_contradicts_something_is_refused_with_its_file(
     checkpoint, keys, value
 ):
-    with pytest.raises(Misuse, match=r"x\.ckpt"):
-        ensemble([checkpoint("unet3d", *keys, value=value)])
+    with pytest.raises(UsageError, match=r"x\.ckpt"):
+        load_ensemble([checkpoint("unet3d", *keys, value=value)])
 
 
 @pytest.mark.parametrize(
     "weight", [torch.tensor([1.0, float("nan")]), torch.zeros(2, dtype=torch.complex64), "x", 5]
 )
 def test_weights_that_are_no_finite_numbers_are_refused(tmp_path, weight):
-    with pytest.raises(Misuse, match=r"x\.ckpt"):
-        weights_of(tmp_path / "x.ckpt", {"state_dict": {"a": torch.ones(2), "b": weight}})
+    with pytest.raises(UsageError, match=r"x\.ckpt"):
+        extract_weights(tmp_path / "x.ckpt", {"state_dict": {"a": torch.ones(2), "b": weight}})

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.data.folders import SIZE, decathlon, image, label, nnunet, save
-from unet3d.build.run import build, introduction
-from unet3d.data.faults import Faulty
-from unet3d.types import Misuse
+from unet3d.build.run import build_training, summarize_run
+from unet3d.data.faults import InvalidDatasetError
+from unet3d.types import UsageError
 
 
 @pytest.fixture
@@ -18,13 +18,15 @@ def built(composed, small, tmp_path):
 
     def run(*words, option="decathlon"):
         words = [f"data={option}", f"data.root={tmp_path}", *words]
-        return build(composed(*words, f"data.cache={tmp_path / 'cache'}", base=base), tmp_path)
+        return build_training(
+            composed(*words, f"data.cache={tmp_path / 'cache'}", base=base), tmp_path
+        )
 
     return run
 
 
 def said(built, *words):
-    with pytest.raises(Faulty) as caught:
+    with pytest.raises(InvalidDatasetError) as caught:
         built(*words)
     return str(caught.value)
 
@@ -78,7 +80,7 @@ def test_faulty_cases_are_skipped_said_and_folds_stay_the_same(
     for before, after in ((whole.training, run.training), (whole.validation, run.validation)):
         assert [v.name for v in after] == [v.name for v in before if v.name not in names]
     assert sorted({f.case for f in run.left_out}) == names
-    assert [f"left out: {name}: " in introduction(run) for name in names] == [True, True]
+    assert [f"left out: {name}: " in summarize_run(run) for name in names] == [True, True]
 
 
 def test_an_entry_that_is_no_case_stops_or_is_said(built, tmp_path):
@@ -87,7 +89,7 @@ def test_an_entry_that_is_no_case_stops_or_is_said(built, tmp_path):
     del content["training"][0]["label"]
     (tmp_path / "dataset.json").write_text(json.dumps(content))
     assert "training[0]: " in said(built)
-    assert "left out: training[0]: " in introduction(built("data.on_fault=skip"))
+    assert "left out: training[0]: " in summarize_run(built("data.on_fault=skip"))
 
 
 def test_files_that_no_case_names_do_not_hinder_a_run(built, tmp_path):
@@ -108,13 +110,13 @@ def test_a_fold_without_a_sound_case_to_train_on_is_refused(built, tmp_path):
     with_header_faults(tmp_path)
     splits = tmp_path / "splits.json"
     splits.write_text(json.dumps([{"train": ["case_01", "case_04"], "val": ["case_00"]}]))
-    with pytest.raises(Misuse, match="every case to train on is left out"):
+    with pytest.raises(UsageError, match="every case to train on is left out"):
         built("data.on_fault=skip", f"data.splits={splits}")
 
 
 def test_another_word_than_stop_or_skip_is_refused(built, tmp_path):
     decathlon(tmp_path, 5)
-    with pytest.raises(Misuse, match=r"data\.on_fault must be stop or skip, got 'ignore'"):
+    with pytest.raises(UsageError, match=r"data\.on_fault must be stop or skip, got 'ignore'"):
         built("data.on_fault=ignore")
 
 
@@ -125,7 +127,7 @@ def test_the_label_to_ignore_is_the_data_sets_own(built, tmp_path):
     run = built(option="nnunet")
     assert run.config["data"]["ignore_label"] == 3
     assert run.class_names == ("background", "front", "back")
-    with pytest.raises(Faulty, match="it holds 3"):
+    with pytest.raises(InvalidDatasetError, match="it holds 3"):
         built("data.ignore_label=9", option="nnunet")
 
 
@@ -143,7 +145,7 @@ def test_scans_of_a_patient_train_together_and_the_introduction_counts_patients(
     run = built(f"data.group_by={tmp_path / 'patients.json'}")
     sides = [{pairs[v.name] for v in part} for part in (run.training, run.validation)]
     assert not sides[0] & sides[1]
-    told = introduction(run)
+    told = summarize_run(run)
     assert "8 cases of 4 groups to train on, 2 cases of 1 group to validate on; " in told
-    with pytest.raises(Misuse, match="has no capture group"):
+    with pytest.raises(UsageError, match="has no capture group"):
         built("data.group_by='case'")

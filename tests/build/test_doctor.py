@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from unet3d.build import misfit
-from unet3d.build.doctor import job_of, machine_of
+from unet3d.build.doctor import inspect_machine, inspect_run
 from unet3d.commands import doctor as shown
 from unet3d.commands.main import main
 from unet3d.machine import preflight as machine
@@ -36,8 +36,8 @@ def gpu(driver, monkeypatch):
 def examined(composed, tmp_path):
     def doctor(*words: str):
         request = composed(*words, base=[])
-        here = machine_of(request, tmp_path)
-        return here, *job_of(request, tmp_path, here)
+        here = inspect_machine(request, tmp_path)
+        return here, *inspect_run(request, tmp_path, here)
 
     return doctor
 
@@ -54,7 +54,7 @@ def test_a_gpus_largest_batch_counts_what_others_hold(examined, gpu):
     assert "20.0 GiB of GPU 0's 80.0 GiB are held by /usr/bin/viewer (4242, 16.0 GiB)" in held
     assert "60.0 GiB are left" in held
     assert not [lack for lack in limits if lack.stop]
-    said = shown.table(here, job, limits)
+    said = shown.format_doctor_report(here, job, limits)
     assert "GPU 0             NVIDIA Made Up, 60.0 GiB of 80.0 GiB free, sm_90, busy 87 %" in said
     assert "580.65.06, runs CUDA 13.1 at most" in said
     assert "torch does not use it" in said
@@ -62,7 +62,9 @@ def test_a_gpus_largest_batch_counts_what_others_hold(examined, gpu):
 
 def test_what_does_not_fit_is_told_with_what_would(examined, gpu, monkeypatch):
     # Of all changes that may help one is tried: each is a prediction.
-    monkeypatch.setattr(misfit, "changes", lambda request: [("data.batch_size=HALF",)])
+    monkeypatch.setattr(
+        misfit, "list_candidate_overrides", lambda request: [("data.batch_size=HALF",)]
+    )
     _, job, limits = examined("data.batch_size=8000", "meter.on_misfit=stop")
     assert limits[0].stop
     assert "predicted not to fit" in limits[0].what
@@ -92,12 +94,12 @@ def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_told(examined
     here, job, limits = examined(*words)
     assert limits[0].stop
     assert said in limits[0].what
-    assert "STOPS IT: " in shown.table(here, job, limits)
+    assert "STOPS IT: " in shown.format_doctor_report(here, job, limits)
 
 
 def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "free_shared", lambda: 4096)
+    monkeypatch.setattr(machine, "get_free_shm", lambda: 4096)
     assert main(["doctor", "data.num_workers=2", "format=json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["limits"][0]["stop"]

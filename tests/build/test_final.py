@@ -7,10 +7,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from unet3d.build.final import better_cleaned, dice
+from unet3d.build.final import choose_postprocessing, dice
 from unet3d.commands.main import main
 from unet3d.data.case import Case
-from unet3d.data.prepared import Volume
+from unet3d.data.prepared import CachedVolume
 
 
 def voxels(path):
@@ -45,8 +45,8 @@ def test_the_largest_piece_is_kept_where_that_is_better_on_validation(tmp_path, 
     for name, array in files.items():
         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), tmp_path / f"{name}.nii.gz")
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
-    volumes = [Volume(case, tmp_path)]
-    assert better_cleaned(volumes, range(1, 3), folder) == kept
+    volumes = [CachedVolume(case, tmp_path)]
+    assert choose_postprocessing(volumes, range(1, 3), folder) == kept
     left = voxels(folder / "case.nii.gz")
     assert left[6, 6, 6] == beside
     assert dice(left, reference, 1) == 1

@@ -3,21 +3,26 @@ import torch
 from torch import nn
 
 from unet3d.build import rungs
-from unet3d.build.forecast import forecast
-from unet3d.build.objects import described, network, optimizer_factory, preparation_of
-from unet3d.build.run import build, flag, tensor_cores
-from unet3d.build.rungs import decided
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.objects import (
+    build_network,
+    build_preprocessing,
+    make_optimizer_factory,
+    resolve_dataset_facts,
+)
+from unet3d.build.run import build_training, parse_bool, set_tf32
+from unet3d.build.rungs import resolve_auto_strategy
 from unet3d.data.case import Description
 from unet3d.machine.device import Precision
 from unet3d.meter.fit import CONTEXT
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_optimizer_is_fused_unless_a_scaler_meets_clipping(composed, optimizer):
     def fused(precision, *overrides):
         cfg = composed(f"optimizer={optimizer}", *overrides).config
-        factory = optimizer_factory(cfg, Precision(precision, precision))
+        factory = make_optimizer_factory(cfg, Precision(precision, precision))
         return factory([nn.Parameter(torch.zeros(1))]).defaults["fused"]
 
     assert fused("32") is True
@@ -29,15 +34,15 @@ def test_an_optimizer_is_fused_unless_a_scaler_meets_clipping(composed, optimize
 
 @pytest.mark.parametrize("key", ["tf32", "compile"])
 def test_a_flag_is_true_or_false_and_nothing_else(composed, key):
-    assert flag(composed(f"{key}=true").config, key) is True
-    with pytest.raises(Misuse, match=f"{key} must be true or false"):
-        flag(composed(f"{key}=maybe").config, key)
+    assert parse_bool(composed(f"{key}=true").config, key) is True
+    with pytest.raises(UsageError, match=f"{key} must be true or false"):
+        parse_bool(composed(f"{key}=maybe").config, key)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_compiled_run_says_that_it_warms_up_and_is_not_predicted(composed, tmp_path):
     plain, run = (
-        build(composed("meter.predict=true", f"compile={choice}"), tmp_path)
+        build_training(composed("meter.predict=true", f"compile={choice}"), tmp_path)
         for choice in ("false", "true")
     )
     assert run.task.model._compiled_call_impl is not None
@@ -49,10 +54,10 @@ def test_a_compiled_run_says_that_it_warms_up_and_is_not_predicted(composed, tmp
 def test_tf32_is_a_choice():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        tensor_cores(False)
+        set_tf32(False)
         assert torch.get_float32_matmul_precision() == "highest"
         assert not torch.backends.cudnn.allow_tf32
-        tensor_cores(True)
+        set_tf32(True)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before[0])
@@ -64,43 +69,43 @@ def test_auto_takes_the_first_rung_that_is_predicted_to_fit(composed, tmp_path, 
     request = composed(*words, "trainer.accelerator=cpu")
     used = Precision("32", "32")
     peaks = {
-        rung: forecast(composed(*words[1:], f"checkpointing={rung}")).peak.allocated
+        rung: estimate_memory(composed(*words[1:], f"checkpointing={rung}")).peak.allocated
         for rung in ("none", "skips", "lean", "leanest")
     }
     for total, rung in ((2**40, "none"), (peaks["lean"] + CONTEXT, "lean"), (0, "leanest")):
         monkeypatch.setattr(rungs, "available_bytes", lambda _, total=total: total)
-        found = decided(request, used, cuda=False)
+        found = resolve_auto_strategy(request, used, cuda=False)
         assert found.choices["checkpointing"] == rung
         assert "encoders" in found.config.checkpointing
 
 
 def test_auto_is_said_to_be_what_it_became(composed, tmp_path):
-    run = build(composed("checkpointing=auto"), tmp_path)
+    run = build_training(composed("checkpointing=auto"), tmp_path)
     assert run.foreseen == ["checkpointing=auto: none"]
     assert run.config["checkpointing"]["encoders"] == ["last"]
 
 
 def test_auto_without_the_gpu_that_it_is_for_names_the_choices(composed):
-    with pytest.raises(Misuse, match="none, skips, lean, leanest"):
-        forecast(composed("checkpointing=auto", "trainer.accelerator=auto"))
+    with pytest.raises(UsageError, match="none, skips, lean, leanest"):
+        estimate_memory(composed("checkpointing=auto", "trainer.accelerator=auto"))
 
 
 def test_two_classes_of_one_name_are_refused(composed):
     said = Description(channels=("MRI",), classes=("background", "a", "a"))
-    with pytest.raises(Misuse, match="names of their own, got background, a, a"):
-        described(composed("data.num_classes=3").config, said)
+    with pytest.raises(UsageError, match="names of their own, got background, a, a"):
+        resolve_dataset_facts(composed("data.num_classes=3").config, said)
 
 
 def test_a_network_asks_the_data_set_for_its_channels_and_classes(composed, decathlon_folder):
     request = composed("data=decathlon", f"data.root={decathlon_folder}", base=[])
-    widths = {p.shape[0] for name, p in network(request).named_parameters() if "head" in name}
+    widths = {p.shape[0] for name, p in build_network(request).named_parameters() if "head" in name}
     assert request.config.data.in_channels == 1
     assert widths == {3}
 
 
 def test_a_background_that_is_not_zero_is_left_out_of_the_normalization(composed):
     def prepared(*words):
-        found = preparation_of(composed(*words).config, [], ["MRI"])
+        found = build_preprocessing(composed(*words).config, [], ["MRI"])
         return found.background, found.normalize
 
     assert prepared() == ((0,), ("zscore",))

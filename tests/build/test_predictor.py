@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from unet3d.build.ensemble import Ensemble
-from unet3d.build.predictor import Predictor, Task
-from unet3d.build.window import measured_window
-from unet3d.data.preparation import Preparation
+from unet3d.build.predictor import Predictor, ScanTask
+from unet3d.build.window import measure_window_memory
+from unet3d.data.preparation import Preprocessing
 from unet3d.data.scans import ScanFiles
 from unet3d.machine.device import Precision
 from unet3d.meter import peak
@@ -26,7 +26,7 @@ def predictor():
             classes=("background", "a", "b"),
             regions=None,
             largest=(),
-            preparation=Preparation(num_classes=3),
+            preparation=Preprocessing(num_classes=3),
             patch=(8, 8, 8),
             precision="32",
         ),
@@ -45,7 +45,7 @@ def task(tmp_path):
     voxels = np.random.default_rng(0).normal(0, 1, (20, 12, 9)).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "in.nii")
     scan = ScanFiles(name="in", files=(tmp_path / "in.nii",))
-    return Task(scan=scan, labels=tmp_path / "out.nii", probabilities=None)
+    return ScanTask(scan=scan, labels=tmp_path / "out.nii", probabilities=None)
 
 
 def predicted(predictor, ready, say=print):
@@ -77,7 +77,7 @@ def test_out_of_gpu_memory_within_a_case_is_answered_by_sums_in_ram(predictor, t
 def test_without_a_peak_of_its_own_a_process_counts_what_modules_give(monkeypatch):
     monkeypatch.setattr(peak, "resident_peak", lambda: None)
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
-    channels, taken = measured_window([network], [network], (1, 1, 4, 4, 4), CPU)
+    channels, taken = measure_window_memory([network], [network], (1, 1, 4, 4, 4), CPU)
     assert channels == 2
     assert taken == 3 * 2 * 4**3 * 4  # of both, and of what holds them
 

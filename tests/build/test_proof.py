@@ -4,8 +4,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from unet3d.build.proof import COUNT, cut_from, patches_for
-from unet3d.data.preparation import Preparation
+from unet3d.build.proof import COUNT, load_sample_patches, most_varied_patches
+from unet3d.data.preparation import Preprocessing
 
 
 @pytest.fixture
@@ -24,23 +24,23 @@ def volumes(tmp_path):
     return made
 
 
-AS_IT_IS = Preparation(num_classes=2, normalize=("none",), crop="none")
+AS_IT_IS = Preprocessing(num_classes=2, normalize=("none",), crop="none")
 
 
 @pytest.mark.parametrize(("files", "taken"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
 def test_there_are_as_many_patches_whatever_the_number_of_scans(volumes, files, taken):
-    found = cut_from(volumes(files), AS_IT_IS, (12, 12, 12), 1)
+    found = most_varied_patches(volumes(files), AS_IT_IS, (12, 12, 12), 1)
     assert [round(float(image.max()) / 100) for image in found] == taken
     assert all(image.shape == (1, 12, 12, 12) for image in found)
 
 
 def test_patches_lie_where_there_is_something(volumes):
-    found = cut_from(volumes(3), AS_IT_IS, (8, 8, 8), 1)
+    found = most_varied_patches(volumes(3), AS_IT_IS, (8, 8, 8), 1)
     assert all(float(image.std()) > 0 for image in found)
 
 
 def test_a_volume_smaller_than_the_patch_is_padded(volumes):
-    found = cut_from(volumes(1), AS_IT_IS, (40, 12, 24), 1)
+    found = most_varied_patches(volumes(1), AS_IT_IS, (40, 12, 24), 1)
     assert all(image.shape == (1, 40, 12, 24) for image in found)
     assert not found[0][:, :8].any()
 
@@ -48,6 +48,6 @@ def test_a_volume_smaller_than_the_patch_is_padded(volumes):
 def test_batches_are_of_different_sizes(volumes):
     card = {"preparation": AS_IT_IS.settings(), "channels": ["MR"]}
     file = volumes(1)[0][0]
-    patches = patches_for(str(file), card, (8, 8, 8), [])
+    patches = load_sample_patches(str(file), card, (8, 8, 8), [])
     assert [len(batch) for batch in patches.batches()] == [1, COUNT - 1]
     assert patches.told == f"3 patches of {file}"

@@ -1,9 +1,9 @@
-from unet3d.build.objects import plain
-from unet3d.build.remedies import remedies
+from unet3d.build.objects import to_plain_dict
+from unet3d.build.remedies import suggest_remedies
 
 
 def proposed(composed, *overrides):
-    return remedies(plain(composed(*overrides).config), 20)
+    return suggest_remedies(to_plain_dict(composed(*overrides).config), 20)
 
 
 def test_a_class_that_is_not_learned_is_met_by_what_the_run_has_less_of(composed):
@@ -25,9 +25,9 @@ def test_what_is_set_already_or_what_the_network_does_not_have_is_not_proposed(c
 
 
 def test_a_head_that_does_not_begin_at_the_prior_is_proposed_first(composed):
-    config = plain(composed().config)
+    config = to_plain_dict(composed().config)
     for known, proposals in ((False, ["model.prior_bias=true"]), (True, [])):
         config["model"]["prior_bias"] = known
-        found = remedies(config, 20).class_not_learned
+        found = suggest_remedies(config, 20).class_not_learned
         assert [word for word in found if "prior" in word] == proposals
         assert found[: len(proposals)] == proposals

@@ -1,23 +1,23 @@
 import pytest
 
 from unet3d.build import step
-from unet3d.build.forecast import forecast
+from unet3d.build.forecast import estimate_memory
 
 
 @pytest.mark.parametrize(
     "words", [["precision=bf16"], ["infer.batch_size=3", "trainer.accelerator=cpu"]]
 )
 def test_a_few_windows_of_a_volume_tell_what_all_of_them_take(composed, monkeypatch, words):
-    few_windows = step.FewWindows
+    few_windows = step.PeakWindowsOnly
 
     class Every:
         def __new__(cls, model, trace):
             return model
 
     def foreseen(kind):
-        monkeypatch.setattr(step, "FewWindows", kind)
+        monkeypatch.setattr(step, "PeakWindowsOnly", kind)
         request = composed("model.depth=2", "model.width=4", *words)
-        prediction = forecast(request, [40, 24, 56])
+        prediction = estimate_memory(request, [40, 24, 56])
         return prediction.phases["validation"], len(prediction.trace.events)
 
     few, fewer = foreseen(few_windows)

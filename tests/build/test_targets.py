@@ -2,23 +2,23 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from unet3d.build.ensemble import ensemble
-from unet3d.build.objects import make, network_from
-from unet3d.build.request import conf_folder
-from unet3d.build.run import build
-from unet3d.build.targets import named, permitted
-from unet3d.types import Misuse
+from unet3d.build.ensemble import load_ensemble
+from unet3d.build.objects import build_network_from_metadata, instantiate
+from unet3d.build.request import get_config_dir
+from unet3d.build.run import build_training
+from unet3d.build.targets import iter_targets, resolve_target
+from unet3d.types import UsageError
 
 
 def node(content, **root):
     return OmegaConf.create({**root, "model": content}).model
 
 
-@pytest.mark.parametrize("file", sorted(conf_folder().rglob("*.yaml")), ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", sorted(get_config_dir().rglob("*.yaml")), ids=lambda f: f.stem)
 def test_every_target_of_the_configs_may_be_named(file):
-    for key, name in named(OmegaConf.to_container(OmegaConf.load(file)), file.stem):
+    for key, name in iter_targets(OmegaConf.to_container(OmegaConf.load(file)), file.stem):
         if name != "auto":
-            assert isinstance(permitted(key, name, added=[]), type)
+            assert isinstance(resolve_target(key, name, added=[]), type)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_every_target_of_the_configs_may_be_named(file):
         "torchevil.nn.Linear",
         "unet3d.commands.train.torch.load",
         "unet3d.commands.main.main",
-        "unet3d.build.run.build",
-        "unet3d.report.report.write",
-        "unet3d.data.download.fetch",
+        "unet3d.build.run.build_training",
+        "unet3d.report.report.write_report",
+        "unet3d.data.download.download",
         "unet3d.data.download.shutil.rmtree",
         "unet3d.data.prepared.ThreadPoolExecutor",
         "unet3d.data.nifti.Path",
@@ -59,26 +59,26 @@ def test_every_target_of_the_configs_may_be_named(file):
     ],
 )
 def test_other_code_is_refused_whatever_way_leads_to_it(name):
-    with pytest.raises(Misuse, match=r"model\._target_.*(may only name|there is no)"):
-        make(node({"_target_": name}))
+    with pytest.raises(UsageError, match=r"model\._target_.*(may only name|there is no)"):
+        instantiate(node({"_target_": name}))
 
 
 def test_what_is_not_on_the_list_is_not_even_imported(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path('done').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Misuse, match=r"names evil\.Network"):
-        make(node({"_target_": "evil.Network"}))
+    with pytest.raises(UsageError, match=r"names evil\.Network"):
+        instantiate(node({"_target_": "evil.Network"}))
     assert not (tmp_path / "done").exists()
 
 
 def test_a_target_deep_within_a_node_or_behind_an_interpolation_is_refused_too():
     deep = {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "os.getcwd"}}]}
-    with pytest.raises(Misuse, match=r"model\.a\.0\.b\._target_ names os\.getcwd"):
-        make(node(deep))
+    with pytest.raises(UsageError, match=r"model\.a\.0\.b\._target_ names os\.getcwd"):
+        instantiate(node(deep))
     pointed = {"_target_": "torch.nn.ReLU", "inplace": "${other}"}
-    with pytest.raises(Misuse, match=r"model\.inplace\._target_ names os\.getcwd"):
-        make(node(pointed, other={"_target_": "os.getcwd"}))
+    with pytest.raises(UsageError, match=r"model\.inplace\._target_ names os\.getcwd"):
+        instantiate(node(pointed, other={"_target_": "os.getcwd"}))
 
 
 def test_allow_targets_adds_a_package_but_not_what_that_imports(tmp_path, monkeypatch):
@@ -89,33 +89,33 @@ def test_allow_targets_adds_a_package_but_not_what_that_imports(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     own = {"allow_targets": ["my_package_of_networks"]}
     assert isinstance(
-        make(node({"_target_": "my_package_of_networks.Network"}, **own)), torch.nn.Module
+        instantiate(node({"_target_": "my_package_of_networks.Network"}, **own)), torch.nn.Module
     )
-    assert make(node({"_target_": "my_package_of_networks.made"}, **own)) == 1
-    with pytest.raises(Misuse, match=r"which is posix\.getcwd"):
-        make(node({"_target_": "my_package_of_networks.os.getcwd"}, **own))
-    with pytest.raises(Misuse, match=r"allow_targets=\[my_package\]"):
-        make(node({"_target_": "my_package_of_networks.Network"}))
+    assert instantiate(node({"_target_": "my_package_of_networks.made"}, **own)) == 1
+    with pytest.raises(UsageError, match=r"which is posix\.getcwd"):
+        instantiate(node({"_target_": "my_package_of_networks.os.getcwd"}, **own))
+    with pytest.raises(UsageError, match=r"allow_targets=\[my_package\]"):
+        instantiate(node({"_target_": "my_package_of_networks.Network"}))
 
 
 @pytest.mark.parametrize("bad", ["my_package", [1], ["a-b"], [""], {"a": 1}])
 def test_allow_targets_must_be_a_list_of_packages(bad):
-    with pytest.raises(Misuse, match="allow_targets must be a list of packages"):
-        make(node({"_target_": "torch.nn.ReLU"}, allow_targets=bad))
+    with pytest.raises(UsageError, match="allow_targets must be a list of packages"):
+        instantiate(node({"_target_": "torch.nn.ReLU"}, allow_targets=bad))
 
 
 def test_a_checkpoint_has_no_say_in_what_it_may_name(composed, tmp_path):
-    card = build(composed(), tmp_path).task.card
+    card = build_training(composed(), tmp_path).task.card
     config = {**card["config"], "allow_targets": ["argparse", "posix"]}
     evil = {**config, "model": {"_target_": "argparse.Namespace"}}
-    with pytest.raises(Misuse, match=r"model\._target_ names argparse\.Namespace"):
-        network_from({"config": evil})
-    assert network_from({"config": evil}, ["argparse"])  # who predicts may say so
+    with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
+        build_network_from_metadata({"config": evil})
+    assert build_network_from_metadata({"config": evil}, ["argparse"])  # who predicts may say so
     evil = {**config, "pool": {"_target_": "posix.getcwd"}}
     path = tmp_path / "evil.ckpt"
     torch.save({"unet3d": {**card, "config": evil}, "state_dict": {}}, path)
-    with pytest.raises(Misuse, match=r"pool\._target_ names posix\.getcwd"):
-        ensemble([path])
+    with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
+        load_ensemble([path])
 
 
 def test_the_command_line_answers_in_one_line(unet3d, capsys):

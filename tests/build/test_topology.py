@@ -11,11 +11,11 @@ from tests.build.nnunet_planner import plan_levels_with_nnunet, plan_with_nnunet
 from unet3d.build.planning import limit_batch
 from unet3d.build.topology import (
     find_median_shape,
-    first_patch,
-    levels,
+    initial_patch,
     list_patches,
+    plan_levels,
+    round_up_to_multiple,
     target_spacing,
-    whole,
 )
 from unet3d.model.unet import UNet3D
 
@@ -49,30 +49,34 @@ def test_levels_and_the_padded_patch_are_nnunets():
     for _ in range(200):
         spacing = draw_spacing(drawn)
         patch = [drawn.choice([drawn.randint(1, 40), drawn.randint(4, 400)]) for _ in range(3)]
-        ours = levels(spacing, patch)
-        assert (ours, whole(patch, ours.factor)) == plan_levels_with_nnunet(spacing, patch)
+        ours = plan_levels(spacing, patch)
+        assert (ours, round_up_to_multiple(patch, ours.factor)) == plan_levels_with_nnunet(
+            spacing, patch
+        )
 
 
 def test_levels_are_nnunets_where_spacings_tie_at_twice_the_finest_and_sizes_at_the_limits():
     for spacing, patch in product(product([1, 2, 4], repeat=3), product([7, 8, 12, 15], repeat=3)):
-        ours = levels(spacing, patch)
-        assert (ours, whole(patch, ours.factor)) == plan_levels_with_nnunet(spacing, patch)
+        ours = plan_levels(spacing, patch)
+        assert (ours, round_up_to_multiple(patch, ours.factor)) == plan_levels_with_nnunet(
+            spacing, patch
+        )
 
 
 def test_an_axis_that_is_convolved_once_is_at_every_coarser_level():
-    assert levels((1, 1, 1), (64, 64, 8)).windows[1:] == ((2, 2, 1),) * 3
-    assert levels((1, 1, 1), (64, 64, 8)).kernels == ((3, 3, 3),) * 5
+    assert plan_levels((1, 1, 1), (64, 64, 8)).windows[1:] == ((2, 2, 1),) * 3
+    assert plan_levels((1, 1, 1), (64, 64, 8)).kernels == ((3, 3, 3),) * 5
 
 
 def test_the_coarsest_level_convolves_along_all_axes():
-    assert levels(*CARDIAC).kernels == ((3, 3, 1), (3, 3, 1), *[(3, 3, 3)] * 4)
+    assert plan_levels(*CARDIAC).kernels == ((3, 3, 1), (3, 3, 1), *[(3, 3, 3)] * 4)
 
 
 @pytest.mark.parametrize(
     ("size", "windows"), [(11, ()), (12, ((1, 1, 2),)), (24, ((1, 1, 2), (1, 1, 2)))]
 )
 def test_an_axis_is_pooled_alone_from_12_voxels_on(size, windows):
-    assert levels((1, 1, 1), (7, 7, size)).windows == windows
+    assert plan_levels((1, 1, 1), (7, 7, size)).windows == windows
 
 
 def test_spacing_median_first_patch_and_batch_are_nnunets():
@@ -84,13 +88,13 @@ def test_spacing_median_first_patch_and_batch_are_nnunets():
         spacing = target_spacing(spacings, shapes)
         assert spacing == pytest.approx(theirs.spacing_mm, rel=1e-6)
         assert find_median_shape(spacings, shapes, theirs.spacing_mm) == theirs.median
-        first = first_patch(theirs.spacing_mm, theirs.median)
-        shape = levels(theirs.spacing_mm, first)
-        patch = whole(first, shape.factor)
+        first = initial_patch(theirs.spacing_mm, theirs.median)
+        shape = plan_levels(theirs.spacing_mm, first)
+        patch = round_up_to_multiple(first, shape.factor)
         if not {7.5, 11.5} & set(theirs.median):  # these have a test of their own
             assert (patch, shape) == (theirs.patch, theirs.levels)
             compared += 1
-        assert levels(theirs.spacing_mm, patch) == shape
+        assert plan_levels(theirs.spacing_mm, patch) == shape
         assert limit_batch(theirs.patch, theirs.median, len(shapes)) == min(32, theirs.batch)
         coarse += max(spacing) < 0.9 * max(target_spacing(spacings, [(9, 9, 9)] * len(shapes)))
     assert compared > 190
@@ -100,9 +104,9 @@ def test_spacing_median_first_patch_and_batch_are_nnunets():
 def test_a_median_of_seven_and_a_half_voxels_counts_as_eight_which_can_be_pooled():
     spacings, shapes = [(1, 1, 1)] * 2, [(7, 64, 64), (8, 64, 64)]
     theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1)
-    assert theirs.patch == first_patch((1, 1, 1), theirs.median) == (8, 64, 64)
+    assert theirs.patch == initial_patch((1, 1, 1), theirs.median) == (8, 64, 64)
     assert theirs.levels.windows[0] == (1, 2, 2)
-    assert levels((1, 1, 1), theirs.patch).windows[0] == (2, 2, 2)
+    assert plan_levels((1, 1, 1), theirs.patch).windows[0] == (2, 2, 2)
 
 
 def test_the_spacing_of_a_coarse_axis_is_nnunets_where_it_ties_with_the_others():
@@ -128,8 +132,8 @@ def test_the_next_smaller_patch_is_nnunets_until_an_axis_has_four_voxels():
 
 def is_kept(patch, plan, before):
     """Whether ours tries it too: it has levels, and it is smaller than all before."""
-    smaller = all(prod(patch) < prod(p) for p in before if levels(plan.spacing_mm, p).windows)
-    return smaller and bool(levels(plan.spacing_mm, patch).windows)
+    smaller = all(prod(patch) < prod(p) for p in before if plan_levels(plan.spacing_mm, p).windows)
+    return smaller and bool(plan_levels(plan.spacing_mm, patch).windows)
 
 
 def fit_below(voxels):
@@ -144,9 +148,9 @@ def test_of_axes_that_are_equally_large_for_the_cases_nnunets_is_the_first_to_sh
 
 
 def test_the_hippocampus_gets_nnunets_patch_and_pooling():
-    patch = first_patch((1, 1, 1), (36, 50, 35))
-    shape = levels((1, 1, 1), patch)
-    assert whole(patch, shape.factor) == (40, 56, 40)
+    patch = initial_patch((1, 1, 1), (36, 50, 35))
+    shape = plan_levels((1, 1, 1), patch)
+    assert round_up_to_multiple(patch, shape.factor) == (40, 56, 40)
     assert shape.windows == ((2, 2, 2),) * 3
     assert shape.kernels == ((3, 3, 3),) * 4
 
@@ -166,14 +170,14 @@ def test_a_spacing_is_written_with_the_digits_that_a_file_has():
 def test_every_level_keeps_four_voxels_and_patches_divide(spacing, size):
     patches = list_patches(spacing, size)
     for patch in patches:
-        factor = levels(spacing, patch).factor
+        factor = plan_levels(spacing, patch).factor
         assert all(n % f == 0 for n, f in zip(patch, factor, strict=True))
         assert all(n // f >= 4 or f == 1 for n, f in zip(patch, factor, strict=True))
     assert all(prod(less) < prod(patch) for patch, less in pairwise(patches))
 
 
 def test_a_network_is_built_and_trained_with_the_planned_levels():
-    shape = levels(*CARDIAC)
+    shape = plan_levels(*CARDIAC)
     net = UNet3D(
         in_channels=1,
         num_classes=2,

@@ -12,18 +12,18 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.forecast import forecast
-from unet3d.build.request import composed, conf_folder
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.request import compose_config, get_config_dir
 from unet3d.checkpointing.blocks import RecomputeBlocks
-from unet3d.checkpointing.ladder import Ladder
-from unet3d.checkpointing.offload import Offload
+from unet3d.checkpointing.ladder import PerLevelPolicy
+from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.model.lean import host, rows
 from unet3d.model.unet import UNet3D
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 OPTIONS = [
     path
-    for path in sorted((conf_folder() / "checkpointing").glob("*.yaml"))
+    for path in sorted((get_config_dir() / "checkpointing").glob("*.yaml"))
     if path.stem != "auto"  # which stands for one of the others
 ]
 
@@ -80,14 +80,14 @@ def test_recomputed_blocks_are_equal_bit_for_bit():
 
 @pytest.mark.parametrize("option", ["skips", "lean", "leanest"])
 def test_a_rung_is_refused_where_there_are_no_lean_blocks(option):
-    strategy = instantiate(OmegaConf.load(conf_folder() / "checkpointing" / f"{option}.yaml"))
-    with pytest.raises(Misuse, match="checkpointing=blocks or none"):
+    strategy = instantiate(OmegaConf.load(get_config_dir() / "checkpointing" / f"{option}.yaml"))
+    with pytest.raises(UsageError, match="checkpointing=blocks or none"):
         strategy.apply(nn.Linear(1, 1))
 
 
 def test_an_unknown_word_of_a_level_is_refused():
-    with pytest.raises(Misuse, match="all, last, host, again, slabs, never"):
-        Ladder(encoders=["some"], decoders=["all"])
+    with pytest.raises(UsageError, match="all, last, host, again, slabs, never"):
+        PerLevelPolicy(encoders=["some"], decoders=["all"])
 
 
 def test_running_statistics_would_move_twice_without_setting_buffers_aside():
@@ -145,12 +145,12 @@ def test_a_copied_network_redoes_its_own_blocks():
 
 
 def test_a_network_without_blocks_is_refused():
-    with pytest.raises(Misuse, match="Linear does not"):
+    with pytest.raises(UsageError, match="Linear does not"):
         RecomputeBlocks().apply(nn.Linear(1, 1))
 
 
 def test_a_level_that_the_network_does_not_have_is_refused():
-    with pytest.raises(Misuse, match=r"0\.\.2"):
+    with pytest.raises(UsageError, match=r"0\.\.2"):
         RecomputeBlocks(levels=[3]).apply(network())
 
 
@@ -161,7 +161,7 @@ def test_any_other_network_offloads_its_saved_tensors_and_stays_equal_bit_for_bi
         return nn.Sequential(*layers, nn.Conv3d(4, 4, 3), nn.BatchNorm3d(4), nn.ReLU()).double()
 
     plain, cheaper = sequence(), sequence()
-    Offload(["host"], ["all"], least_mib=0).apply(cheaper)
+    OffloadActivations(["host"], ["all"], least_mib=0).apply(cheaper)
     (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
     assert all(a.equal(b) for a, b in zip(losses, losses2, strict=True))
     assert all(a.equal(b) for a, b in zip(gradients, gradients2, strict=True))
@@ -173,7 +173,9 @@ def test_offloading_keeps_little_on_a_gpu_in_any_network():
 
     def kept(options):
         words = ["model=dynunet", "model.filters=[32,32,32]", "data.patch_size=[64,64,64]"]
-        return forecast(composed([*words, *options], "memory")).kinds["activations kept"]
+        return estimate_memory(compose_config([*words, *options], "memory")).kinds[
+            "activations kept"
+        ]
 
     assert kept(["checkpointing=offload"]) < kept([]) / 3
 
@@ -181,8 +183,8 @@ def test_offloading_keeps_little_on_a_gpu_in_any_network():
 def test_a_map_in_the_host_gives_any_of_its_rows(monkeypatch):
     monkeypatch.setattr(host, "CHUNK_BYTES", 1000)
     for axis in (2, 3):
-        space = rows.Space(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
+        space = rows.MapLayout(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
         x = space.empty(3).normal_()
-        there = host.Host(x, space)
+        there = host.HostMap(x, space)
         for start, stop in ((0, 4), (2, 9), (8, space.rows), (0, space.rows), (5, 6)):
             assert there.rows(start, stop).equal(space.part(x, start, stop))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from unet3d.build.request import composed
-from unet3d.build.run import build
+from unet3d.build.request import compose_config
+from unet3d.build.run import build_training
 
 
 def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
@@ -17,7 +17,9 @@ def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
         if not path.exists():
             path.parent.mkdir(parents=True)
             anything = "model.prior_bias=false"  # with a prior all of it would be background
-            run = build(composed([*words, anything, *overrides], "train"), folder / name)
+            run = build_training(
+                compose_config([*words, anything, *overrides], "train"), folder / name
+            )
             content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
             torch.save(content, path)
         return path

@@ -13,11 +13,11 @@ import torch
 
 from tests.commands.checkpoints import checkpoints
 from unet3d.build import exporting
-from unet3d.build.ensemble import ensemble
+from unet3d.build.ensemble import load_ensemble
 from unet3d.build.forecast import composed
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.commands.main import main
-from unet3d.data.preparation import Preparation
+from unet3d.data.preparation import Preprocessing
 from unet3d.export import onnx_file
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_an_onnx_file_says_what_volumes_and_logits_are(onnx_of_regions):
 def test_the_file_gives_the_checkpoints_logits_for_a_batch_of_any_size(onnx_of_regions):
     output, path = onnx_of_regions
     session = onnxruntime.InferenceSession(output)
-    network = ensemble([path]).networks[0]
+    network = load_ensemble([path]).networks[0]
     for size in (1, 3):
         batch = torch.randn(size, 1, 16, 16, 16)
         (logits,) = session.run(["logits"], {"image": batch.numpy()})
@@ -96,7 +96,7 @@ def test_the_example_runs_with_onnxruntime_alone(onnx_of_regions, tmp_path):
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     counts = {line.split()[0]: int(line.split()[1]) for line in ran.stdout.splitlines()}
     image = (volume - volume.mean()) / volume.std(correction=0)
-    logits = ensemble([path]).networks[0](image[None, :, :16, :16, :16])
+    logits = load_ensemble([path]).networks[0](image[None, :, :16, :16, :16])
     assert list(counts) == ["whole", "core", "inner"]
     assert list(counts.values()) == pytest.approx((logits > 0).sum((0, 2, 3, 4)).tolist(), abs=2)
 
@@ -121,7 +121,7 @@ print(json.loads(extra["unet3d.json"])["classes"])
     words = [sys.executable, "-W", "ignore", "-c", ALONE + script]
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == str(["background", "ball", "tube", "box"])
-    expected = ensemble([path]).networks[0](batch)
+    expected = load_ensemble([path]).networks[0](batch)
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=0, atol=1e-5)
 
 
@@ -158,8 +158,8 @@ def test_a_file_that_gives_something_else_is_not_left_behind(
         copy.heads[0].bias = torch.nn.Parameter(copy.heads[0].bias + 0.1)
         return copy
 
-    exportable = exporting.exportable
-    monkeypatch.setattr(exporting, "exportable", other)
+    exportable = exporting.to_plain_operators
+    monkeypatch.setattr(exporting, "to_plain_operators", other)
     words = {"checkpoint": checkpoint("one"), "format": "torch_export", "input": scan}
     (tmp_path / "net.pt2").write_text("as it was")
     code, said, error = export(capsys, **words, output=tmp_path / "net.pt2")
@@ -176,7 +176,7 @@ def test_ctrl_c_leaves_nothing(checkpoint, scan, tmp_path, capsys, monkeypatch):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(onnx_file, "write", interrupted)
+    monkeypatch.setattr(onnx_file, "write_onnx", interrupted)
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx", "input": scan}
     assert export(capsys, **words)[0] == 130
     assert list(tmp_path.iterdir()) == []
@@ -184,15 +184,15 @@ def test_ctrl_c_leaves_nothing(checkpoint, scan, tmp_path, capsys, monkeypatch):
 
 def test_normalisation_by_the_data_set_is_said_in_numbers():
     card = {
-        "preparation": Preparation(
+        "preparation": Preprocessing(
             num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
         ).settings(),
         "config": {"precision": "32"},
         "classes": ["background", "liver"],
         "channels": ["CT"],
     }
-    trained = exporting.Trained(network=torch.nn.Identity(), card=card, patch=(8, 8, 8))
-    facts = exporting.facts_of(trained)
+    trained = exporting.TrainedNetwork(network=torch.nn.Identity(), card=card, patch=(8, 8, 8))
+    facts = exporting.make_export_metadata(trained)
     said = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
     assert facts["intensities"] == [said]
     assert facts["outputs"] == facts["classes"]
@@ -254,7 +254,7 @@ def test_packages_that_are_missing_are_told_how_to_get(checkpoint, tmp_path, cap
 def test_a_patch_that_another_network_cannot_take_is_named(small, tmp_path, capsys):
     words = [w for w in small if "patch_size" not in w]
     words += ["model=dynunet", "model.filters=[4,8,8]", "data.patch_size=[16,16,16]"]
-    run = build(composed(words, "train"), tmp_path)
+    run = build_training(composed(words, "train"), tmp_path)
     torch.save({"state_dict": run.task.state_dict(), "unet3d": run.task.card}, tmp_path / "d.ckpt")
     words = {"checkpoint": tmp_path / "d.ckpt", "output": tmp_path / "net.onnx"}
     code, _, error = export(capsys, **words, patch_size="[16,16,18]")

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from unet3d.build.request import composed, conf_folder, groups
-from unet3d.commands.main import VERBS, main
+from unet3d.build.request import compose_config, get_config_dir, list_config_groups
+from unet3d.commands.main import COMMANDS, main
 
 HEAVY = {"torch", "lightning", "monai", "numpy", "matplotlib"}
 
@@ -31,20 +31,20 @@ def test_a_verbs_help_and_a_mistyped_word_are_answered_without_torch(word):
     assert not HEAVY & found
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_the_help_of_every_verb_lists_its_keys(verb, capsys):
     assert main([verb, "--help"]) == 0
     said = capsys.readouterr().out
-    assert VERBS[verb] in said
-    for key in composed([], verb).config:
-        assert key in groups() or f"  {key}" in said, key
+    assert COMMANDS[verb] in said
+    for key in compose_config([], verb).config:
+        assert key in list_config_groups() or f"  {key}" in said, key
 
 
 def test_options_and_keys_are_shown_with_what_their_files_say(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0
     said = capsys.readouterr().out
-    for path in conf_folder().glob("*/[!_]*.yaml"):
+    for path in get_config_dir().glob("*/[!_]*.yaml"):
         assert f" {path.parent.name}={path.stem}" in said
     assert "* data=pairs" in said
     assert "* model=unet_tiny" in said

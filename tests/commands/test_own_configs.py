@@ -1,7 +1,7 @@
 import pytest
 
-from unet3d.commands.own_configs import check_own
-from unet3d.types import Misuse
+from unet3d.commands.own_configs import check_user_configs
+from unet3d.types import UsageError
 
 
 @pytest.fixture
@@ -46,22 +46,22 @@ def test_a_file_that_bursts_or_reaches_into_hydra_is_refused(experiment, text, s
     if "@package" in said:
         (folder / "experiment" / "x.yaml").write_text(text)
         said = r"sets hydra\.callbacks"
-    with pytest.raises(Misuse, match=said):
-        check_own(folder, ["experiment=x"])
+    with pytest.raises(UsageError, match=said):
+        check_user_configs(folder, ["experiment=x"])
 
 
 def test_options_that_others_name_are_looked_at_and_those_that_nobody_names_are_not(experiment):
     experiment("hydra: {callbacks: {}}", "evil")
     folder = experiment("defaults: [{override /experiment: evil}]", "names_it")
     (folder / "train.yaml").write_text("hydra: {job_logging: {}}")  # a verb's: ours
-    check_own(folder, ["data.root=train"])
+    check_user_configs(folder, ["data.root=train"])
     experiment("defaults: [{override /model: unet_nn}]", "unet_nn")
-    check_own(folder, ["experiment=unet_nn"])
+    check_user_configs(folder, ["experiment=unet_nn"])
     experiment("hydra: {run: {dir: here}}\nx: &a 1\ny: *a", "fine")
-    check_own(folder, ["experiment=fine", "seed=1"])
+    check_user_configs(folder, ["experiment=fine", "seed=1"])
     for words in (["experiment=names_it"], ["-m", "experiment=fine,evil"]):
-        with pytest.raises(Misuse, match=r"evil\.yaml sets hydra\.callbacks"):
-            check_own(folder, words)
+        with pytest.raises(UsageError, match=r"evil\.yaml sets hydra\.callbacks"):
+            check_user_configs(folder, words)
 
 
 def test_a_callback_in_an_experiment_does_not_run(unet3d, tmp_path, experiment, capsys):

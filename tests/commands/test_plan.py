@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from tests.data.folders import image, label, nnunet, save
-from unet3d.build.forecast import forecast
-from unet3d.build.request import composed, conf_folder
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.request import compose_config, get_config_dir
 from unet3d.commands.main import main
 from unet3d.meter.fit import CONTEXT
 from unet3d.types import GIB
@@ -31,8 +31,8 @@ def plan(decathlon_folder, tmp_path, monkeypatch):
 def composed_from(own):
     from hydra import initialize_config_dir
 
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return composed(["experiment=planned", f"hydra.searchpath=[{own}]"], "train")
+    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+        return compose_config(["experiment=planned", f"hydra.searchpath=[{own}]"], "train")
 
 
 def experiment(folder, name="planned"):
@@ -60,7 +60,7 @@ def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
 def test_one_trace_decides_where_the_first_patch_fits_as_it_is(plan, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "unet3d.build.fitting.forecast", lambda asked: made.append(1) or forecast(asked)
+        "unet3d.build.fitting.forecast", lambda asked: made.append(1) or estimate_memory(asked)
     )
     assert plan("budget_gib=1", "seed=1") == 0
     assert len(made) == 1
@@ -93,7 +93,7 @@ def test_a_constant_border_that_is_not_zero_is_planned_to_be_left_out(
 
 def test_what_is_planned_is_predicted_to_fit(plan, tmp_path):
     assert plan("budget_gib=0.589", "data.spacing_mm=[0.5,0.5,1]") == 0
-    peak = forecast(composed_from(tmp_path / "conf")).peak
+    peak = estimate_memory(composed_from(tmp_path / "conf")).peak
     assert 0 < peak.reserved <= 0.589 * GIB - CONTEXT
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
 

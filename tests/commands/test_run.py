@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unet3d.commands.main import imported, main
-from unet3d.commands.run import quoted
+from unet3d.commands.main import import_command, main
+from unet3d.commands.run import quote_override
 
 
 def report(tmp_path):
@@ -169,10 +169,10 @@ def test_paths_take_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decat
 
 
 def test_a_path_is_quoted_unless_it_is_null_or_quoted_already():
-    assert quoted("resume=null", sweep=False) == "resume=null"
-    assert quoted("resume='a b'", sweep=False) == "resume='a b'"
-    assert quoted("model=unet_tiny", sweep=False) == "model=unet_tiny"
-    assert quoted("data.root=a,b", sweep=True) == "data.root=a,b"
+    assert quote_override("resume=null", sweep=False) == "resume=null"
+    assert quote_override("resume='a b'", sweep=False) == "resume='a b'"
+    assert quote_override("model=unet_tiny", sweep=False) == "model=unet_tiny"
+    assert quote_override("data.root=a,b", sweep=True) == "data.root=a,b"
 
 
 def test_a_conf_folder_in_the_working_folder_adds_options(unet3d, tmp_path):
@@ -250,7 +250,7 @@ def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
 
 def test_garbage_is_looked_for_again_once_a_verb_is_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "unet3d.commands.check", raising=False)
-    imported("check")
+    import_command("check")
     assert gc.isenabled()
 
 

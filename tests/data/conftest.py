@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.prepared import Volume
+from unet3d.data.prepared import CachedVolume
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def volumes(tmp_path):
         np.save(folder / "label.npy", rng.integers(0, 3, size, np.uint8))
         np.save(folder / "places.npy", np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32))
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
-        made.append(Volume(case, folder))
+        made.append(CachedVolume(case, folder))
     return made

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from unet3d.data import intensity
 from unet3d.data.augment import Augment
-from unet3d.data.spatial import Move, bent, matrix, read
-from unet3d.types import IGNORE, Misuse
+from unet3d.data.spatial import (
+    SpatialTransform,
+    apply_transform,
+    make_affine_matrix,
+    make_elastic_field,
+)
+from unet3d.types import IGNORE_LABEL, UsageError
 
 ALL = {
     f"{name}_p": 1.0
@@ -107,7 +112,9 @@ def test_flips_turn_image_and_label_alike_and_only_the_axes_that_were_asked_for(
 def test_a_quarter_turn_is_rot90(axis):
     image, label = torch.randn(2, 7, 7, 7), torch.randint(0, 9, (7, 7, 7)).byte()
     angles = [math.pi / 2 if n == axis else 0.0 for n in range(3)]
-    turned, labels = read(image, label, Move(matrix=matrix(angles, 1.0, (7, 7, 7))), (7, 7, 7))
+    turned, labels = apply_transform(
+        image, label, SpatialTransform(matrix=make_affine_matrix(angles, 1.0, (7, 7, 7))), (7, 7, 7)
+    )
     plane = [n for n in range(3) if n != axis]
     assert turned.allclose(torch.rot90(image, -1, [n + 1 for n in plane]), atol=1e-5)
     assert labels.equal(torch.rot90(label, -1, plane))
@@ -116,7 +123,11 @@ def test_a_quarter_turn_is_rot90(axis):
 def test_scaling_shows_a_structure_larger():
     ball = sum(torch.arange(-10.0, 11).view(-1, *[1] * n) ** 2 for n in range(3)) < 38
     source = ball.float()[None], ball.byte()
-    larger, label = read(*source, Move(matrix=matrix([0, 0, 0], 1.5, (21, 21, 21))), (21, 21, 21))
+    larger, label = apply_transform(
+        *source,
+        SpatialTransform(matrix=make_affine_matrix([0, 0, 0], 1.5, (21, 21, 21))),
+        (21, 21, 21),
+    )
     assert float(label.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
     assert float(larger.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
 
@@ -144,17 +155,17 @@ def test_a_source_holds_all_that_is_read(key, patch):
 
 
 def test_a_source_is_no_larger_than_what_is_read():
-    turn = matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
+    turn = make_affine_matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
     reach = 9.5 * (math.cos(math.pi / 6) + math.sin(math.pi / 6))  # 12.98: 3.48 beyond 9.5
     assert reach == pytest.approx(12.98, abs=0.01)
-    assert Move(matrix=turn).source_size((20, 20, 20)) == (20, 28, 28)
-    assert Move(matrix=turn / 10).source_size((20, 20, 20)) == (20, 20, 20)
-    assert Move().source_size((5, 6, 7)) == (5, 6, 7)
+    assert SpatialTransform(matrix=turn).source_size((20, 20, 20)) == (20, 28, 28)
+    assert SpatialTransform(matrix=turn / 10).source_size((20, 20, 20)) == (20, 20, 20)
+    assert SpatialTransform().source_size((5, 6, 7)) == (5, 6, 7)
 
 
 def test_outside_the_source_image_and_label_are_0():
     image, label = torch.full((1, 4, 4, 4), 7.0), torch.full((4, 4, 4), 3).byte()
-    out, labels = read(image, label, Move(matrix=3 * np.eye(3)), (4, 4, 4))
+    out, labels = apply_transform(image, label, SpatialTransform(matrix=3 * np.eye(3)), (4, 4, 4))
     assert out[0, 0, 0, 0] == labels[0, 0, 0] == 0
     assert out[0, 1, 1, 1] == 7
     assert labels[1, 1, 1] == 3
@@ -162,14 +173,14 @@ def test_outside_the_source_image_and_label_are_0():
 
 def test_labels_to_ignore_survive():
     images, _ = sources(SPATIAL, [9], (8, 8, 8))
-    label = torch.full(images[0].shape[1:], IGNORE).byte()
+    label = torch.full(images[0].shape[1:], IGNORE_LABEL).byte()
     _, out = SPATIAL(images, [label], [9], (8, 8, 8))
-    assert (out == IGNORE).all()
+    assert (out == IGNORE_LABEL).all()
 
 
 def test_an_elastic_displacement_is_smooth_bounded_and_folds_nothing():
-    move = Move(matrix=np.eye(3), bend=4.0, bend_spacing=10, seed=3)
-    field = bent(move, (40, 30, 20), torch.device("cpu"))
+    move = SpatialTransform(matrix=np.eye(3), bend=4.0, bend_spacing=10, seed=3)
+    field = make_elastic_field(move, (40, 30, 20), torch.device("cpu"))
     assert field.shape == (3, 40, 30, 20)
     assert 0.5 < field.abs().max() <= 4
     for axis in range(3):
@@ -264,7 +275,7 @@ def test_low_resolution_loses_detail_and_stays_in_place():
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_in_one_line(bad, said):
-    with pytest.raises(Misuse, match=said) as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         Augment(**bad)
     assert "\n" not in str(caught.value)
 

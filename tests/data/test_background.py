@@ -8,8 +8,8 @@ from unet3d.data.background import (
     border_value,
     find_background,
 )
-from unet3d.data.preparation import Preparation
-from unet3d.types import Misuse
+from unet3d.data.preparation import Preprocessing
+from unet3d.types import UsageError
 
 AUTO = ("auto",)
 
@@ -32,7 +32,7 @@ def test_each_channel_of_each_case_has_its_own_background(tmp_path):
     empty = framed() == 0
     assert (image[:, empty] == 0).all()
     np.testing.assert_allclose(image[0], image[1], atol=1e-5)
-    with pytest.raises(Misuse, match="one value or one for each of the 2 channels"):
+    with pytest.raises(UsageError, match="one value or one for each of the 2 channels"):
         find_background(np.moveaxis(both, -1, 0), (0, 0, 0))
 
 
@@ -73,11 +73,11 @@ def test_air_in_ct_is_a_value_like_others():
 
 @pytest.mark.parametrize("bad", [(), ("border",), (True,), (float("nan"),), ([0],)])
 def test_a_background_is_a_number_or_auto(bad):
-    with pytest.raises(Misuse, match=r"data\.background must be auto or a number"):
-        Preparation(num_classes=2, background=bad)
+    with pytest.raises(UsageError, match=r"data\.background must be auto or a number"):
+        Preprocessing(num_classes=2, background=bad)
 
 
 def test_a_background_is_kept_in_checkpoints_and_zero_leaves_older_ones_as_they_are():
-    settings = Preparation(num_classes=2, background=(-3.5, "auto"))
-    assert Preparation.of(settings.settings()) == settings
-    assert "background" not in Preparation(num_classes=2, background=(0.0,)).settings()
+    settings = Preprocessing(num_classes=2, background=(-3.5, "auto"))
+    assert Preprocessing.of(settings.settings()) == settings
+    assert "background" not in Preprocessing(num_classes=2, background=(0.0,)).settings()

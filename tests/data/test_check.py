@@ -8,20 +8,20 @@ import pytest
 
 from tests.data.faulty import FAULTS, moved, spoil, with_value
 from tests.data.folders import AFFINE, SIZE, decathlon, image, label, save
-from unet3d.data.check import headers
-from unet3d.data.check_voxels import contents
+from unet3d.data.check import check_headers
+from unet3d.data.check_voxels import check_voxels
 from unet3d.data.decathlon import Decathlon
-from unet3d.data.raw import CHUNK, read_header, voxels
+from unet3d.data.raw import CHUNK, iter_voxels, read_header
 
 
 def found(root):
     """Every finding, as `unet3d check` puts them together."""
     source = Decathlon(str(root))
     cases, classes = source.cases(), source.describe().classes
-    seen = contents(
+    seen = check_voxels(
         cases, classes=classes, ignore_label=None, workers=2, progress=lambda done, total: None
     )
-    return [*dict.fromkeys([*source.faults(), *headers(cases, channels=1), *seen])]
+    return [*dict.fromkeys([*source.faults(), *check_headers(cases, channels=1), *seen])]
 
 
 def in_json(root, change):
@@ -111,9 +111,9 @@ def test_channels_that_differ_are_told(tmp_path):
     case = Decathlon(str(tmp_path)).cases()[0]
     second = save(tmp_path / "second.nii.gz", image(9), moved(AFFINE, 1))
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
-    findings = headers([both], channels=2)
+    findings = check_headers([both], channels=2)
     assert [(f.file, f.what[:16]) for f in findings] == [(second, "lies up to 1 mm ")]
-    assert "2 channels in all" in headers([both], channels=1)[0].what
+    assert "2 channels in all" in check_headers([both], channels=1)[0].what
 
 
 def test_a_constant_channel_of_several_is_told(tmp_path):
@@ -132,7 +132,7 @@ def test_voxels_come_in_pieces_as_nibabel_reads_them(tmp_path, name, dtype, monk
     volume.header.set_slope_inter(0.5, 3)
     nibabel.save(volume, tmp_path / name)
     header = read_header(tmp_path / name)
-    pieces = list(voxels(tmp_path / name, header))
+    pieces = list(iter_voxels(tmp_path / name, header))
     assert max(len(values) for _, values in pieces) == 100 < CHUNK
     assert all(a[0] <= b[0] for a, b in pairwise(pieces))
     whole = np.concatenate([values for _, values in pieces]).reshape(header.shape, order="F")
@@ -142,7 +142,7 @@ def test_voxels_come_in_pieces_as_nibabel_reads_them(tmp_path, name, dtype, monk
 
 def test_progress_is_told_to_the_last_case(tmp_path):
     cases, told = Decathlon(str(decathlon(tmp_path, 3))).cases(), []
-    contents(
+    check_voxels(
         cases,
         classes=["a", "b", "c"],
         ignore_label=None,
@@ -156,7 +156,7 @@ def test_a_label_to_ignore_is_no_fault(tmp_path):
     decathlon(tmp_path, 1)
     with_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
     for ignore_label, count in ((9, 0), (None, 1)):
-        findings = contents(
+        findings = check_voxels(
             Decathlon(str(tmp_path)).cases(),
             classes=["a", "b", "c"],
             ignore_label=ignore_label,

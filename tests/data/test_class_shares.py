@@ -3,15 +3,15 @@ import pytest
 
 from tests.data.test_volumes import noise, write_case
 from unet3d.data.augment import Augment
-from unet3d.data.class_shares import class_shares
-from unet3d.data.preparation import Preparation
-from unet3d.data.prepared import prepared
-from unet3d.data.volumes import EpochOrder, TrainingPatches
+from unet3d.data.class_shares import compute_class_fractions
+from unet3d.data.preparation import Preprocessing
+from unet3d.data.prepared import preprocess_all
+from unet3d.data.volumes import EpochSampler, TrainingPatches
 
 
 def patches_of(tmp_path, label, patch_size=(6, 6, 6), **settings):
     case = write_case(tmp_path, noise(*label.shape), label)
-    volumes = prepared([case], Preparation(num_classes=3, **settings), tmp_path / "cache")
+    volumes = preprocess_all([case], Preprocessing(num_classes=3, **settings), tmp_path / "cache")
     return TrainingPatches(volumes, patch_size=patch_size, augment=Augment(), seed=0)
 
 
@@ -22,12 +22,14 @@ def corner(size=12):
 
 
 def shares(patches, foreground_share, samples=200):
-    return class_shares(patches, num_classes=3, samples=samples, foreground_share=foreground_share)
+    return compute_class_fractions(
+        patches, num_classes=3, samples=samples, foreground_share=foreground_share
+    )
 
 
 def test_shares_are_those_of_the_labels_that_the_training_is_given(tmp_path):
     patches = patches_of(tmp_path, corner())
-    order = EpochOrder(50, batch_size=1, foreground_share=0.5, seed=0)
+    order = EpochSampler(50, batch_size=1, foreground_share=0.5, seed=0)
     given = np.concatenate([patches[place]["label"].numpy().ravel() for place in order])
     assert shares(patches, 0.5, samples=50) == pytest.approx(
         np.bincount(given, minlength=3) / len(given)

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from tests.data.folders import SIZE, decathlon, image, save
-from unet3d.data.check import headers
+from unet3d.data.check import check_headers
 from unet3d.data.decathlon import Decathlon
-from unet3d.data.preparation import Preparation, prepare
-from unet3d.types import Misuse
+from unet3d.data.preparation import Preprocessing, preprocess_case
+from unet3d.types import UsageError
 
 
 def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
@@ -30,19 +30,19 @@ def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
 )
 def test_a_broken_json_is_answered_with_its_name(tmp_path, content, said):
     (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         Decathlon(str(tmp_path)).cases()
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"1": "a"}, {"a": 0}, ["background"]])
 def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "modality": {"0": "x"}}))
-    with pytest.raises(Misuse, match="labels must name"):
+    with pytest.raises(UsageError, match="labels must name"):
         Decathlon(str(tmp_path)).describe()
 
 
 def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
-    with pytest.raises(Misuse, match=r"no dataset\.json"):
+    with pytest.raises(UsageError, match=r"no dataset\.json"):
         Decathlon(str(tmp_path / "nowhere")).cases()
 
 
@@ -54,12 +54,12 @@ def test_several_channels_lie_in_one_file(tmp_path):
     save(tmp_path / "imagesTr" / "case_00.nii.gz", image(0, (*SIZE, 4)))
     source = Decathlon(str(tmp_path))
     assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
-    findings = headers(source.cases(), channels=4)
+    findings = check_headers(source.cases(), channels=4)
     assert [(f.case, f.what) for f in findings] == [
         ("case_01", "has shape 12 x 10 x 8: 1 channels in all, the data set names 4")
     ]
-    settings = Preparation(num_classes=3, normalize=("none",))
-    scan, label = prepare(source.cases()[0], settings)
+    settings = Preprocessing(num_classes=3, normalize=("none",))
+    scan, label = preprocess_case(source.cases()[0], settings)
     assert scan.image.shape == (4, *label.shape) == (4, *SIZE)
 
 
@@ -73,7 +73,7 @@ def test_several_channels_lie_in_one_file(tmp_path):
 )
 def test_a_listing_that_would_harm_the_reader_or_the_screen_is_refused(tmp_path, content, said):
     (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         Decathlon(str(tmp_path)).describe()
 
 

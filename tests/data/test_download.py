@@ -3,8 +3,8 @@ import tarfile
 import pytest
 
 from tests.data.archive import FILES, TASK, archive, md5, serving
-from unet3d.data.download import addresses, fetch, unpack
-from unet3d.types import Fault, Misuse
+from unet3d.data.download import download, extract, task_urls
+from unet3d.types import RunError, UsageError
 
 
 @pytest.fixture
@@ -18,12 +18,12 @@ def fetched(server, part, told=None):
         if told is not None:
             told.append(done)
 
-    fetch(server.url, md5(server.content), part, progress)
+    download(server.url, md5(server.content), part, progress)
     return part.read_bytes()
 
 
 def test_the_ten_tasks_have_addresses_and_checksums():
-    known = addresses()
+    known = task_urls()
     assert len(known) == 10
     url, checksum = known["Task04_Hippocampus"]
     assert url.endswith("/Task04_Hippocampus.tar")
@@ -39,7 +39,7 @@ def test_a_file_is_fetched_and_progress_told_to_the_end(server, tmp_path):
 def test_a_fetch_that_was_cut_off_goes_on_where_it_was(server, tmp_path):
     part, server.limit = tmp_path / "a.part", 100_000
     with pytest.raises(
-        Fault, match=r"ended after 100,000 of .* from the 0\.1 MiB that are in .*a\.part"
+        RunError, match=r"ended after 100,000 of .* from the 0\.1 MiB that are in .*a\.part"
     ):
         fetched(server, part)
     assert part.stat().st_size == 100_000
@@ -65,33 +65,33 @@ def test_a_wrong_checksum_removes_what_was_fetched(server, tmp_path, there):
     part = tmp_path / "a.part"
     part.write_bytes(there)
     checksum = md5(b"another file") if not there else md5(server.content)
-    with pytest.raises(Fault, match=r"has MD5 .*, expected .*: removed"):
-        fetch(server.url, checksum, part, lambda *_: None)
+    with pytest.raises(RunError, match=r"has MD5 .*, expected .*: removed"):
+        download(server.url, checksum, part, lambda *_: None)
     assert not part.exists()
     assert fetched(server, part) == server.content
 
 
 def test_a_server_that_has_not_the_file_or_is_not_there_is_a_fault(server, tmp_path):
     part = tmp_path / "a.part"
-    with pytest.raises(Fault, match="answers 404 Not Found"):
-        fetch(server.url + "x", "", part, lambda *_: None)
-    with pytest.raises(Fault, match=r"cannot be fetched: .*refused"):
-        fetch("http://127.0.0.1:1/a.tar", "", part, lambda *_: None)
-    with pytest.raises(Misuse, match="must begin with http"):
-        fetch("file:///etc/passwd", "", part, lambda *_: None)
+    with pytest.raises(RunError, match="answers 404 Not Found"):
+        download(server.url + "x", "", part, lambda *_: None)
+    with pytest.raises(RunError, match=r"cannot be fetched: .*refused"):
+        download("http://127.0.0.1:1/a.tar", "", part, lambda *_: None)
+    with pytest.raises(UsageError, match="must begin with http"):
+        download("file:///etc/passwd", "", part, lambda *_: None)
 
 
 def test_a_full_disk_is_told_in_a_line(server, tmp_path):
     part = tmp_path / "a.part"
     part.symlink_to("/dev/full")
-    with pytest.raises(Fault, match=r"no space left on the disk \(\d+ MiB are free\)"):
+    with pytest.raises(RunError, match=r"no space left on the disk \(\d+ MiB are free\)"):
         fetched(server, part)
 
 
 def unpacked(tmp_path, content):
     part = tmp_path / "a.part"
     part.write_bytes(content)
-    unpack(part, tmp_path / TASK, lambda *_: None)
+    extract(part, tmp_path / TASK, lambda *_: None)
 
 
 def test_an_archive_is_unpacked_whole(tmp_path):
@@ -117,7 +117,7 @@ def test_an_archive_is_unpacked_whole(tmp_path):
 )
 def test_an_archive_that_is_not_whole_or_not_safe_leaves_nothing(tmp_path, content, said):
     (tmp_path / "data").mkdir()
-    with pytest.raises(Fault, match=said):
+    with pytest.raises(RunError, match=said):
         unpacked(tmp_path / "data", content)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["a.part"]
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["a.part"]

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from unet3d.data.groups import hint, read_groups
-from unet3d.types import Misuse
+from unet3d.data.groups import find_likely_groups, read_groups
+from unet3d.types import UsageError
 
 NAMES = ["patient001_frame01", "patient001_frame12", "patient002_frame01"]
 GROUPS = dict(zip(NAMES, ["001", "001", "002"], strict=True))
@@ -40,7 +40,7 @@ def test_a_file_may_say_the_groups(tmp_path, file, content):
     ],
 )
 def test_a_pattern_that_does_not_give_every_case_a_group_is_refused(group_by, said):
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         read_groups(group_by, NAMES)
 
 
@@ -57,7 +57,7 @@ def test_a_pattern_that_does_not_give_every_case_a_group_is_refused(group_by, sa
 )
 def test_a_file_that_does_not_give_every_case_a_group_is_refused(tmp_path, file, content, said):
     (tmp_path / file).write_text(content)
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         read_groups(str(tmp_path / file), NAMES)
 
 
@@ -77,7 +77,7 @@ def numbered(pattern, patients, scans):
     ],
 )
 def test_names_of_several_scans_of_a_patient_suggest_a_pattern_that_fits(names, suggested):
-    said = hint(names)
+    said = find_likely_groups(names)
     assert said is not None
     assert f"data.group_by='{suggested}'" in said.do
     groups = read_groups(suggested, names)
@@ -100,4 +100,4 @@ def test_names_of_several_scans_of_a_patient_suggest_a_pattern_that_fits(names, 
     ],
 )
 def test_names_of_one_scan_each_suggest_nothing(names):
-    assert hint(names) is None
+    assert find_likely_groups(names) is None

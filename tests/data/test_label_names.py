@@ -3,7 +3,7 @@ import json
 import pytest
 
 from unet3d.data.label_names import label_names
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 def described(folder, labels):
@@ -37,17 +37,17 @@ def test_a_dataset_json_may_lie_in_the_folder_itself_and_need_not_be(tmp_path):
     [None, {}, 5, ["a"], {"liver": "one"}, {"0": "a", "1": "b", "2": "b"}, {"liver": None}],
 )
 def test_labels_that_cannot_be_read_are_answered_with_the_file(tmp_path, labels):
-    with pytest.raises(Misuse, match=r"dataset\.json: labels .*give classes="):
+    with pytest.raises(UsageError, match=r"dataset\.json: labels .*give classes="):
         described(tmp_path, labels)
 
 
 @pytest.mark.parametrize("label", [0, -1, 10**9])
 def test_a_class_of_labels_that_no_file_can_hold_is_refused(tmp_path, label):
-    with pytest.raises(Misuse, match=r"class odd: labels must be 1\.\.65535"):
+    with pytest.raises(UsageError, match=r"class odd: labels must be 1\.\.65535"):
         described(tmp_path, {"background": 0, "odd": [1, label]})
 
 
 def test_a_dataset_json_that_is_no_json_is_named(tmp_path):
     (tmp_path / "dataset.json").write_text("{")
-    with pytest.raises(Misuse, match=r"dataset\.json: labels cannot be read"):
+    with pytest.raises(UsageError, match=r"dataset\.json: labels cannot be read"):
         label_names(tmp_path)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from unet3d.data.labels import by_name, read_labels
-from unet3d.types import Misuse
+from unet3d.data.labels import files_by_name, read_labels
+from unet3d.types import UsageError
 
 AFFINE = np.diag([2.0, 1.0, 3.0, 1.0])
 
@@ -56,7 +56,7 @@ def test_a_fourth_axis_of_one_is_dropped(tmp_path):
     ],
 )
 def test_what_cannot_be_labels_is_named_with_its_file(tmp_path, array, said):
-    with pytest.raises(Misuse, match=said) as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         read_labels(save(tmp_path / "strange.nii.gz", array))
     assert "strange.nii.gz" in str(caught.value)
 
@@ -69,9 +69,9 @@ def test_a_file_that_is_missing_cut_short_or_no_volume_is_named(tmp_path):
     (tmp_path / "words.nii.gz").write_text("not a volume")
     (tmp_path / "empty.nii").touch()
     for name in ("short.nii", "short.nii.gz", "words.nii.gz", "empty.nii"):
-        with pytest.raises(Misuse, match=f"{name} cannot be read as a volume"):
+        with pytest.raises(UsageError, match=f"{name} cannot be read as a volume"):
             read_labels(tmp_path / name)
-    with pytest.raises(Misuse, match=r"none\.nii is missing"):
+    with pytest.raises(UsageError, match=r"none\.nii is missing"):
         read_labels(tmp_path / "none.nii")
 
 
@@ -82,12 +82,12 @@ def test_an_affine_without_spacing_is_refused(tmp_path):
     image = nibabel.Nifti1Image(np.zeros((2, 2, 2), np.uint8), None)
     image.header.set_sform(flat, code=1)
     nibabel.save(image, tmp_path / "flat.nii")
-    with pytest.raises(Misuse, match=r"flat\.nii: its affine has no spacing above 0"):
+    with pytest.raises(UsageError, match=r"flat\.nii: its affine has no spacing above 0"):
         read_labels(tmp_path / "flat.nii")
 
 
 def test_files_are_found_by_name_and_hidden_ones_are_left_out(tmp_path):
     for name in ("a.nii.gz", "b.nii", "b.nii.gz", "._a.nii.gz", "c.json", "d.e.nii"):
         (tmp_path / name).touch()
-    found = {k: [f.name for f in v] for k, v in by_name(tmp_path).items()}
+    found = {k: [f.name for f in v] for k, v in files_by_name(tmp_path).items()}
     assert found == {"a": ["a.nii.gz"], "b": ["b.nii", "b.nii.gz"], "d.e": ["d.e.nii"]}

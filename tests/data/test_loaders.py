@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from unet3d.data.augment import Augment
-from unet3d.data.loaders import Feed, collate, loaders
-from unet3d.data.volumes import EpochOrder, TrainingPatches
-from unet3d.types import Misuse
+from unet3d.data.loaders import TrainLoader, build_loaders, collate
+from unet3d.data.volumes import EpochSampler, TrainingPatches
+from unet3d.types import UsageError
 
 AUGMENT = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5, noise_p=0.5)
 CPU = torch.device("cpu")
@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 
 def feed(volumes, *, num_workers=0, later=False, augment=AUGMENT, device=CPU):
     patches = TrainingPatches(volumes, patch_size=[6, 7, 8], augment=augment, seed=0, later=later)
-    order = EpochOrder(5, batch_size=2, foreground_share=0.5, seed=0)
-    return Feed(patches, order, batch_size=2, num_workers=num_workers, device=device)
+    order = EpochSampler(5, batch_size=2, foreground_share=0.5, seed=0)
+    return TrainLoader(patches, order, batch_size=2, num_workers=num_workers, device=device)
 
 
 def epochs(loader, *wanted):
@@ -112,8 +112,8 @@ def test_a_loader_that_cannot_be_is_refused(volumes, bad):
         "device": CPU,
         "seed": 0,
     }
-    with pytest.raises(Misuse, match=r"data\b"):
-        loaders(volumes, [], **{**settings, **bad})
+    with pytest.raises(UsageError, match=r"data\b"):
+        build_loaders(volumes, [], **{**settings, **bad})
 
 
 @pytest.mark.gpu

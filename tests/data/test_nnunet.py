@@ -3,9 +3,9 @@ import json
 import pytest
 
 from tests.data.folders import image, label, nnunet, save
-from unet3d.data.check import headers
+from unet3d.data.check import check_headers
 from unet3d.data.nnunet import NnUnet
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 def source_of(root, **content):
@@ -23,7 +23,7 @@ def test_a_case_has_a_file_for_every_channel(tmp_path, ending):
     assert case.name == "case_01"
     assert [f.name for f in case.images] == [f"case_01_000{n}{ending}" for n in (0, 1)]
     assert case.label == tmp_path / "labelsTr" / f"case_01{ending}"
-    assert source.faults() == headers(source.cases(), channels=2) == []
+    assert source.faults() == check_headers(source.cases(), channels=2) == []
 
 
 def test_lists_of_labels_are_regions_and_classes_are_the_plain_labels(tmp_path):
@@ -51,7 +51,7 @@ def test_what_is_missing_is_told_for_each_case(tmp_path):
     ]
     for file in gone:
         file.unlink()
-    findings = headers(source.cases(), channels=2)
+    findings = check_headers(source.cases(), channels=2)
     assert [(f.case, f.file, f.what) for f in findings] == [
         (name, file, "is missing")
         for name, file in zip(["case_00", "case_01", "case_01", "case_02"], gone, strict=True)
@@ -93,7 +93,7 @@ def test_a_file_that_is_no_channel_of_a_case_is_told(tmp_path):
     ],
 )
 def test_labels_that_do_not_count_from_0_are_refused(tmp_path, labels):
-    with pytest.raises(Misuse, match="labels must give background 0"):
+    with pytest.raises(UsageError, match="labels must give background 0"):
         source_of(tmp_path, labels=labels).describe()
 
 
@@ -111,14 +111,14 @@ def test_a_json_that_cannot_be_is_answered_with_its_name(tmp_path, content, said
     source = source_of(tmp_path)
     told = json.loads((tmp_path / "dataset.json").read_text())
     (tmp_path / "dataset.json").write_text(json.dumps({**told, **content}))
-    with pytest.raises(Misuse, match=said) as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         source.cases()
     assert "dataset.json" in str(caught.value)
 
 
 def test_a_folder_without_images_or_json_is_answered_with_what_was_expected(tmp_path):
-    with pytest.raises(Misuse, match=r"no dataset\.json.*nnU-Net's raw data"):
+    with pytest.raises(UsageError, match=r"no dataset\.json.*nnU-Net's raw data"):
         NnUnet(str(tmp_path)).cases()
     nnunet(tmp_path, 0)
-    with pytest.raises(Misuse, match=r"holds no images named <case>_0000\.nii\.gz"):
+    with pytest.raises(UsageError, match=r"holds no images named <case>_0000\.nii\.gz"):
         NnUnet(str(tmp_path)).cases()

@@ -1,9 +1,9 @@
 import pytest
 
 from tests.data.folders import image, label, pairs, save
-from unet3d.data.check import headers
+from unet3d.data.check import check_headers
 from unet3d.data.pairs import Pairs
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 def source_of(root, **options):
@@ -27,7 +27,7 @@ def test_images_and_labels_are_paired_by_the_name_in_the_pattern(tmp_path):
     assert [case.name for case in cases] == ["case_00", "case_01", "case_02"]
     assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
     assert cases[1].label == tmp_path / "labels" / "case_01.nii.gz"
-    assert headers(cases, channels=1) == source.faults() == []
+    assert check_headers(cases, channels=1) == source.faults() == []
 
 
 def test_names_are_given_or_numbers(tmp_path):
@@ -66,7 +66,7 @@ def test_what_has_no_partner_is_a_case_with_a_missing_file(tmp_path):
     gone = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
     for file in gone:
         file.unlink()
-    findings = headers(source.cases(), channels=1)
+    findings = check_headers(source.cases(), channels=1)
     assert [(f.case, f.file) for f in findings] == [("case_00", gone[0]), ("case_02", gone[1])]
 
 
@@ -90,15 +90,15 @@ def test_what_has_no_partner_is_a_case_with_a_missing_file(tmp_path):
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path, options, said):
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         source_of(tmp_path, **options)
 
 
 def test_patterns_that_find_nothing_are_told_apart(tmp_path):
-    with pytest.raises(Misuse, match=r"data\.root: no folder"):
+    with pytest.raises(UsageError, match=r"data\.root: no folder"):
         source_of(tmp_path / "nowhere").cases()
     pairs(tmp_path, 2)
-    with pytest.raises(Misuse, match=r"data.images: no file in .* is like scans/\*.nii"):
+    with pytest.raises(UsageError, match=r"data.images: no file in .* is like scans/\*.nii"):
         source_of(tmp_path, images="scans/*.nii").cases()
-    with pytest.raises(Misuse, match=r"data\.labels: no file in"):
+    with pytest.raises(UsageError, match=r"data\.labels: no file in"):
         source_of(tmp_path, labels="labels/*_x.nii.gz").cases()

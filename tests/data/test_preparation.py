@@ -7,9 +7,9 @@ import pytest
 
 from unet3d.data import prepared as module
 from unet3d.data.case import Case
-from unet3d.data.fingerprint import fingerprint, intensities, median_spacing
-from unet3d.data.preparation import Preparation
-from unet3d.data.prepared import alone, cost, prepared
+from unet3d.data.fingerprint import fingerprint_dataset, foreground_intensities, median_spacing
+from unet3d.data.preparation import Preprocessing
+from unet3d.data.prepared import estimate_cost, lock_cache, preprocess_all
 
 
 def saved(path, array, affine=None):
@@ -31,7 +31,7 @@ def noise(*size, mean=5.0):
 
 
 def volume_of(case, tmp_path, **settings):
-    return prepared([case], Preparation(num_classes=2, **settings), tmp_path / "cache")[0]
+    return preprocess_all([case], Preprocessing(num_classes=2, **settings), tmp_path / "cache")[0]
 
 
 def framed():
@@ -62,7 +62,7 @@ def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_data_set(tmp_path):
     label = np.zeros((8, 8, 8), np.uint8)
     label[2:6] = 1
     case = a_case(tmp_path, image, label)
-    found = intensities(fingerprint([case], "RAS", tmp_path / "cache"))
+    found = foreground_intensities(fingerprint_dataset([case], "RAS", tmp_path / "cache"))
     there = image[label > 0]
     expected = (there.mean(), there.std(), *np.percentile(there, (0.5, 99.5)))
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
@@ -75,13 +75,13 @@ def test_a_fingerprint_tells_sizes_spacings_and_classes_and_is_read_once(tmp_pat
     label = np.zeros((12, 12, 12), np.uint8)
     label[3, 4, 5] = 1
     case = a_case(tmp_path, framed(), label, affine=np.diag([2.0, 1, 1, 1]))
-    found = fingerprint([case], "RAS", tmp_path / "cache")[0]
+    found = fingerprint_dataset([case], "RAS", tmp_path / "cache")[0]
     assert (found.shape, found.spacing_mm) == ((6, 6, 8), (2.0, 1.0, 1.0))
     assert found.voxels == {0: 287, 1: 1}
     assert found.kept == pytest.approx(288 / 1728)
     assert median_spacing([case], "SRA") == (1.0, 2.0, 1.0)
     kept = [p.stat().st_mtime_ns for p in (tmp_path / "cache").rglob("print.json")]
-    fingerprint([case], "RAS", tmp_path / "cache")
+    fingerprint_dataset([case], "RAS", tmp_path / "cache")
     assert kept == [p.stat().st_mtime_ns for p in (tmp_path / "cache").rglob("print.json")]
 
 
@@ -101,7 +101,7 @@ def test_channels_come_from_one_file_or_one_each(tmp_path):
 def test_the_grid_leads_back_to_the_file(tmp_path):
     affine = nibabel.affines.from_matvec(np.diag([-1.0, 2, 1])[[2, 0, 1]], [1, 2, 3])
     case = a_case(tmp_path, framed(), affine=affine)
-    scan = Preparation(num_classes=2, spacing_mm=(1.0, 1.0, 1.0)).scan(case.images)
+    scan = Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.0)).scan(case.images)
     assert scan.grid.file_shape == (12, 12, 12)
     sizes = [stop - start for start, stop in scan.grid.box]
     assert scan.grid.shape == tuple(
@@ -124,10 +124,10 @@ def test_a_copied_data_set_is_not_prepared_again(tmp_path):
 
 
 def test_settings_survive_as_plain_values():
-    settings = Preparation(
+    settings = Preprocessing(
         num_classes=3, spacing_mm=(1.0, 1.0, 2.0), normalize=("ct",), intensities=((1, 2, 3, 4),)
     )
-    assert Preparation.of(settings.settings()) == settings
+    assert Preprocessing.of(settings.settings()) == settings
 
 
 def test_two_who_want_the_same_case_make_it_once(tmp_path, monkeypatch):
@@ -150,13 +150,13 @@ def test_a_case_that_another_finished_just_before_our_lock_is_taken_as_it_is(tmp
         real(handle, how)
 
     monkeypatch.setattr(module.fcntl, "flock", overtaken)
-    with alone(folder) as draft:
+    with lock_cache(folder) as draft:
         assert draft is None
     assert [f.name for f in tmp_path.iterdir()] == ["case"]
 
 
 def half_written(folder):
-    with alone(folder) as draft:
+    with lock_cache(folder) as draft:
         (draft / "image.npy").write_text("half")
         raise KeyboardInterrupt
 
@@ -167,7 +167,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(tmp_path):
     assert not list(tmp_path.iterdir())
     (tmp_path / ".case").mkdir()
     (tmp_path / ".case" / "image.npy").write_text("half")
-    with alone(tmp_path / "case") as draft:
+    with lock_cache(tmp_path / "case") as draft:
         assert not list(draft.iterdir())
     assert not list((tmp_path / "case").iterdir())
 
@@ -175,10 +175,10 @@ def test_what_a_killed_process_left_is_not_taken_for_a_case(tmp_path):
 @pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])
 def test_preparing_takes_no_more_memory_than_was_stated(tmp_path, spacing_mm):
     case = a_case(tmp_path, noise(96, 96, 64))
-    settings = Preparation(num_classes=2, spacing_mm=spacing_mm)
-    stated = cost(case.images, settings)
+    settings = Preprocessing(num_classes=2, spacing_mm=spacing_mm)
+    stated = estimate_cost(case.images, settings)
     tracemalloc.start()
-    volume = prepared([case], settings, tmp_path / "cache")[0]
+    volume = preprocess_all([case], settings, tmp_path / "cache")[0]
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 0.4 * stated.ram < taken <= stated.ram

@@ -2,7 +2,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from unet3d.data.results import whole, write_labels, written_probabilities
+from unet3d.data.results import open_probability_file, whole, write_labels
 
 OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
 
@@ -49,7 +49,7 @@ def test_a_label_of_a_file_with_channels_has_none(tmp_path):
 
 def test_probabilities_are_written_through_the_file(image, tmp_path):
     values = np.random.default_rng(0).random((5, 2, 3, 4), np.float32)
-    with written_probabilities(tmp_path / "p.nii", 5, image) as array:
+    with open_probability_file(tmp_path / "p.nii", 5, image) as array:
         assert array.base is not None
         array[:] = values
         assert not (tmp_path / "p.nii").exists()

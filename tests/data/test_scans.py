@@ -1,7 +1,7 @@
 import pytest
 
-from unet3d.data.scans import scans
-from unet3d.types import Misuse
+from unet3d.data.scans import find_scans
+from unet3d.types import UsageError
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def names(found):
 
 def test_with_one_channel_every_image_is_a_scan_and_loses_its_0000(folder):
     root = folder("b.nii", "a_0000.nii.gz", "notes.txt", ".hidden.nii", "c.d.nii.gz")
-    assert names(scans(root, ["CT"])) == {
+    assert names(find_scans(root, ["CT"])) == {
         "a": ["a_0000.nii.gz"],
         "b": ["b.nii"],
         "c.d": ["c.d.nii.gz"],
@@ -29,12 +29,12 @@ def test_with_one_channel_every_image_is_a_scan_and_loses_its_0000(folder):
 
 def test_patients_that_are_numbered_from_0000_keep_their_numbers(folder):
     root = folder("patient_0000.nii", "patient_0001.nii", "patient_0012.nii")
-    assert list(names(scans(root, ["CT"]))) == ["patient_0000", "patient_0001", "patient_0012"]
+    assert list(names(find_scans(root, ["CT"]))) == ["patient_0000", "patient_0001", "patient_0012"]
 
 
 def test_several_channels_are_files_of_a_scan_or_one_file(folder):
     root = folder("a_0001.nii", "a_0000.nii", "whole.nii.gz", "patient_0007.nii")
-    assert names(scans(root, ["T1", "T2"])) == {
+    assert names(find_scans(root, ["T1", "T2"])) == {
         "a": ["a_0000.nii", "a_0001.nii"],
         "patient_0007": ["patient_0007.nii"],
         "whole": ["whole.nii.gz"],
@@ -42,19 +42,21 @@ def test_several_channels_are_files_of_a_scan_or_one_file(folder):
 
 
 def test_a_missing_channel_is_named_so_that_reading_it_says_so(folder):
-    (scan,) = scans(folder("a_0000.nii.gz", "a_0002.nii.gz"), ["T1", "T2", "FLAIR"])
+    (scan,) = find_scans(folder("a_0000.nii.gz", "a_0002.nii.gz"), ["T1", "T2", "FLAIR"])
     assert [file.name for file in scan.files] == [f"a_000{n}.nii.gz" for n in range(3)]
 
 
 def test_a_channel_too_many_is_kept_so_that_its_number_is_refused(folder):
-    (scan,) = scans(folder("a_0000.nii", "a_0001.nii", "a_0002.nii"), ["T1", "T2"])
+    (scan,) = find_scans(folder("a_0000.nii", "a_0001.nii", "a_0002.nii"), ["T1", "T2"])
     assert len(scan.files) == 3
 
 
 def test_a_single_file_brings_its_other_channels_along(folder):
     root = folder("a_0000.nii", "a_0001.nii", "b_0000.nii", "b_0001.nii")
-    assert names(scans(root / "b_0000.nii", ["T1", "T2"])) == {"b": ["b_0000.nii", "b_0001.nii"]}
-    assert names(scans(root / "b_0000.nii", ["T1"])) == {"b": ["b_0000.nii"]}
+    assert names(find_scans(root / "b_0000.nii", ["T1", "T2"])) == {
+        "b": ["b_0000.nii", "b_0001.nii"]
+    }
+    assert names(find_scans(root / "b_0000.nii", ["T1"])) == {"b": ["b_0000.nii"]}
 
 
 @pytest.mark.parametrize(
@@ -69,5 +71,5 @@ def test_a_single_file_brings_its_other_channels_along(folder):
     ],
 )
 def test_what_cannot_be_is_said(folder, there, asked, said):
-    with pytest.raises(Misuse, match=said):
-        scans(folder(*there) / asked, ["CT"])
+    with pytest.raises(UsageError, match=said):
+        find_scans(folder(*there) / asked, ["CT"])

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.synthetic import Synthetic
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 SETTINGS = {
     "num_classes": 4,
@@ -65,5 +65,5 @@ def test_every_class_occurs(tmp_path, classes):
     "bad", [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"num_classes": 1}]
 )
 def test_settings_that_make_no_volume_are_refused(tmp_path, bad):
-    with pytest.raises(Misuse, match="got"):
+    with pytest.raises(UsageError, match="got"):
         Synthetic(str(tmp_path), **{**SETTINGS, **bad})

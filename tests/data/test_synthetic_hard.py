@@ -6,7 +6,7 @@ import pytest
 from scipy.ndimage import binary_opening
 
 from unet3d.data.synthetic_hard import CLASSES, SyntheticHard
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 SETTINGS: Mapping = {
     "num_cases": 6,
@@ -98,5 +98,5 @@ def test_the_same_seed_makes_the_same_bytes(source, tmp_path):
     "bad", [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"noise": -1}]
 )
 def test_settings_that_make_no_volume_are_refused(tmp_path, bad):
-    with pytest.raises(Misuse, match="got"):
+    with pytest.raises(UsageError, match="got"):
         SyntheticHard(str(tmp_path), **{**SETTINGS, **bad})

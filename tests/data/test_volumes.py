@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from unet3d.data.augment import Augment
 from unet3d.data.case import Case
-from unet3d.data.preparation import Preparation
-from unet3d.data.prepared import prepared
-from unet3d.data.volumes import EpochOrder, TrainingPatches, WholeVolumes, cut
-from unet3d.types import IGNORE, Misuse
+from unet3d.data.preparation import Preprocessing
+from unet3d.data.prepared import preprocess_all
+from unet3d.data.volumes import EpochSampler, TrainingPatches, ValidationVolumes, crop_padded
+from unet3d.types import IGNORE_LABEL, UsageError
 
 
 def write_case(folder, image, label, name="case", affine=None):
@@ -30,7 +30,7 @@ def one_volume(tmp_path, size=(12, 10, 8), **settings):
     label = np.zeros(size, np.uint8)
     label[2:4, 2:4, 2:4] = 1
     case = write_case(tmp_path, noise(*size), label)
-    return prepared([case], Preparation(num_classes=2, **settings), tmp_path / "cache")[0]
+    return preprocess_all([case], Preprocessing(num_classes=2, **settings), tmp_path / "cache")[0]
 
 
 def test_a_prepared_image_has_mean_0_and_deviation_1(tmp_path):
@@ -45,8 +45,8 @@ def test_volumes_are_turned_to_one_orientation_and_spacing(tmp_path):
     label = np.zeros((6, 6, 6), np.uint8)
     label[0] = 1
     case = write_case(tmp_path, noise(6, 6, 6), label, affine=flipped)
-    settings = Preparation(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
-    volume = prepared([case], settings, tmp_path / "cache")[0]
+    settings = Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
+    volume = preprocess_all([case], settings, tmp_path / "cache")[0]
     assert volume.label.shape == volume.image.shape[1:] == (6, 6, 12)
     assert volume.label[-1].all()
     assert not volume.label[:-1].any()
@@ -60,21 +60,21 @@ def test_a_case_is_prepared_once_until_its_file_or_the_settings_change(tmp_path)
         images=(tmp_path / "case_image.nii.gz",),
         label=tmp_path / "case_label.nii.gz",
     )
-    again = prepared([case], Preparation(num_classes=2), tmp_path / "cache")[0]
+    again = preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")[0]
     assert (again.folder / "image.npy").stat().st_mtime_ns == made
-    other = prepared([case], Preparation(num_classes=3), tmp_path / "cache")[0]
+    other = preprocess_all([case], Preprocessing(num_classes=3), tmp_path / "cache")[0]
     assert other.folder != first.folder
     changed = write_case(tmp_path, noise(12, 10, 8) * 2, np.zeros((12, 10, 8), np.uint8))
-    assert prepared([changed], Preparation(num_classes=2), tmp_path / "cache")[0] != first
+    assert preprocess_all([changed], Preprocessing(num_classes=2), tmp_path / "cache")[0] != first
 
 
 def test_labels_to_ignore_are_told_apart_from_classes(tmp_path):
     label = np.zeros((8, 8, 8), np.int16)
     label[0] = -1
     case = write_case(tmp_path, noise(8, 8, 8), label)
-    settings = Preparation(num_classes=2, ignore_label=-1)
-    volume = prepared([case], settings, tmp_path / "cache")[0]
-    assert (volume.label[0] == IGNORE).all()
+    settings = Preprocessing(num_classes=2, ignore_label=-1)
+    volume = preprocess_all([case], settings, tmp_path / "cache")[0]
+    assert (volume.label[0] == IGNORE_LABEL).all()
     assert not volume.label[1:].any()
     assert len(volume.places) == 0
     assert volume.classes == set()
@@ -93,8 +93,8 @@ def test_labels_to_ignore_are_told_apart_from_classes(tmp_path):
 )
 def test_a_faulty_label_is_named_with_its_file(tmp_path, label, said):
     case = write_case(tmp_path, noise(8, 8, 8), label)
-    with pytest.raises(Misuse, match=said) as caught:
-        prepared([case], Preparation(num_classes=2), tmp_path / "cache")
+    with pytest.raises(UsageError, match=said) as caught:
+        preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")
     assert "case_label.nii.gz" in str(caught.value)
 
 
@@ -102,19 +102,19 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
     case = write_case(tmp_path, noise(8, 8, 8), np.zeros((8, 8, 8), np.int16))
     whole = case.images[0].read_bytes()
     case.images[0].write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(Misuse, match=r"case_image.nii.gz cannot be read"):
-        prepared([case], Preparation(num_classes=2), tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"case_image.nii.gz cannot be read"):
+        preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")
     case.images[0].unlink()
-    with pytest.raises(Misuse, match=r"case_image.nii.gz is missing"):
-        prepared([case], Preparation(num_classes=2), tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"case_image.nii.gz is missing"):
+        preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")
 
 
 def test_nan_in_an_image_is_refused(tmp_path):
     image = noise(8, 8, 8)
     image[0, 0, 0] = np.nan
     case = write_case(tmp_path, image, np.zeros((8, 8, 8), np.int16))
-    with pytest.raises(Misuse, match="NaN"):
-        prepared([case], Preparation(num_classes=2), tmp_path / "cache")
+    with pytest.raises(UsageError, match="NaN"):
+        preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_nan_in_an_image_is_refused(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(bad):
-    with pytest.raises(Misuse, match=r"data\."):
-        Preparation(**{"num_classes": 2, **bad})
+    with pytest.raises(UsageError, match=r"data\."):
+        Preprocessing(**{"num_classes": 2, **bad})
 
 
 NONE = Augment()
@@ -165,7 +165,7 @@ def test_every_class_is_as_often_in_the_centre_however_small_it_is(tmp_path):
     label[:10] = 1
     label[25, 25, 25] = 2
     case = write_case(tmp_path, noise(30, 30, 30), label)
-    volume = prepared([case], Preparation(num_classes=3), tmp_path / "cache")[0]
+    volume = preprocess_all([case], Preprocessing(num_classes=3), tmp_path / "cache")[0]
     centred = patches(volume, patch_size=[3, 3, 3])
     small = [(centred[(0, n, True)]["label"] == 2).any() for n in range(60)]
     assert 15 < sum(small) < 45
@@ -173,7 +173,7 @@ def test_every_class_is_as_often_in_the_centre_however_small_it_is(tmp_path):
 
 def test_a_volume_without_foreground_gives_patches_all_the_same(tmp_path):
     case = write_case(tmp_path, noise(9, 9, 9), np.zeros((9, 9, 9), np.uint8))
-    volume = prepared([case], Preparation(num_classes=2), tmp_path / "cache")[0]
+    volume = preprocess_all([case], Preprocessing(num_classes=2), tmp_path / "cache")[0]
     assert patches(volume)[(0, 0, True)]["image"].shape == (1, 8, 8, 8)
 
 
@@ -186,15 +186,18 @@ def test_a_patch_larger_than_the_volume_is_padded_on_both_sides(tmp_path):
 
 
 def test_what_lies_outside_is_zero():
-    assert cut(np.ones((2, 2, 2)), [-1, 0, 1], [2, 2, 2])[..., 0].tolist() == [[0, 0], [1, 1]]
+    assert crop_padded(np.ones((2, 2, 2)), [-1, 0, 1], [2, 2, 2])[..., 0].tolist() == [
+        [0, 0],
+        [1, 1],
+    ]
 
 
 def test_a_patch_is_turned_with_what_lies_around_it_and_not_with_black_corners(tmp_path):
     label = np.zeros((40, 40, 40), np.uint8)
     label[20, 20, 20] = 1
     case = write_case(tmp_path, np.abs(noise(40, 40, 40)) + 1, label)
-    settings = Preparation(num_classes=2, normalize=("none",))
-    volume = prepared([case], settings, tmp_path / "cache")[0]
+    settings = Preprocessing(num_classes=2, normalize=("none",))
+    volume = preprocess_all([case], settings, tmp_path / "cache")[0]
     turned = patches(volume, augment=Augment(rotation_p=1.0, scale_p=1.0, scale=[0.8, 0.8]))
     assert all(turned[(0, n, True)]["image"].min() > 0.9 for n in range(12))
 
@@ -219,7 +222,7 @@ def test_samples_say_what_they_took_and_bear_a_key_if_they_are_augmented_later(t
 
 
 def order_of(samples, batch_size=4, share=0.5, seed=0):
-    return EpochOrder(samples, batch_size=batch_size, foreground_share=share, seed=seed)
+    return EpochSampler(samples, batch_size=batch_size, foreground_share=share, seed=seed)
 
 
 def test_an_epoch_has_whole_batches_and_every_case():
@@ -250,7 +253,7 @@ def test_every_batch_has_its_share_of_foreground_and_the_run_has_it(samples, bat
 
 
 def places_of(samples, *, rank=0, ranks=1, batch_size=2, epoch=3, skip=0):
-    order = EpochOrder(
+    order = EpochSampler(
         samples, batch_size=batch_size, foreground_share=1 / 3, seed=5, rank=rank, ranks=ranks
     )
     order.set_epoch(epoch)
@@ -272,13 +275,13 @@ def test_an_epoch_may_begin_at_any_of_its_batches(ranks):
 
 
 def test_an_epoch_is_left_out_once():
-    order = EpochOrder(6, batch_size=2, foreground_share=0, seed=0)
+    order = EpochSampler(6, batch_size=2, foreground_share=0, seed=0)
     order.skip(1)
     assert [len(list(order)), len(list(order))] == [4, 6]
 
 
 def test_each_whole_volume_is_on_one_rank_and_stand_ins_make_them_even(volumes):
-    parts = [WholeVolumes(volumes, rank=rank, ranks=2) for rank in (0, 1)]
+    parts = [ValidationVolumes(volumes, rank=rank, ranks=2) for rank in (0, 1)]
     assert len({len(part) for part in parts}) == 1
     names = [part[n]["case"] for part in parts for n in range(len(part))]
     assert sorted(filter(None, names)) == sorted(volume.name for volume in volumes)

@@ -10,9 +10,9 @@ from tests.data.test_loaders import epochs, feed
 from unet3d.data import workers
 from unet3d.data.augment import Augment
 from unet3d.data.loaders import collate
-from unet3d.data.volumes import WholeVolumes, get_classes
-from unet3d.data.workers import CaseFault, fault_of
-from unet3d.types import Fault
+from unet3d.data.volumes import ValidationVolumes, get_classes
+from unet3d.data.workers import SampleError, explain_worker_error
+from unet3d.types import RunError
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def met(loader, kind=Exception):
     except kind as error:
         met = error
     given = {"num_workers": loader.num_workers, "kills_before": loader.oom_kills}
-    fault = fault_of(met, [loader.dataset.making], **given)
+    fault = explain_worker_error(met, [loader.dataset.making], **given)
     # Else the loader lives on in a cycle, and whoever collects it waits for its workers.
     return met.with_traceback(None), fault
 
@@ -53,7 +53,7 @@ def dying(volumes, how):
 )
 def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name, later):
     (volumes[1].folder / f"{name}.npy").unlink()
-    error, _ = met(feed(volumes, num_workers=num_workers, later=later), CaseFault)
+    error, _ = met(feed(volumes, num_workers=num_workers, later=later), SampleError)
     assert str(error).startswith(f"case1: {volumes[1].folder}/{name}.npy is gone: start again")
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name,
 def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, left):
     path = volumes[2].folder / "image.npy"
     os.truncate(path, left)
-    error, _ = met(feed(volumes, num_workers=num_workers), CaseFault)
+    error, _ = met(feed(volumes, num_workers=num_workers), SampleError)
     assert str(error).startswith(f"case2: {path} cannot be read")
     assert str(error).endswith(f"remove {path.parent} and start again, and it is prepared anew")
     assert "\n" not in str(error)
@@ -69,14 +69,14 @@ def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, le
 
 def test_whole_volumes_name_their_case_too(volumes):
     (volumes[0].folder / "label.npy").unlink()
-    with pytest.raises(CaseFault, match=r"case0: .*gone"):
-        WholeVolumes(volumes)[0]
+    with pytest.raises(SampleError, match=r"case0: .*gone"):
+        ValidationVolumes(volumes)[0]
 
 
 def test_the_classes_of_volumes_are_read_and_a_file_that_vanished_is_named(volumes):
     assert get_classes(volumes) == [{1, 2}] * 3
     (volumes[1].folder / "places.npy").unlink()
-    with pytest.raises(CaseFault, match=r"case1: .*gone"):
+    with pytest.raises(SampleError, match=r"case1: .*gone"):
         get_classes(volumes)
 
 
@@ -84,7 +84,7 @@ def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):
     def fails():
         raise ValueError("more\nthan one line")
 
-    error, _ = met(dying(volumes, fails), CaseFault)
+    error, _ = met(dying(volumes, fails), SampleError)
     assert str(error) in [f"case{n}: ValueError: more than one line" for n in range(3)]
     assert "in move" in "".join(traceback.format_exception(error))
 
@@ -148,10 +148,13 @@ def test_no_shared_memory_says_what_helps(volumes):
         "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\n"
         "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left"
     )
-    fault = fault_of(error, [], num_workers=1, kills_before=0)
+    fault = explain_worker_error(error, [], num_workers=1, kills_before=0)
     assert "--shm-size=8g" in str(fault)
-    assert fault_of(RuntimeError("mat1 and mat2"), [], num_workers=1, kills_before=0) is None
-    assert isinstance(fault, Fault)
+    assert (
+        explain_worker_error(RuntimeError("mat1 and mat2"), [], num_workers=1, kills_before=0)
+        is None
+    )
+    assert isinstance(fault, RunError)
 
 
 def test_sources_for_a_gpu_are_shared_where_an_error_is_raised_and_not_behind_it(volumes):
@@ -180,16 +183,16 @@ def test_a_run_whose_worker_is_killed_ends_with_one_line_and_code_4(unet3d, caps
 def test_a_cache_that_vanishes_while_training_ends_with_one_line_and_code_4(
     unet3d, tmp_path, capsys, monkeypatch
 ):
-    from unet3d.lit.task import SegmentationTask
+    from unet3d.lit.task import SegmentationModule
 
-    original = SegmentationTask.training_step
+    original = SegmentationModule.training_step
 
     def vanishes(self, batch, batch_idx):
         for path in (tmp_path / "cache").rglob("image.npy"):
             path.unlink()
         return original(self, batch, batch_idx)
 
-    monkeypatch.setattr(SegmentationTask, "training_step", vanishes)
+    monkeypatch.setattr(SegmentationModule, "training_step", vanishes)
     assert unet3d("trainer.max_steps=9", f"data.cache={tmp_path / 'cache'}") == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "unet3d: case_00" in line

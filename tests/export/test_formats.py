@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from tests.pool.volumes import WINDOWS
 from tests.test_conf import CONF, SHRUNK
-from unet3d.build.exporting import FORMATS, exportable
-from unet3d.build.objects import network
+from unet3d.build.exporting import FORMATS, to_plain_operators
+from unet3d.build.objects import build_network
 from unet3d.export import onnx_file, torch_file
-from unet3d.export.equality import compared
-from unet3d.export.graph import quiet, traced
-from unet3d.infer.decide import largest
+from unet3d.export.equality import compare_outputs
+from unet3d.export.graph import export_program, quiet
+from unet3d.infer.decide import argmax_labels
 from unet3d.pool import plain
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.types import Fault
+from unet3d.types import RunError
 
 VARIED = {
     "unet_tiny": ["pool=median", "model.window=[[1,2,2],[2,2,1]]"],
@@ -51,14 +51,14 @@ def test_every_network_is_equal_in_both_formats(composed, tmp_path, option):
     own = VARIED.get(option, [])
     keys = {word.split("=")[0] for word in own}
     words = [w for w in SHRUNK.get(option, []) if w.split("=")[0] not in keys] + own
-    model = lived_in(network(composed(f"model={option}", *words, "data.in_channels=2")))
-    program = traced(exportable(model), 2, odd)
+    model = lived_in(build_network(composed(f"model={option}", *words, "data.in_channels=2")))
+    program = export_program(to_plain_operators(model), 2, odd)
     batches = [torch.randn(1, 2, *odd), torch.randn(3, 2, *odd)]
     for format in FORMATS.values():
         path = tmp_path / f"net{format.ENDING}"
         format.write(program, path, {"unet3d": "1"})
         with torch.inference_mode():
-            found = compared(model, format.Opened(path), batches, largest)
+            found = compare_outputs(model, format.Opened(path), batches, argmax_labels)
         assert found.difference < 2e-5 * found.largest
         assert found.same > 0.999
 
@@ -84,7 +84,7 @@ class Poolings(nn.Module):
 def test_every_kind_of_pooling_is_equal_in_both_formats(tmp_path, monkeypatch):
     monkeypatch.setattr(plain, "MOST_COMPARED", 5)  # what is sorted has a long graph otherwise
     pools = Poolings()
-    program = traced(exportable(pools), 2, (7, 8, 9))
+    program = export_program(to_plain_operators(pools), 2, (7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
     for format in FORMATS.values():
         path = tmp_path / f"pools{format.ENDING}"
@@ -96,7 +96,7 @@ def test_every_kind_of_pooling_is_equal_in_both_formats(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def convolution():
-    return traced(nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False), 1, (6, 5, 4))
+    return export_program(nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False), 1, (6, 5, 4))
 
 
 FACTS = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
@@ -140,19 +140,19 @@ def test_inputs_and_outputs_have_plain_names(files):
 def test_weights_that_no_single_file_can_hold_lie_beside_it(convolution, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "MOST_INSIDE", 100)
     monkeypatch.setattr(onnx_file, "LEAST_BESIDE", 0)
-    onnx_file.write(convolution, tmp_path / "net.onnx", {"unet3d": "1"})
+    onnx_file.write_onnx(convolution, tmp_path / "net.onnx", {"unet3d": "1"})
     assert {file.name for file in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     assert (tmp_path / "net.onnx.data").stat().st_size >= 27 * 2 * 4
     batch = torch.randn(1, 1, 6, 5, 4)
-    found = onnx_file.Opened(tmp_path / "net.onnx")(batch)
+    found = onnx_file.OnnxSession(tmp_path / "net.onnx")(batch)
     with quiet():
         np.testing.assert_allclose(found, convolution.module()(batch), rtol=1e-5, atol=1e-6)
     onnx.checker.check_model(tmp_path / "net.onnx")
 
 
 def test_an_operator_that_torch_has_not_is_named():
-    with pytest.raises(Fault, match=r"unet3d\.median_pool3d"):
-        traced(nn.Sequential(MedianPool3d(2)), 1, (4, 4, 4))
+    with pytest.raises(RunError, match=r"unet3d\.median_pool3d"):
+        export_program(nn.Sequential(MedianPool3d(2)), 1, (4, 4, 4))
 
 
 def test_a_network_that_looks_at_values_is_a_fault_of_one_line(capfd):
@@ -160,8 +160,8 @@ def test_a_network_that_looks_at_values_is_a_fault_of_one_line(capfd):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(Fault, match="Choosing cannot be traced") as caught:
-        traced(Choosing(), 1, (4, 4, 4))
+    with pytest.raises(RunError, match="Choosing cannot be traced") as caught:
+        export_program(Choosing(), 1, (4, 4, 4))
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")  # torch prints the graph that it has made so far
 
@@ -171,7 +171,7 @@ def test_a_difference_counts_and_is_not_lost_in_nan():
     batches = [torch.zeros(2, 1, 4, 4, 4)]
 
     def held(other: Tensor) -> bool:
-        return compared(lambda batch: own, lambda batch: other, batches, largest).holds
+        return compare_outputs(lambda batch: own, lambda batch: other, batches, argmax_labels).holds
 
     assert held(own)
     assert held(own + 1e-5)
@@ -183,5 +183,5 @@ def test_the_share_of_equal_voxels_is_not_rounded_up():
     own = torch.zeros(1, 2, 100, 100, 100)
     other = own.clone()
     other[0, 1, 0, 0, 0] = 1
-    found = compared(lambda batch: own, lambda batch: other, [own], largest)
+    found = compare_outputs(lambda batch: own, lambda batch: other, [own], argmax_labels)
     assert "99.9999 % of voxels" in str(found)

@@ -3,17 +3,17 @@ import pytest
 import torch
 
 from tests.infer.allocated import allocated_at_most
-from unet3d.infer.decide import Output, largest
-from unet3d.infer.plan import Budget, Job, plan
+from unet3d.infer.decide import Output, argmax_labels
+from unet3d.infer.plan import Budget, InferenceProblem, choose_plan
 from unet3d.infer.segment import segment
-from unet3d.infer.windows import mirrorings
+from unet3d.infer.windows import list_flips
 from unet3d.types import GIB
 
 CPU = torch.device("cpu")
 
 
 def job(shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_bytes=0, held=0):
-    return Job(
+    return InferenceProblem(
         shape=shape,
         box=box,
         channels=1,
@@ -35,9 +35,9 @@ def test_a_forecast_bounds_what_is_taken_and_not_by_much(box, batch_size, mirror
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
     window = allocated_at_most(lambda: network(batch.flip([]))) + batch.nbytes
     asked = job(box=box, batch_size=batch_size, window_bytes=window)
-    found = plan(asked, Budget(ram=2**40))
+    found = choose_plan(asked, Budget(ram=2**40))
     if strips > 1:
-        found = plan(asked, Budget(ram=int(0.7 * found.ram)))
+        found = choose_plan(asked, Budget(ram=int(0.7 * found.ram)))
         assert len(found.strips) > 1
     labels, image = np.zeros(box, np.uint8), torch.randn(1, 40, 48, 30)
     taken = allocated_at_most(
@@ -45,8 +45,8 @@ def test_a_forecast_bounds_what_is_taken_and_not_by_much(box, batch_size, mirror
             image,
             [network],
             found,
-            [Output(largest, labels)],
-            mirrored=mirrorings(mirror),
+            [Output(argmax_labels, labels)],
+            mirrored=list_flips(mirror),
             device=CPU,
         )
     )
@@ -56,27 +56,27 @@ def test_a_forecast_bounds_what_is_taken_and_not_by_much(box, batch_size, mirror
 
 def test_sums_go_to_ram_before_the_volume_is_cut_into_strips():
     asked = job(window_bytes=1000, held=500)
-    on_gpu = plan(asked, Budget(ram=2**40, gpu=2**40))
+    on_gpu = choose_plan(asked, Budget(ram=2**40, gpu=2**40))
     assert not on_gpu.sums_in_ram
     assert on_gpu.ram == 500
-    in_ram = plan(asked, Budget(ram=2**40, gpu=on_gpu.gpu - 1))
+    in_ram = choose_plan(asked, Budget(ram=2**40, gpu=on_gpu.gpu - 1))
     assert in_ram.sums_in_ram
     assert in_ram.gpu == 1000
     assert len(on_gpu.strips) == len(in_ram.strips) == 1
-    cut = plan(asked, Budget(ram=in_ram.ram - 1, gpu=1000))
+    cut = choose_plan(asked, Budget(ram=in_ram.ram - 1, gpu=1000))
     assert len(cut.strips) > 1
     assert cut.extra > 0
 
 
 def test_the_smallest_plan_is_given_where_none_fits():
-    least = plan(job(), Budget(ram=1000))
+    least = choose_plan(job(), Budget(ram=1000))
     assert not least.fits(Budget(ram=1000))
-    assert plan(job(), Budget(ram=least.ram)) == least
+    assert choose_plan(job(), Budget(ram=least.ram)) == least
 
 
 def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
     shape = (384, 384, 256)
-    asked = Job(
+    asked = InferenceProblem(
         shape=shape,
         box=shape,
         channels=1,
@@ -87,5 +87,5 @@ def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
         window_bytes=GIB,  # logits, and a little network
         held=5 * 384 * 384 * 256,
     )
-    assert plan(asked, Budget(ram=2**40)).ram < 5 * GIB
-    assert plan(asked, Budget(ram=3 * GIB)).fits(Budget(ram=3 * GIB))
+    assert choose_plan(asked, Budget(ram=2**40)).ram < 5 * GIB
+    assert choose_plan(asked, Budget(ram=3 * GIB)).fits(Budget(ram=3 * GIB))

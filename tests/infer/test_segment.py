@@ -6,12 +6,12 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 from torch.nn.functional import interpolate
 
-from unet3d.data.geometry import cropped, oriented
-from unet3d.infer.decide import Output, Painted, largest, probabilities
-from unet3d.infer.plan import Budget, Job, plans
+from unet3d.data.geometry import crop, reorient
+from unet3d.infer.decide import Output, RegionsToLabels, argmax_labels, probabilities
+from unet3d.infer.plan import Budget, InferenceProblem, list_plans
 from unet3d.infer.segment import segment
-from unet3d.infer.windows import mirrorings
-from unet3d.types import Fault, Grid
+from unet3d.infer.windows import list_flips
+from unet3d.types import FileGrid, RunError
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)
@@ -27,7 +27,7 @@ def grid_of(shape, box, axes=(0, 1, 2), flips=(False, False, False), beside=(0, 
     file_shape = [0, 0, 0]
     for axis, n, more in zip(axes, box, beside, strict=True):
         file_shape[axis] = n + 2 * more
-    return Grid(
+    return FileGrid(
         file_shape=tuple(file_shape),
         axes=axes,
         flips=flips,
@@ -37,7 +37,7 @@ def grid_of(shape, box, axes=(0, 1, 2), flips=(False, False, False), beside=(0, 
 
 
 def inside(array, grid):
-    return cropped(oriented(array, grid.axes, grid.flips), grid)
+    return crop(reorient(array, grid.axes, grid.flips), grid)
 
 
 def plain(image, networks, mirrored, grid, decide):
@@ -62,7 +62,7 @@ def plain(image, networks, mirrored, grid, decide):
 
 
 def every_plan(grid, classes, batch_size=1):
-    job = Job(
+    job = InferenceProblem(
         shape=grid.shape,
         box=tuple(stop - start for start, stop in grid.box),
         channels=2,
@@ -74,10 +74,12 @@ def every_plan(grid, classes, batch_size=1):
         held=0,
     )
     budget = Budget(ram=2**40)
-    return [*plans(job, budget, strips=False), *plans(job, budget, strips=True)]
+    return [*list_plans(job, budget, strips=False), *list_plans(job, budget, strips=True)]
 
 
-def compare(grid, *, networks=1, classes=6, decide=largest, mirrored=((),), batch_size=1, some=1):
+def compare(
+    grid, *, networks=1, classes=6, decide=argmax_labels, mirrored=((),), batch_size=1, some=1
+):
     image = torch.randn(2, *grid.shape)
     members = [torch.nn.Conv3d(2, classes, 3, padding=1) for _ in range(networks)]
     with torch.no_grad():
@@ -105,11 +107,11 @@ def test_labels_go_back_into_a_box_of_a_turned_file(axes, flips):
     "options",
     [
         {"networks": 3},
-        {"mirrored": mirrorings([0, 1, 2])},
+        {"mirrored": list_flips([0, 1, 2])},
         {"batch_size": 5},
         {"classes": 2},
-        {"classes": 1, "decide": Painted([3])},
-        {"classes": 3, "decide": Painted([1, 2, 4])},
+        {"classes": 1, "decide": RegionsToLabels([3])},
+        {"classes": 3, "decide": RegionsToLabels([1, 2, 4])},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -119,7 +121,7 @@ def test_ensembles_mirrorings_batches_and_regions_are_decided_alike(options):
 
 def test_a_later_region_is_painted_over_an_earlier_one():
     logits = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, 1.0, 1.0, -1.0]])[..., None]
-    assert Painted([5, 7])(logits).flatten().tolist() == [5, 7, 7, 0]
+    assert RegionsToLabels([5, 7])(logits).flatten().tolist() == [5, 7, 7, 0]
 
 
 @torch.no_grad()
@@ -138,5 +140,7 @@ def test_an_output_that_is_no_number_is_a_fault():
     grid = grid_of(*SAME)
     plan, labels = every_plan(grid, 2)[0], np.zeros(grid.file_shape, np.uint8)
     network = [lambda x: x / 0]
-    with pytest.raises(Fault, match="NaN"):
-        segment(torch.zeros(2, *grid.shape), network, plan, [Output(largest, labels)], device=CPU)
+    with pytest.raises(RunError, match="NaN"):
+        segment(
+            torch.zeros(2, *grid.shape), network, plan, [Output(argmax_labels, labels)], device=CPU
+        )

@@ -3,9 +3,9 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 
 from tests.infer.allocated import allocated_at_most
-from unet3d.infer.decide import Painted
+from unet3d.infer.decide import RegionsToLabels
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @pytest.mark.parametrize("size", [(20, 17, 9), (5, 6, 7), (9, 30, 12)])
@@ -20,7 +20,7 @@ def test_labels_are_those_of_the_whole_logits(size):
 
 def test_how_labels_are_decided_is_handed_in():
     image = torch.randn(1, 2, 9, 8, 8)
-    labels = SlidingWindow([8, 8, 8], decide=Painted([4, 7]))(image, lambda x: x)
+    labels = SlidingWindow([8, 8, 8], decide=RegionsToLabels([4, 7]))(image, lambda x: x)
     expected = torch.where(image[:, 1] > 0, 7, torch.where(image[:, 0] > 0, 4, 0))
     assert labels.equal(expected.to(torch.uint8))
 
@@ -35,5 +35,5 @@ def test_the_logits_of_the_whole_volume_are_never_there():
 
 @pytest.mark.parametrize("bad", [{"overlap": 1.0}, {"overlap": -0.1}, {"batch_size": 0}])
 def test_a_window_that_makes_no_sense_is_refused(bad):
-    with pytest.raises(Misuse, match="infer needs"):
+    with pytest.raises(UsageError, match="infer needs"):
         SlidingWindow([8, 8, 8], **bad)

@@ -3,11 +3,11 @@ import random
 import pytest
 import torch
 
-from unet3d.build.objects import network_from
-from unet3d.build.run import build
-from unet3d.lit.checkpoints import PREVIOUS, WholeCheckpoints, swept
-from unet3d.lit.start import initialised, loaded, resumed_from
-from unet3d.types import Misuse
+from unet3d.build.objects import build_network_from_metadata
+from unet3d.build.run import build_training
+from unet3d.lit.checkpoints import PREVIOUS, AtomicCheckpointIO, remove_leftovers
+from unet3d.lit.start import load_checkpoint, load_pretrained, resolve_resume
+from unet3d.types import UsageError
 
 
 def fitted(run, checkpoint=None):
@@ -18,7 +18,7 @@ def fitted(run, checkpoint=None):
 
 
 def test_a_run_leaves_last_and_best_that_load_without_code(composed, tmp_path):
-    fitted(build(composed(), tmp_path))
+    fitted(build_training(composed(), tmp_path))
     for name in ("last.ckpt", "best.ckpt"):
         content = torch.load(tmp_path / "checkpoints" / name, weights_only=True)
         assert content["global_step"] == 1
@@ -29,10 +29,10 @@ def test_a_run_leaves_last_and_best_that_load_without_code(composed, tmp_path):
 
 
 def test_a_checkpoint_alone_is_enough_to_predict_with(composed, tmp_path):
-    run = fitted(build(composed("model.width=4", "pool=median"), tmp_path))
-    content = loaded(tmp_path / "checkpoints" / "last.ckpt")
+    run = fitted(build_training(composed("model.width=4", "pool=median"), tmp_path))
+    content = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     card = content["unet3d"]
-    network = network_from(card)
+    network = build_network_from_metadata(card)
     network.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
     x = torch.randn(1, 1, 16, 16, 16)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_a_checkpoint_alone_is_enough_to_predict_with(composed, tmp_path):
 
 
 def test_a_run_that_breaks_leaves_its_last_state(composed, tmp_path):
-    run = build(composed("trainer.max_steps=5"), tmp_path)
+    run = build_training(composed("trainer.max_steps=5"), tmp_path)
     calls = []
 
     def breaks(*_):
@@ -53,12 +53,15 @@ def test_a_run_that_breaks_leaves_its_last_state(composed, tmp_path):
     run.task.model.register_forward_pre_hook(breaks)
     with pytest.raises(RuntimeError, match="on purpose"):
         fitted(run)
-    assert loaded(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == run.trainer.global_step
+    assert (
+        load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"]
+        == run.trainer.global_step
+    )
 
 
 def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
-    io = WholeCheckpoints()
+    io = AtomicCheckpointIO()
     io.save_checkpoint({"a": 1}, path)
 
     def full(content, file):
@@ -73,35 +76,35 @@ def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path, monkeypat
 
 
 def test_a_resumed_run_goes_on_counting(composed, tmp_path):
-    fitted(build(composed("trainer.max_steps=2"), tmp_path))
-    again = build(composed("trainer.max_steps=4"), tmp_path)
-    fitted(again, resumed_from("auto", tmp_path / "checkpoints")[0])
+    fitted(build_training(composed("trainer.max_steps=2"), tmp_path))
+    again = build_training(composed("trainer.max_steps=4"), tmp_path)
+    fitted(again, resolve_resume("auto", tmp_path / "checkpoints")[0])
     assert again.trainer.global_step == 4
 
 
 def test_resume_finds_a_file_a_folder_or_nothing(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert resumed_from("auto", folder) == (None, [])
+    assert resolve_resume("auto", folder) == (None, [])
     folder.mkdir()
     last = folder / "last.ckpt"
-    WholeCheckpoints().save_checkpoint({"a": 1}, last)
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, last)
     for resume in ("auto", str(tmp_path), str(last)):
-        assert resumed_from(resume, folder)[0] == last
-    with pytest.raises(Misuse, match="there is no checkpoint at"):
-        resumed_from(str(tmp_path / "other"), folder)
+        assert resolve_resume(resume, folder)[0] == last
+    with pytest.raises(UsageError, match="there is no checkpoint at"):
+        resolve_resume(str(tmp_path / "other"), folder)
 
 
 def test_two_damaged_checkpoints_are_no_reason_to_begin_anew_silently(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"half")
     (tmp_path / PREVIOUS).write_bytes(b"half")
-    with pytest.raises(Misuse, match="no whole one before it"):
-        resumed_from("auto", tmp_path)
+    with pytest.raises(UsageError, match="no whole one before it"):
+        resolve_resume("auto", tmp_path)
 
 
 def test_every_flipped_bit_that_matters_is_seen(tmp_path):
     path = tmp_path / "x.ckpt"
     content = {"weights": torch.arange(50.0), "name": "a network"}
-    WholeCheckpoints().save_checkpoint(content, path)
+    AtomicCheckpointIO().save_checkpoint(content, path)
     good = path.read_bytes()
     rng = random.Random(0)
     for _ in range(300):
@@ -109,8 +112,8 @@ def test_every_flipped_bit_that_matters_is_seen(tmp_path):
         bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         path.write_bytes(bad)
         try:
-            found = loaded(path)
-        except Misuse:
+            found = load_checkpoint(path)
+        except UsageError:
             continue
         assert found["weights"].equal(content["weights"])
         assert found["name"] == content["name"]
@@ -119,14 +122,14 @@ def test_every_flipped_bit_that_matters_is_seen(tmp_path):
 def test_drafts_of_killed_runs_are_swept(tmp_path):
     for name in (".123-last.ckpt", "best.ckpt", ".hidden"):
         (tmp_path / name).touch()
-    swept(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "best.ckpt"]
 
 
 def test_init_takes_what_fits_and_says_what_was_left_out(composed, tmp_path):
-    run = fitted(build(composed(), tmp_path))
-    other = build(composed("data.num_classes=5"), tmp_path / "other")
-    said = initialised(other.task.model, tmp_path / "checkpoints" / "last.ckpt")
+    run = fitted(build_training(composed(), tmp_path))
+    other = build_training(composed("data.num_classes=5"), tmp_path / "other")
+    said = load_pretrained(other.task.model, tmp_path / "checkpoints" / "last.ckpt")
     assert "heads.0.weight" in said
     assert "encoder" not in said.split("random")[1]
     key = "encoder.0.convs.0.conv.weight"
@@ -140,5 +143,5 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, content):
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(Misuse, match=r"x\.ckpt"):
-        loaded(path)
+    with pytest.raises(UsageError, match=r"x\.ckpt"):
+        load_checkpoint(path)

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from unet3d.lit import checkpoints
 from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.disk import Events, LastingCheckpoints
-from unet3d.lit.task import SegmentationTask
+from unet3d.lit.disk import AppendOnlyEventFile, FaultTolerantCheckpointIO
+from unet3d.lit.task import SegmentationModule
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def filled_at_step(monkeypatch):
     """Fills a folder from a step on, and makes room again when another one begins."""
 
     def at(folder, full, room=99):
-        original = SegmentationTask.training_step
-        write = checkpoints.write
+        original = SegmentationModule.training_step
+        write = checkpoints.write_checkpoint
 
         def training_step(self, batch, batch_idx):
             if self.global_step == room:
@@ -57,8 +57,8 @@ def filled_at_step(monkeypatch):
                 fill(folder)
             write(trainer, path)
 
-        monkeypatch.setattr(SegmentationTask, "training_step", training_step)
-        monkeypatch.setattr(checkpoints, "write", write_when_full)
+        monkeypatch.setattr(SegmentationModule, "training_step", training_step)
+        monkeypatch.setattr(checkpoints, "write_checkpoint", write_when_full)
 
     return at
 
@@ -112,7 +112,7 @@ def test_a_run_that_has_room_again_ends_well(
 
 
 def test_an_event_file_takes_whole_records_or_nothing(tiny, capsys):
-    events = Events(tiny / "events")
+    events = AppendOnlyEventFile(tiny / "events")
     events.write(b"a" * 1000)
     for _ in range(3):
         events.write(b"b" * 8 * 2**20)
@@ -122,7 +122,7 @@ def test_an_event_file_takes_whole_records_or_nothing(tiny, capsys):
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_it(tiny, capsys):
-    lasting, path = LastingCheckpoints(), tiny / "last.ckpt"
+    lasting, path = FaultTolerantCheckpointIO(), tiny / "last.ckpt"
     lasting.save_checkpoint({"a": 1}, path)
     for _ in range(2):
         lasting.save_checkpoint({"a": torch.zeros(2**21)}, path)
@@ -136,4 +136,4 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_it(tiny, capsys):
 
 def test_another_error_of_a_checkpoint_is_not_hidden(tmp_path):
     with pytest.raises((AttributeError, TypeError)):
-        LastingCheckpoints().save_checkpoint({"a": lambda: None}, tmp_path / "last.ckpt")
+        FaultTolerantCheckpointIO().save_checkpoint({"a": lambda: None}, tmp_path / "last.ckpt")

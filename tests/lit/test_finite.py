@@ -7,14 +7,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.lit import finite
-from unet3d.lit.finite import FiniteSteps, first_broken, origin, statistics
-from unet3d.types import Fault
+from unet3d.lit.finite import (
+    NonFiniteGuard,
+    find_first_nonfinite_module,
+    get_running_stats,
+    locate_nonfinite,
+)
+from unet3d.types import RunError
 
 
 def made(composed, tmp_path, *overrides):
-    return build(composed("fold=none", "model.norm=batch", *overrides), tmp_path)
+    return build_training(composed("fold=none", "model.norm=batch", *overrides), tmp_path)
 
 
 def fit(run):
@@ -70,7 +75,7 @@ def test_a_loss_that_is_nan_names_step_cases_and_layer(composed, tmp_path, check
     with torch.no_grad():
         run.task.model.get_submodule("encoder.1.convs.0.conv").weight[0, 0, 0, 0, 0] = torch.nan
     name = r"encoder\.1\.convs\.0\.conv, whose weights are not finite"
-    with pytest.raises(Fault, match=rf"nan at step 0, cases case_\d+.*came out of {name}"):
+    with pytest.raises(RunError, match=rf"nan at step 0, cases case_\d+.*came out of {name}"):
         fit(run)
 
 
@@ -78,18 +83,18 @@ def test_a_layer_that_overflows_is_named_though_its_weights_are_finite(composed,
     run = made(composed, tmp_path)
     with torch.no_grad():
         run.task.model.get_submodule("decoder.0.convs.0.conv").weight.fill_(3e38)
-    with pytest.raises(Fault, match=r"came out of decoder\.0\.convs\.0\.conv; max_skipped"):
+    with pytest.raises(RunError, match=r"came out of decoder\.0\.convs\.0\.conv; max_skipped"):
         fit(run)
 
 
 def test_the_loss_itself_and_the_image_itself_are_named(composed, tmp_path):
     run = made(composed, tmp_path / "loss")
     run.task.loss.register_forward_hook(lambda module, args, loss: loss * torch.inf)
-    with pytest.raises(Fault, match="the network's output is finite, the loss itself is not"):
+    with pytest.raises(RunError, match="the network's output is finite, the loss itself is not"):
         fit(run)
     run = made(composed, tmp_path / "image")
     spoil_images(run, 0)
-    with pytest.raises(Fault, match="the image itself is not finite"):
+    with pytest.raises(RunError, match="the image itself is not finite"):
         fit(run)
 
 
@@ -97,7 +102,10 @@ def test_looking_for_the_layer_leaves_the_network_as_it_was(composed, tmp_path):
     model = made(composed, tmp_path).task.model
     model.encoder[1].convs[0].conv.weight.data.fill_(torch.inf)
     before, keep = {k: v.clone() for k, v in model.state_dict().items()}, model.keep
-    assert first_broken(model, torch.randn(2, 1, 16, 16, 16)) == "encoder.1.convs.0.conv"
+    assert (
+        find_first_nonfinite_module(model, torch.randn(2, 1, 16, 16, 16))
+        == "encoder.1.convs.0.conv"
+    )
     assert model.keep is keep is not None
     assert all(v.equal(before[k]) for k, v in model.state_dict().items())
     assert not any(m._forward_hooks for m in model.modules())
@@ -112,7 +120,7 @@ def test_a_network_of_other_peoples_modules_is_searched_too():
     model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.Dropout(), Broken(), nn.ReLU())
     image = torch.ones(1, 1, 2, 2, 2)
     outputs, random = model(image), torch.get_rng_state()
-    assert "came out of 2" in origin(model, image, outputs)
+    assert "came out of 2" in locate_nonfinite(model, image, outputs)
     assert torch.get_rng_state().equal(random)
 
 
@@ -184,7 +192,7 @@ def test_gradients_that_are_not_finite_name_step_cases_and_weight(composed, tmp_
     run = made(composed, tmp_path, f"trainer.max_steps={steps}")
     spoil_gradients(run, 2)
     with pytest.raises(
-        Fault, match=r"not at step 2, cases case_\d+.*decoder\.0\.convs\.0\.conv\.w"
+        RunError, match=r"not at step 2, cases case_\d+.*decoder\.0\.convs\.0\.conv\.w"
     ):
         fit(run)
     assert all(p.isfinite().all() for p in run.task.model.parameters())
@@ -226,7 +234,7 @@ def test_too_many_steps_end_the_run_with_code_4_and_the_count(unet3d, tmp_path, 
 def test_statistics_are_kept_whole_when_a_run_stops(composed, tmp_path):
     run = made(composed, tmp_path, "trainer.max_steps=4")
     spoil_images(run, 2)
-    with pytest.raises(Fault):
+    with pytest.raises(RunError):
         fit(run)
     last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(x.isfinite().all() for x in last["state_dict"].values())
@@ -240,7 +248,7 @@ def test_a_resumed_run_goes_on_counting_what_it_left_out(composed, tmp_path):
     run = made(composed, tmp_path, "trainer.max_steps=6", "max_skipped_steps=1")
     spoil_images(run, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(Fault, match="max_skipped_steps=1 were left out before"):
+    with pytest.raises(RunError, match="max_skipped_steps=1 were left out before"):
         run.trainer.fit(run.task, run.train_loader, ckpt_path=last, weights_only=True)
 
 
@@ -250,14 +258,14 @@ def test_a_rank_leaves_out_a_step_that_another_rank_cannot_take(monkeypatch):
     trainer = SimpleNamespace(world_size=2)
     task = SimpleNamespace(trainer=trainer, global_step=7, log=lambda *_: None, print=said.append)
     model = nn.Sequential(nn.BatchNorm3d(1))
-    steps = FiniteSteps(most=1)
+    steps = NonFiniteGuard(most=1)
     steps.begin(model)
     image = torch.randn(2, 1, 2, 2, 2)
-    before = [x.clone() for x in statistics(model)]
+    before = [x.clone() for x in get_running_stats(model)]
     outputs = model(image)
     steps.look(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
     assert steps.leaving
-    assert all(x.equal(y) for x, y in zip(statistics(model), before, strict=True))
+    assert all(x.equal(y) for x, y in zip(get_running_stats(model), before, strict=True))
     assert said == [
         "the loss of another rank is not finite at step 7; this step is left out (1 of at most 1)"
     ]

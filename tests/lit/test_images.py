@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.data.geometry import orientation, oriented
+from unet3d.data.geometry import orientation, reorient
 from unet3d.lit.images import CaseImages
-from unet3d.types import IGNORE
+from unet3d.types import IGNORE_LABEL
 
 
 def picture(code):
@@ -17,10 +17,10 @@ def picture(code):
     label = np.zeros(image.shape, np.uint8)
     label[4:9, 3:12, 2:7] = 1
     label[5:7, 5:9, 4:6] = 2
-    label[:, :, 9] = IGNORE
+    label[:, :, 9] = IGNORE_LABEL
     found = label.clip(max=1)
     axes, flips = orientation(np.eye(4), code)
-    turned = [torch.tensor(oriented(v, axes, flips).copy()) for v in (image, label, found)]
+    turned = [torch.tensor(reorient(v, axes, flips).copy()) for v in (image, label, found)]
     mm = (1.0, 2.0, 3.0)
     shown = CaseImages(
         class_names=("background", "a", "b"),

@@ -2,7 +2,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.lit.memory import StepMemory
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.record import MemoryRecord
@@ -20,7 +20,7 @@ class Logged(pl.Callback):
 
 
 def trained(composed, tmp_path, *overrides, before_step=None, meter=None):
-    run = build(composed(*overrides), tmp_path)
+    run = build_training(composed(*overrides), tmp_path)
     if meter is not None:
         run.memory.meter = meter
     logged = Logged()
@@ -80,7 +80,7 @@ def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_p
 
 
 def test_the_first_step_steady_steps_and_validation_are_kept_apart(composed, tmp_path):
-    run = build(composed("trainer.max_steps=3"), tmp_path)
+    run = build_training(composed("trainer.max_steps=3"), tmp_path)
     run.memory.meter = Script()
     run.trainer.fit(run.task, run.train_loader, run.val_loader)
     summary = run.memory.summary()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.lit.prefetch import Prefetch
 
 
@@ -14,7 +14,7 @@ def test_fetching_ahead_changes_neither_order_nor_length(composed, tmp_path):
     found = []
     for ahead in (False, True):
         words = ["fold=none", "trainer.max_epochs=2", "trainer.max_steps=null"]
-        run = build(composed(*words, "data.num_workers=1"), tmp_path / str(ahead))
+        run = build_training(composed(*words, "data.num_workers=1"), tmp_path / str(ahead))
         if ahead:
             run.trainer.callbacks.append(Prefetch(run.train_loader))
         found.append((weights(run), run.trainer.global_step))
@@ -23,7 +23,7 @@ def test_fetching_ahead_changes_neither_order_nor_length(composed, tmp_path):
 
 
 def test_a_cpu_has_nothing_to_fetch_ahead_to(composed, tmp_path):
-    run = build(composed(), tmp_path)
+    run = build_training(composed(), tmp_path)
     assert not [c for c in run.trainer.callbacks if isinstance(c, Prefetch)]
 
 
@@ -31,7 +31,7 @@ def test_a_cpu_has_nothing_to_fetch_ahead_to(composed, tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_on_a_gpu_the_next_batch_is_there_when_a_step_begins(composed, tmp_path, num_workers):
     words = ["trainer.accelerator=gpu", "trainer.max_steps=12", "augmentation=full"]
-    run = build(composed(*words, "fold=none", f"data.num_workers={num_workers}"), tmp_path)
+    run = build_training(composed(*words, "fold=none", f"data.num_workers={num_workers}"), tmp_path)
     assert [c for c in run.trainer.callbacks if isinstance(c, Prefetch)]
     weights(run)
     assert all(0 <= share < 1 for share in run.speed.shares[1:])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.lit.progress import ProgressBar, ProgressLines, TimeLeft
 
 
@@ -59,7 +59,7 @@ def test_the_limit_that_is_reached_first_counts():
 
 @pytest.mark.parametrize(("bar", "callback"), [("true", ProgressBar), ("false", ProgressLines)])
 def test_there_is_a_bar_or_there_are_lines(composed, tmp_path, bar, callback):
-    run = build(composed(f"trainer.enable_progress_bar={bar}"), tmp_path)
+    run = build_training(composed(f"trainer.enable_progress_bar={bar}"), tmp_path)
     (shown,) = (c for c in run.trainer.callbacks if isinstance(c, ProgressBar | ProgressLines))
     assert type(shown) is callback
 

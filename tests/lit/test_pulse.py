@@ -6,7 +6,7 @@ import time
 
 import torch.distributed as dist
 
-from unet3d.lit.ranks import Pulse
+from unet3d.lit.ranks import HeartbeatThread
 from unet3d.machine.ranks import Ranks
 
 
@@ -15,7 +15,7 @@ def test_a_rank_whose_launcher_is_gone_asks_itself_to_leave():
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        Pulse(Ranks(launcher=os.getppid() + 1)).start()
+        HeartbeatThread(Ranks(launcher=os.getppid() + 1)).start()
         deadline = time.monotonic() + 10
         while not heard and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -28,7 +28,7 @@ def test_a_rank_whose_launcher_is_gone_asks_itself_to_leave():
 def test_a_store_that_does_not_answer_means_the_first_rank_and_is_not_asked_again():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        pulse = Pulse(Ranks(rank=1, world=2))
+        pulse = HeartbeatThread(Ranks(rank=1, world=2))
         pulse.store = None
         pulse.answered -= 60
         assert pulse.silent() == "rank 0"

@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.build.run import build, start
-from unet3d.commands.train import fitted
+from unet3d.build.run import build_training, resolve_start
+from unet3d.commands.train import fit_model
 from unet3d.lit.checkpoints import PREVIOUS, LastCheckpoint
-from unet3d.lit.signals import Signals
-from unet3d.lit.start import loaded
-from unet3d.types import Misuse, Stopped
+from unet3d.lit.signals import SignalListener
+from unet3d.lit.start import load_checkpoint
+from unet3d.types import Interrupted, UsageError
 
 LONG = ["data.source.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
 """Three steps an epoch: the run ends within its third one."""
@@ -54,15 +54,15 @@ def broken():
 
 def go(request, folder, *callbacks):
     """Train on from whatever is in the folder; False if the run was stopped."""
-    with Signals().listening() as signals:
-        run = build(request, folder, signals)
+    with SignalListener().listening() as signals:
+        run = build_training(request, folder, signals)
         run.trainer.callbacks[:0] = callbacks
-        checkpoint, _ = start(run)
+        checkpoint, _ = resolve_start(run)
         if checkpoint is not None and run.finished(checkpoint):
             return run, True
         try:
-            fitted(run, checkpoint, signals)
-        except (Stopped, RuntimeError):
+            fit_model(run, checkpoint, signals)
+        except (Interrupted, RuntimeError):
             return run, False
         return run, True
 
@@ -79,7 +79,7 @@ def left(folder):
             curves[tag] = [s.step for s in log.Scalars(tag)]
     contents = {}
     for name in ("last", "best"):
-        content = loaded(folder / "checkpoints" / f"{name}.ckpt")
+        content = load_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
         position = content["callbacks"]["Position"]
         contents[name] = (
             content["state_dict"],
@@ -112,14 +112,14 @@ def same(a, b, where=""):
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, small):
     """The same run without a stop, made once for each list of options."""
-    from unet3d.build.request import composed
+    from unet3d.build.request import compose_config
 
     found = {}
 
     def made(*options):
         if options not in found:
             folder = tmp_path_factory.mktemp("uninterrupted")
-            _, done = go(composed([*small, *LONG, *options], "train"), folder)
+            _, done = go(compose_config([*small, *LONG, *options], "train"), folder)
             assert done
             found[options] = left(folder)
         return found[options]
@@ -191,12 +191,12 @@ def test_what_breaks_between_a_step_and_its_place_in_the_curves_leaves_no_gap(
 ):
     """As a rank does that waits in vain for another one there."""
     request = composed(*LONG, "resume=auto")
-    with Signals().listening() as signals:
-        run = build(request, tmp_path, signals)
+    with SignalListener().listening() as signals:
+        run = build_training(request, tmp_path, signals)
         place = 0 if first else len(run.trainer.callbacks)
         run.trainer.callbacks.insert(place, At("on_train_batch_end", 4, broken))
         with pytest.raises(RuntimeError):
-            fitted(run, None, signals)
+            fit_model(run, None, signals)
     _, done = go(request, tmp_path)
     assert done
     same(uninterrupted(), left(tmp_path))
@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
 )
 def test_a_run_that_counts_otherwise_is_not_taken_up(composed, tmp_path, change):
     go(composed(*LONG), tmp_path, At("on_train_batch_end", 1, term))
-    with pytest.raises(Misuse, match="use init="):
+    with pytest.raises(UsageError, match="use init="):
         go(composed(*LONG, "resume=auto", change), tmp_path)
 
 

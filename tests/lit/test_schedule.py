@@ -4,9 +4,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.lit.schedule import Cosine, Poly
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 class Rates(pl.Callback):
@@ -18,7 +18,7 @@ class Rates(pl.Callback):
 
 
 def rates(composed, folder, *overrides, checkpoint=None):
-    run = build(composed("optimizer.lr=1.0", "fold=none", *overrides), folder)
+    run = build_training(composed("optimizer.lr=1.0", "fold=none", *overrides), folder)
     callback = Rates()
     run.trainer.callbacks.append(callback)
     run.trainer.fit(run.task, run.train_loader, ckpt_path=checkpoint, weights_only=True)
@@ -41,7 +41,7 @@ def test_a_warm_up_starts_low_but_not_at_nothing():
 
 @pytest.mark.parametrize("bad", [{"power": 0}, {"warmup": 1.0}, {"warmup": -0.1}])
 def test_a_schedule_that_makes_no_sense_is_refused(bad):
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         Poly(**bad)
 
 

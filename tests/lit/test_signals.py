@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import pytest
 
 from unet3d.lit import signals
-from unet3d.lit.signals import Preemption, Signals
-from unet3d.types import Stopped
+from unet3d.lit.signals import Preemption, SignalListener
+from unet3d.types import Interrupted
 
 
 def test_no_rank_leaves_before_the_first_has_written_its_checkpoint(monkeypatch):
@@ -12,6 +12,6 @@ def test_no_rank_leaves_before_the_first_has_written_its_checkpoint(monkeypatch)
     last = SimpleNamespace(save=lambda trainer: done.append("saved"))
     monkeypatch.setattr(signals, "any_rank", lambda trainer, flag: done.append("met") or True)
     trainer = SimpleNamespace(global_step=1)
-    with pytest.raises(Stopped):
-        Preemption(Signals(), last).on_validation_batch_end(trainer)
+    with pytest.raises(Interrupted):
+        Preemption(SignalListener(), last).on_validation_batch_end(trainer)
     assert done == ["met", "saved", "met"]

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from unet3d import nvml
-from unet3d.build.run import build
+from unet3d.build.run import build_training
 from unet3d.data.augment import Augment
 from unet3d.lit import speed
-from unet3d.lit.speed import StepSpeed, Timed, complaint
+from unet3d.lit.speed import StepSpeed, StepTiming, format_bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Slow(Augment):
 
 
 def trained(composed, folder, *overrides, augment=None):
-    run = build(composed("fold=none", *overrides), folder)
+    run = build_training(composed("fold=none", *overrides), folder)
     if augment is not None:
         run.train_loader.patches.augment = augment
     run.trainer.fit(run.task, run.train_loader)
@@ -67,7 +67,7 @@ def test_workers_tell_what_they_took(composed, tmp_path):
 
 
 def step(whole, waiting, **making):
-    return Timed(whole=whole, waiting=waiting, making=making)
+    return StepTiming(whole=whole, waiting=waiting, making=making)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def step(whole, waiting, **making):
     ],
 )
 def test_the_line_names_the_slow_part_and_what_may_help(timed, workers, cause, said):
-    found, line = complaint(timed, workers, most_workers=8)
+    found, line = format_bottleneck(timed, workers, most_workers=8)
     assert found == cause
     assert line.endswith(said)
     assert "\n" not in line
@@ -117,10 +117,10 @@ def test_the_line_names_the_slow_part_and_what_may_help(timed, workers, cause, s
 
 def test_the_gpus_use_is_asked_for_once_a_second_and_missing_where_nobody_tells(monkeypatch):
     told, gpu = iter([40, 60]), torch.device("cuda")
-    monkeypatch.setattr(nvml, "utilisation", lambda device: next(told))
+    monkeypatch.setattr(nvml, "get_utilization", lambda device: next(told))
     steps = StepSpeed(num_workers=0)
     use = [steps._gpu_use(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
     assert use == [40.0, 40.0, 60.0]
-    monkeypatch.setattr(nvml, "utilisation", lambda device: None)
+    monkeypatch.setattr(nvml, "get_utilization", lambda device: None)
     assert StepSpeed(num_workers=0)._gpu_use(gpu, 10.0) == {}
     assert StepSpeed(num_workers=0)._gpu_use(torch.device("cpu"), 10.0) == {}

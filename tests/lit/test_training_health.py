@@ -8,16 +8,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unet3d.build import run as building
-from unet3d.build.run import build, introduction
-from unet3d.lit.limits import Limits
+from unet3d.build.run import build_training, summarize_run
+from unet3d.lit.limits import StoppingLimits
 from unet3d.lit.training_health import TrainingHealth
 from unet3d.metric.dice import Dice
 from unet3d.report.diagnosis import Remedies
-from unet3d.types import IGNORE
+from unet3d.types import IGNORE_LABEL
 
 REMEDIES = Remedies(class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"])
-REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE]).view(1, 1, 1, 8)
-GOOD = REFERENCE.where(REFERENCE != IGNORE, 0)
+REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
+GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
 WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # where it is ignored: no voxel
 ELSEWHERE = torch.tensor([2, 1, 1, 0, 0, 0, 0, 0]).view(1, 1, 1, 8)
 
@@ -26,7 +26,7 @@ class Validations:
     """A run of 20 steps with a validation after each, as Lightning would call for them."""
 
     def __init__(self, regions=None):
-        self.health = TrainingHealth(Limits(max_steps=20), REMEDIES)
+        self.health = TrainingHealth(StoppingLimits(max_steps=20), REMEDIES)
         self.said = []
         self.metric = Dice(["background", "a", "b"], regions)
         self.task = SimpleNamespace(
@@ -168,7 +168,7 @@ def test_a_class_that_no_case_has_is_told_before_the_first_step_and_as_a_warning
 ):
     base = [word for word in small if "source" not in word and "data.root" not in word]
     words = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
-    run = build(composed(*words, base=base), tmp_path)
+    run = build_training(composed(*words, base=base), tmp_path)
     (sentence,) = run.health.warnings(done=False)
     assert sentence.startswith("no case has class_3, so it cannot be learned")
-    assert f"\n{sentence}\n" in introduction(run)
+    assert f"\n{sentence}\n" in summarize_run(run)

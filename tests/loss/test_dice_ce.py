@@ -2,16 +2,16 @@ import pytest
 import torch
 
 from unet3d.loss import slabs as module
-from unet3d.loss.dice_ce import DiceCE, resized
+from unet3d.loss.dice_ce import DiceCE, resize_labels
 from unet3d.loss.dice_ce_reference import dice_bce, dice_ce
-from unet3d.types import IGNORE, Misuse
+from unet3d.types import IGNORE_LABEL, UsageError
 
 
 def sample(dtype=torch.float64, ignored=True):
     logits = torch.randn(2, 4, 5, 6, 7, dtype=dtype, requires_grad=True)
     labels = torch.randint(0, 4, (2, 5, 6, 7)).to(torch.uint8)
     if ignored:
-        labels[:, 0] = IGNORE
+        labels[:, 0] = IGNORE_LABEL
     return logits, labels
 
 
@@ -77,7 +77,7 @@ def test_ignored_voxels_change_nothing():
 
 def test_a_batch_with_nothing_labelled_gives_no_nan():
     logits, labels = sample()
-    loss = DiceCE()(logits, torch.full_like(labels, IGNORE))
+    loss = DiceCE()(logits, torch.full_like(labels, IGNORE_LABEL))
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.abs().max() == 0
@@ -88,16 +88,16 @@ def test_deep_supervision_weighs_each_output_half_of_the_finer_one():
     coarse = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64)
     loss = DiceCE()
     both = loss([fine, coarse], labels)
-    apart = loss(fine, labels) + 0.5 * loss(coarse, resized(labels, (2, 3, 3)))
+    apart = loss(fine, labels) + 0.5 * loss(coarse, resize_labels(labels, (2, 3, 3)))
     torch.testing.assert_close(both, apart / 1.5, rtol=1e-12, atol=0)
 
 
 def test_labels_are_resized_to_the_nearest_voxel():
     labels = torch.arange(4).repeat_interleave(2)[None, :, None, None]
-    assert resized(labels, (4, 1, 1)).flatten().tolist() == [0, 1, 2, 3]
+    assert resize_labels(labels, (4, 1, 1)).flatten().tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("bad", [{"dice": -1.0}, {"dice": 0.0, "ce": 0.0}, {"smooth": 0.0}])
 def test_weights_that_make_no_loss_are_refused(bad):
-    with pytest.raises(Misuse, match="loss needs"):
+    with pytest.raises(UsageError, match="loss needs"):
         DiceCE(**bad)

@@ -1,6 +1,6 @@
 import pytest
 
-from unet3d.machine.container import cores, memory_left, memory_limit
+from unet3d.machine.container import get_available_memory, get_cpu_quota, memory_limit
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def test_a_containers_limit_counts_and_cached_files_do_not(group, tmp_path):
     mount = group(".", memory__max="1000", memory__current="700")
     group(".", memory__stat="anon 500\ninactive_file 150")
     where = own(tmp_path, "0::/\n")
-    assert (memory_limit(mount, where), memory_left(mount, where)) == (1000, 450)
+    assert (memory_limit(mount, where), get_available_memory(mount, where)) == (1000, 450)
     group(".", memory__max="max")
-    assert (memory_limit(mount, where), memory_left(mount, where)) == (None, None)
+    assert (memory_limit(mount, where), get_available_memory(mount, where)) == (None, None)
 
 
 def test_a_jobs_limit_is_the_least_of_the_groups_that_it_lies_in(group, tmp_path):
@@ -41,8 +41,8 @@ def test_a_jobs_limit_is_the_least_of_the_groups_that_it_lies_in(group, tmp_path
     group("slurm/job_18", memory__max="1", memory__current="0")
     where = own(tmp_path, "0::/slurm/job_17/step_0\n")
     assert memory_limit(mount, where) == 1000
-    assert memory_left(mount, where) == 100
-    assert cores(mount, where) == 2.5
+    assert get_available_memory(mount, where) == 100
+    assert get_cpu_quota(mount, where) == 2.5
 
 
 def test_version_1_has_a_mount_for_each_kind_of_limit(group, tmp_path):
@@ -52,8 +52,8 @@ def test_version_1_has_a_mount_for_each_kind_of_limit(group, tmp_path):
     group("cpu/docker/a", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
     group("cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     where = own(tmp_path, "4:memory:/docker/a\n1:cpu,cpuacct:/docker/a\n0::/\n")
-    assert (memory_limit(mount, where), memory_left(mount, where)) == (1000, 750)
-    assert cores(mount, where) == 1.5
+    assert (memory_limit(mount, where), get_available_memory(mount, where)) == (1000, 750)
+    assert get_cpu_quota(mount, where) == 1.5
 
 
 def test_a_container_that_sees_its_own_group_as_the_top_is_understood(group, tmp_path):
@@ -64,5 +64,5 @@ def test_a_container_that_sees_its_own_group_as_the_top_is_understood(group, tmp
 
 def test_without_control_groups_there_is_no_limit(tmp_path):
     nowhere = tmp_path / "none"
-    for told in (memory_limit, memory_left, cores):
+    for told in (memory_limit, get_available_memory, get_cpu_quota):
         assert told(nowhere, nowhere) is None

@@ -1,10 +1,10 @@
 import torch
 
-from unet3d.machine.memory import available_bytes, meminfo
+from unet3d.machine.memory import get_available_bytes, meminfo
 
 
 def test_a_cpu_has_what_its_processes_may_still_take():
-    found = available_bytes(torch.device("cpu"))
+    found = get_available_bytes(torch.device("cpu"))
     assert found is None or 2**20 < found < 2**50
 
 

@@ -5,7 +5,7 @@ from unet3d.types import GIB
 
 
 def test_a_system_tells_what_a_process_may_have():
-    found = system.system()
+    found = system.inspect_system()
     assert 1 <= found.cores <= found.cores_there == os.cpu_count()
     assert found.threads == 1  # as the tests ask
     assert 0 < found.ram_free <= found.ram
@@ -18,13 +18,13 @@ def test_where_there_is_no_proc_what_it_tells_is_not_known(tmp_path, monkeypatch
     for module, place in ((memory, "MEMINFO"), (system, "CPUINFO"), (system, "SHM")):
         monkeypatch.setattr(module, place, nowhere)
     monkeypatch.setattr(memory.meminfo, "__defaults__", (nowhere,))
-    monkeypatch.setattr(container.memory_left, "__defaults__", (nowhere, nowhere))
+    monkeypatch.setattr(container.get_available_memory, "__defaults__", (nowhere, nowhere))
     monkeypatch.setattr(system.platform, "freedesktop_os_release", lambda: {}["PRETTY_NAME"])
     monkeypatch.setattr(system.platform, "processor", str)
     monkeypatch.delattr(os, "sched_getaffinity")
-    found = system.system()
+    found = system.inspect_system()
     assert found.shared is found.ram is found.ram_free is found.swap is None
-    assert system.processor(nowhere) is None
+    assert system.get_cpu_model(nowhere) is None
     assert found.cores == os.cpu_count()
     assert found.name
 
@@ -39,6 +39,6 @@ def test_who_started_a_process_is_told():
 
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_the_one_above(tmp_path):
-    found = system.room(tmp_path / "runs" / "first")
+    found = system.get_disk_space(tmp_path / "runs" / "first")
     assert found.folder == str(tmp_path / "runs" / "first")
     assert 0 < found.free <= found.total < 2**20 * GIB

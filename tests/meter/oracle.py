@@ -18,7 +18,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from unet3d.build.step import TrainingStep
-from unet3d.meter.predict import STEPS, predict
+from unet3d.meter.predict import STEPS, estimate_step
 from unet3d.model.lean.cpu import kernels as norm_kernels
 from unet3d.pool.cpu import kernels as pool_kernels
 
@@ -102,7 +102,7 @@ class Phases:
 
 def predicted(make_step: Callable[[], TrainingStep]) -> Memory:
     """What the meter says."""
-    prediction = predict(make_step, cuda=False)
+    prediction = estimate_step(make_step, cuda=False)
     trace = prediction.trace
     begun = next(p.begun for p in trace.phases if p.phase == "forward")
     between, ended = prediction.steady

@@ -3,13 +3,18 @@ import json
 import pytest
 import torch
 
-from unet3d.build.fitting import extra_compute
-from unet3d.build.forecast import forecast, with_batch
-from unet3d.build.misfit import culprit, misfit_lines, out_of_memory, remedies
+from unet3d.build.fitting import measure_extra_compute
+from unet3d.build.forecast import estimate_memory, with_batch
+from unet3d.build.misfit import (
+    find_failing_module,
+    find_remedies,
+    format_oom_report,
+    format_oom_warning,
+)
 from unet3d.commands.main import main
 from unet3d.lit.memory import StepMemory
-from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
-from unet3d.types import Misfit
+from unet3d.meter.fit import CONTEXT, BatchExtrapolation, search_largest_batch
+from unet3d.types import DoesNotFitError
 
 GIB = 2**30
 
@@ -31,25 +36,25 @@ def test_two_traces_give_every_batch_exactly(composed, precision):
     request = composed(
         f"precision={precision}", "data.patch_size=[24,24,24]", "trainer.accelerator=auto"
     )
-    any_batch = AnyBatch(*(forecast(with_batch(request, n)) for n in (2, 3)))
+    any_batch = BatchExtrapolation(*(estimate_memory(with_batch(request, n)) for n in (2, 3)))
     assert any_batch.affine
     for batch in (2, 5, 11):
-        traced = forecast(with_batch(request, batch))
+        traced = estimate_memory(with_batch(request, batch))
         peak = any_batch.peak(batch)
         assert peak == traced.peak
 
 
 def test_the_largest_batch_fits_and_one_more_does_not(request_):
-    any_batch = AnyBatch(*(forecast(with_batch(request_, n)) for n in (2, 3)))
+    any_batch = BatchExtrapolation(*(estimate_memory(with_batch(request_, n)) for n in (2, 3)))
     budget = 2 * GIB
-    best = largest_batch(any_batch, budget)
+    best = search_largest_batch(any_batch, budget)
     assert any_batch.peak(best).reserved + CONTEXT <= budget
     assert any_batch.peak(best + 1).reserved + CONTEXT > budget
 
 
 def test_recomputing_every_block_costs_a_third_more_work(request_):
-    assert extra_compute(request_, ("checkpointing=none",)) == 0
-    assert 0.25 < extra_compute(request_, ("checkpointing=blocks",)) < 0.36
+    assert measure_extra_compute(request_, ("checkpointing=none",)) == 0
+    assert 0.25 < measure_extra_compute(request_, ("checkpointing=blocks",)) < 0.36
 
 
 TINY = [
@@ -122,27 +127,27 @@ def test_a_budget_read_from_a_card_that_is_not_there_is_refused(capsys, monkeypa
 
 
 def test_a_run_predicted_not_to_fit_warns_or_stops_with_what_would(request_):
-    prediction = forecast(request_)
+    prediction = estimate_memory(request_)
     total = prediction.peak.reserved + CONTEXT - 1
-    lines = misfit_lines(prediction, request_, total, stop=False)
+    lines = format_oom_warning(prediction, request_, total, stop=False)
     assert lines[0].startswith("predicted not to fit")
     assert any("checkpointing=" in line for line in lines)
-    with pytest.raises(Misfit, match="predicted not to fit"):
-        misfit_lines(prediction, request_, total, stop=True)
-    assert misfit_lines(prediction, request_, total + 1, stop=True) == []
+    with pytest.raises(DoesNotFitError, match="predicted not to fit"):
+        format_oom_warning(prediction, request_, total, stop=True)
+    assert format_oom_warning(prediction, request_, total + 1, stop=True) == []
 
 
 def test_remedies_are_predicted_to_fit(request_):
-    total = forecast(request_).peak.reserved + CONTEXT - 1
-    found = remedies(request_, total)
+    total = estimate_memory(request_).peak.reserved + CONTEXT - 1
+    found = find_remedies(request_, total)
     assert len(found) == 3
     assert all(r.reserved + CONTEXT <= total for r in found)
 
 
 def test_the_module_that_ran_out_is_named(request_):
-    from unet3d.build.objects import network
+    from unet3d.build.objects import build_network
 
-    model = network(request_)
+    model = build_network(request_)
 
     def fails(module, inputs):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -151,7 +156,7 @@ def test_the_module_that_ran_out_is_named(request_):
     model.decoder[1].convs[0].norm.register_forward_pre_hook(fails)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         model(torch.randn(2, 1, 8, 8, 8))
-    assert culprit(caught.value.__traceback__, model) == "decoder.1.convs.0.norm"
+    assert find_failing_module(caught.value.__traceback__, model) == "decoder.1.convs.0.norm"
 
 
 def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, monkeypatch):
@@ -188,7 +193,7 @@ def test_the_report_of_a_gpu_says_how_much_was_reserved_in_vain(request_, tmp_pa
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 20 * GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 23 * GIB)
-    said = out_of_memory(
+    said = format_oom_report(
         torch.OutOfMemoryError("x"),
         request=request_,
         model=torch.nn.Identity(),
@@ -215,17 +220,17 @@ def test_a_cpu_run_that_would_fill_the_memory_warns_as_well(composed, monkeypatc
 
     request = composed("model.depth=2", "model.convolutions=1")
     monkeypatch.setattr(misfit, "available_bytes", lambda device: CONTEXT)
-    lines = misfit.check_fit(forecast(request), request, torch.device("cpu"))
+    lines = misfit.check_memory(estimate_memory(request), request, torch.device("cpu"))
     assert lines[0].startswith("predicted not to fit")
 
 
 def test_a_bad_choice_for_misfits_is_refused(composed, tmp_path):
-    from unet3d.build.misfit import check_fit
-    from unet3d.types import Misuse
+    from unet3d.build.misfit import check_memory
+    from unet3d.types import UsageError
 
     request = composed("meter.on_misfit=hope")
-    with pytest.raises(Misuse, match="warn, stop or ignore"):
-        check_fit(forecast(request), request, torch.device("cpu"))
+    with pytest.raises(UsageError, match="warn, stop or ignore"):
+        check_memory(estimate_memory(request), request, torch.device("cpu"))
 
 
 def test_tensorboard_has_the_prediction_beside_every_step():

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from unet3d.build.forecast import forecast
-from unet3d.build.measured import measured
-from unet3d.build.objects import network
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.measured import measure_step
+from unet3d.build.objects import build_network
 from unet3d.meter.layers import LayerRecorder
 
 
@@ -16,10 +16,10 @@ def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
         calls.append(1)
         return len(calls), 0
 
-    model = network(request)
+    model = build_network(request)
     with LayerRecorder(read).watching(model) as recorder:
         model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
-    predicted = forecast(request).layers
+    predicted = estimate_memory(request).layers
     for phase in ("forward", "backward"):
         rows = [
             [(r.name, r.type) for r in rs if r.phase == phase]
@@ -32,6 +32,6 @@ def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
 @pytest.mark.gpu
 def test_on_a_gpu_the_prediction_is_near_what_is_measured(composed):
     request = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]")
-    real, predicted = measured(request), forecast(request)
+    real, predicted = measure_step(request), estimate_memory(request)
     assert predicted.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)
     assert len(real.layers) > 10

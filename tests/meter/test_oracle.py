@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tests.meter.oracle import Memory, predicted, real
 from tests.test_conf import CONF, SHRUNK
-from unet3d.build.request import request_of
-from unet3d.build.step import TrainingStep, step_maker
+from unet3d.build.request import compose_initialized
+from unet3d.build.step import TrainingStep, make_step_factory
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.machine.device import Precision
@@ -78,8 +78,8 @@ def compared(request: pytest.FixtureRequest) -> tuple[Memory, Memory]:
     """What the meter says of a case, and what is true."""
     torch.set_num_threads(1)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        asked = request_of([*SMALL, *request.param], "train")
-    make_step = step_maker(asked, Precision("32", "32"), cuda=False)
+        asked = compose_initialized([*SMALL, *request.param], "train")
+    make_step = make_step_factory(asked, Precision("32", "32"), cuda=False)
     return predicted(make_step), real(make_step)
 
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unet3d.build.forecast import changed, forecast, savings
+from unet3d.build.forecast import estimate_memory, rank_savings, with_overrides
 from unet3d.checkpointing.blocks import RecomputeBlocks
 from unet3d.commands.main import main
 from unet3d.meter.pictures import kinds_over_time, layer_bars, timeline
-from unet3d.meter.predict import KINDS, predict
-from unet3d.model.half import in_half
+from unet3d.meter.predict import KINDS, estimate_step
+from unet3d.model.half import cast_to_half
 from unet3d.model.unet_reference import ForumUNet3D
 from unet3d.types import MIB
 
@@ -48,7 +48,7 @@ class PlainStep:
         self.half = precision == "16-true"
         self.mixed = precision == "16"
         if self.half:
-            in_half(self.model, torch.float16)
+            cast_to_half(self.model, torch.float16)
             for module in self.model.modules():  # the known figures have norms in half as well
                 if isinstance(module, nn.BatchNorm3d):
                     for name, p in module._parameters.items():
@@ -77,14 +77,14 @@ class PlainStep:
 
 @pytest.mark.parametrize(("network", "precision", "checkpointing"), KNOWN)
 def test_the_forums_table_is_reproduced_within_a_hundredth(network, precision, checkpointing):
-    made = predict(lambda: PlainStep(network, precision, checkpointing), cuda=True)
+    made = estimate_step(lambda: PlainStep(network, precision, checkpointing), cuda=True)
     known = KNOWN[network, precision, checkpointing]
     assert made.peak.allocated / MIB == pytest.approx(known, rel=0.01)
 
 
 @pytest.fixture
 def forum(composed):
-    return forecast(composed("experiment=forum_small", "meter.predict=false", base=[]))
+    return estimate_memory(composed("experiment=forum_small", "meter.predict=false", base=[]))
 
 
 def test_the_forums_first_convolution_adds_what_the_forum_saw(forum):
@@ -125,7 +125,9 @@ def test_the_forums_question_is_answered_full_resolution_holds_most(forum):
 
 
 def test_gradients_of_a_step_do_not_live_through_the_next_forward(composed):
-    made = forecast(composed("model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"))
+    made = estimate_memory(
+        composed("model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1")
+    )
     phases = {p.phase: p for p in made.trace.phases}
     alive = {
         phase: sum(b.nbytes for b in made.alive(mark.begun + 2) if made.kind(b) == "gradients")
@@ -136,9 +138,11 @@ def test_gradients_of_a_step_do_not_live_through_the_next_forward(composed):
 
 
 def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
-    plain = forecast(composed("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"))
+    plain = estimate_memory(
+        composed("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false")
+    )
     assert "optimizer state" not in plain.kinds
-    twice = forecast(composed("trainer.accumulate_grad_batches=2"))
+    twice = estimate_memory(composed("trainer.accumulate_grad_batches=2"))
     forwards = [p for p in twice.trace.phases if p.phase == "forward"]
     assert len(forwards) == 4  # two micro-batches in each of two steps
 
@@ -146,7 +150,7 @@ def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
 def test_checkpointing_and_half_precision_are_seen(composed):
     big = ["data.patch_size=[64,64,64]", "model.width=32"]
     peaks = [
-        forecast(composed(*big, *extra)).peak.allocated
+        estimate_memory(composed(*big, *extra)).peak.allocated
         for extra in ([], ["checkpointing=leanest"], ["precision=bf16"])
     ]
     assert peaks[1] < 0.8 * peaks[0]
@@ -155,14 +159,17 @@ def test_checkpointing_and_half_precision_are_seen(composed):
 
 def test_a_cpu_is_predicted_when_it_is_asked_for(composed):
     request = composed("trainer.accelerator=cpu")
-    assert forecast(request).peak.reserved is None
-    assert forecast(changed(request, "trainer.accelerator=auto")).peak.reserved is not None
+    assert estimate_memory(request).peak.reserved is None
+    assert (
+        estimate_memory(with_overrides(request, "trainer.accelerator=auto")).peak.reserved
+        is not None
+    )
 
 
 def test_savings_name_what_helps_most_first(composed):
     words = ["data.patch_size=[64,64,64]", "model.width=32"]
     request = composed("trainer.accelerator=auto", *words)
-    found = savings(request, forecast(request))
+    found = rank_savings(request, estimate_memory(request))
     rungs = {f"checkpointing={rung}" for rung in ("skips", "lean", "leanest")}
     assert {override for override, _ in found} == rungs | {"precision=bf16"}
     assert found[0][1] >= found[1][1] > 0

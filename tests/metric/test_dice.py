@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unet3d.metric.dice import Dice
-from unet3d.types import IGNORE
+from unet3d.types import IGNORE_LABEL
 
 
 def logits_of(classes, k):
@@ -50,7 +50,7 @@ def test_ignored_voxels_count_nowhere():
     reference = torch.ones(1, 2, 2, 2, dtype=torch.uint8)
     predicted = torch.ones(1, 2, 2, 2)
     predicted[0, 0] = 0
-    reference[0, 0] = IGNORE
+    reference[0, 0] = IGNORE_LABEL
     metric.update(predicted, reference)
     assert metric.compute()["dice/a"] == 1
 
@@ -68,7 +68,7 @@ def test_a_region_is_judged_as_one_whatever_its_labels():
 
 
 def test_voxels_of_classes_and_regions_are_counted_but_for_those_to_ignore():
-    reference = torch.tensor([0, 1, 2, 2, IGNORE]).view(1, 1, 1, 5)
+    reference = torch.tensor([0, 1, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 5)
     prediction = torch.tensor([2, 2, 2, 0, 1]).view(1, 1, 1, 5)
     for regions, found in (
         (None, {"a": (1, 0), "b": (2, 3)}),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.metric.surface import surface, surface_scores
+from unet3d.metric.surface import find_surface_voxels, surface_scores
 
 SPACINGS = [(1.0, 1.0, 1.0), (0.7, 0.7, 3.0), (5.0, 0.5, 1.3)]
 
@@ -71,7 +71,7 @@ def test_the_surface_is_the_shell_and_what_touches_the_border():
     structure[0:4, 1:5, 1:5] = True
     inner = np.zeros_like(structure)
     inner[1:3, 2:4, 2:4] = True
-    assert (surface(structure) == (structure & ~inner)).all()
+    assert (find_surface_voxels(structure) == (structure & ~inner)).all()
 
 
 def test_the_larger_of_the_two_directions_counts():

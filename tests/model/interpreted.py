@@ -28,7 +28,7 @@ def volume(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def results(shape: tuple[int, ...], dtype: torch.dtype, fast: ModuleType | None) -> list[Tensor]:
     """What every operator gives."""
-    kernels.of = lambda *_: fast  # ty: ignore[invalid-assignment]
+    kernels.select_kernels = lambda *_: fast  # ty: ignore[invalid-assignment]
     torch.manual_seed(0)
     y, g = volume(shape, dtype) + 20, volume(shape, dtype)
     numbers = [torch.randn(shape[:2]) for _ in range(4)]
@@ -55,7 +55,7 @@ def check_norms() -> int:
 
 def check_interpolation() -> int:
     failures = 0
-    kernels.of = lambda *_: cuda  # ty: ignore[invalid-assignment]
+    kernels.select_kernels = lambda *_: cuda  # ty: ignore[invalid-assignment]
     for linear in (True, False):
         for window, size in UPSAMPLINGS:
             low = torch.randn(2, 5, *size).contiguous(memory_format=torch.channels_last_3d)

@@ -9,17 +9,17 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.request import conf_folder
+from unet3d.build.request import get_config_dir
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.model.lean import convolution, cpu, rows
 from unet3d.model.unet import LEAN, UNet3D
-from unet3d.types import DECODER_WORDS, ENCODER_WORDS, Keep, Misuse
+from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy, UsageError
 
-POOLS = sorted(path.stem for path in (conf_folder() / "pool").glob("[!_]*.yaml"))
-KEEPS = [Keep((word,), ("all",)) for word in ENCODER_WORDS] + [
-    Keep(("last",), (word,)) for word in DECODER_WORDS[1:]
+POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
+KEEPS = [RetentionPolicy((word,), ("all",)) for word in ENCODER_WORDS] + [
+    RetentionPolicy(("last",), (word,)) for word in DECODER_WORDS[1:]
 ]
-MIXED = Keep(("never", "slabs", "again"), ("never", "last"))
+MIXED = RetentionPolicy(("never", "slabs", "again"), ("never", "last"))
 NETWORKS = {
     "batch": {},
     "instance, leaky, transposed, supervised": {
@@ -107,7 +107,7 @@ def test_slabs_give_the_same_whatever_is_kept(choices, keep, in_slabs):
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
 def test_every_pooling_is_part_of_its_block(pool, size, activation, in_slabs):
-    factory = instantiate(OmegaConf.load(conf_folder() / "pool" / f"{pool}.yaml"))
+    factory = instantiate(OmegaConf.load(get_config_dir() / "pool" / f"{pool}.yaml"))
     nets = pair(MIXED, pool=factory, activation=activation)
     assert_equal_steps(*nets, *batch(SIZES[size]))
 
@@ -212,7 +212,7 @@ def test_a_second_derivative_is_answered_in_words():
 def test_a_backward_hook_is_refused_and_not_ignored():
     _, lean = pair(LEAN)
     lean.decoder[0].convs[0].register_full_backward_hook(lambda *_: None)
-    with pytest.raises(Misuse, match="backward hook"):
+    with pytest.raises(UsageError, match="backward hook"):
         lean(batch(SIZES["even"])[0])
 
 
@@ -235,7 +235,7 @@ def test_a_step_that_is_given_up_leaves_nothing_behind():
 def test_a_norm_that_blocks_do_not_know_is_refused():
     _, lean = pair(LEAN)
     lean.encoder[0].convs[0].norm = nn.InstanceNorm3d(4, track_running_stats=True).double()
-    with pytest.raises(Misuse, match="batch, instance and group norm"):
+    with pytest.raises(UsageError, match="batch, instance and group norm"):
         lean(batch(SIZES["even"])[0])
 
 

@@ -32,7 +32,7 @@ def numbers(shape, count):
 
 def plainly(monkeypatch, function, *arguments):
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "of", lambda *_: None)
+        patched.setattr(kernels, "select_kernels", lambda *_: None)
         return function(*arguments)
 
 
@@ -90,7 +90,7 @@ def test_gradient(shape, place, dtype, monkeypatch):
 def test_interpolation_by_rows_is_torchs(window, compiled, linear, monkeypatch):
     assert cpu.kernels.library(torch.float32)
     if not compiled:
-        monkeypatch.setattr(kernels, "of", lambda *_: None)
+        monkeypatch.setattr(kernels, "select_kernels", lambda *_: None)
     low = volume((2, 5, 4, 3, 6), torch.float32).requires_grad_()
     mode, corners = ("trilinear", True) if linear else ("nearest", None)
     scale = [float(w) for w in window]

@@ -5,7 +5,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.model.unet import UNet3D
 from unet3d.model.unet_reference import ForumUNet3D
-from unet3d.types import HasBlocks, Misuse
+from unet3d.types import HasBlocks, UsageError
 
 
 def unet(**choices):
@@ -48,12 +48,12 @@ def test_the_papers_network_has_exactly_the_papers_convolution_parameters():
 
 @pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_paper"])
 def test_the_configs_say_the_same_networks(composed, option):
-    from unet3d.build.objects import network
+    from unet3d.build.objects import build_network
 
     request = composed(f"model={option}", "data.num_classes=5")
     expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_paper": PAPER}[option]
     with torch.device("meta"):
-        made = network(request)
+        made = build_network(request)
         wanted = unet(**{**expected, "in_channels": 1, "num_classes": 5})
     shapes = [{k: v.shape for k, v in m.state_dict().items()} for m in (made, wanted)]
     assert shapes[0] == shapes[1]
@@ -144,10 +144,10 @@ def test_upsampling_keeps_half_precision_under_autocast(autocast_to):
     ],
 )
 def test_a_bad_choice_is_answered_in_the_users_words(choices, said):
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         unet(**choices)
 
 
 def test_a_volume_too_small_for_the_levels_is_answered_in_the_users_words():
-    with pytest.raises(Misuse, match=r"data\.patch_size"):
+    with pytest.raises(UsageError, match=r"data\.patch_size"):
         unet(depth=5, width=2)(torch.randn(2, 1, 8, 8, 8))

@@ -12,11 +12,11 @@ from tests.pool.volumes import DTYPES, volume
 from unet3d.pool import cuda
 from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
 from unet3d.pool.avg_reference import average, average_gradient
-from unet3d.pool.codes import code_of, encode
+from unet3d.pool.codes import choose_code, encode
 from unet3d.pool.layout import is_channels_last
 from unet3d.pool.max_reference import maximum
 from unet3d.pool.median_reference import median
-from unet3d.pool.spread import spread
+from unet3d.pool.spread import scatter_gradient
 from unet3d.pool.windows import Windows
 
 CASES = [  # windows, sizes
@@ -41,8 +41,8 @@ def check(pool: str, x: torch.Tensor, windows: Windows) -> None:
     close = {"rtol": 2 * eps, "atol": 4 * eps, "equal_nan": True}
     if pool in ("median", "max"):
         expected, places = {"median": median, "max": maximum}[pool](x, windows)
-        assert torch.equal(recorded, encode(places, code_of(pool, windows), windows, x.shape))
-        g_expected = spread(upper, places, windows, x.shape)
+        assert torch.equal(recorded, encode(places, choose_code(pool, windows), windows, x.shape))
+        g_expected = scatter_gradient(upper, places, windows, x.shape)
     elif pool == "avg":
         expected, g_expected = average(x, windows), average_gradient(upper, x.shape, windows)
     else:

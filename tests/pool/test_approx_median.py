@@ -9,7 +9,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d, error_bound
 from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.windows import Windows
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "tied"])
@@ -62,7 +62,7 @@ def test_nan_in_a_window_gives_nan():
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
 def test_a_temperature_must_be_above_zero(tau):
-    with pytest.raises(Misuse, match="tau"):
+    with pytest.raises(UsageError, match="tau"):
         ApproxMedianPool3d(2, tau=tau)
 
 

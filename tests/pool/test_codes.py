@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.pool.volumes import WINDOWS
-from unet3d.pool.codes import Code, code_of, decode, encode
+from unet3d.pool.codes import IndexCode, choose_code, decode, encode
 from unet3d.pool.max_reference import maximum
 from unet3d.pool.median_reference import median
 from unet3d.pool.windows import Windows
@@ -15,7 +15,7 @@ from unet3d.pool.windows import Windows
 def test_places_come_back_from_their_code(name, window):
     windows, x = Windows.of(*window), torch.randn(2, 3, 9, 10, 7)
     places = {"median": median, "max": maximum}[name](x, windows)[1]
-    code = code_of(name, windows)
+    code = choose_code(name, windows)
     again = decode(encode(places, code, windows, x.shape), code, windows, x.shape)
     assert torch.equal(torch.minimum(*again), torch.minimum(*places))
     assert torch.equal(torch.maximum(*again), torch.maximum(*places))
@@ -24,13 +24,13 @@ def test_places_come_back_from_their_code(name, window):
 @pytest.mark.parametrize(
     ("window", "code"),
     [
-        ((2, None, 0), Code.MASK),
-        ((3, 2, 0), Code.PAIR),
-        ((3, 2, 1), Code.PAIR),
-        ((5, 5, 0), Code.PAIR),
-        (((4, 2, 2), None, 0), Code.PAIR),
-        ((4, None, 0), Code.TWO),
+        ((2, None, 0), IndexCode.MASK),
+        ((3, 2, 0), IndexCode.PAIR),
+        ((3, 2, 1), IndexCode.PAIR),
+        ((5, 5, 0), IndexCode.PAIR),
+        (((4, 2, 2), None, 0), IndexCode.PAIR),
+        ((4, None, 0), IndexCode.TWO),
     ],
 )
 def test_odd_windows_and_even_ones_up_to_sixteen_need_one_byte(window, code):
-    assert code_of("median", Windows.of(*window)) == code
+    assert choose_code("median", Windows.of(*window)) == code

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 OPTIONS = sorted(Path(__file__).parents[2].joinpath("conf/pool").glob("*.yaml"))
 
@@ -46,19 +46,19 @@ def test_arguments_mean_what_they_mean_to_max_pooling(factory, positional, named
     "arguments", [(0,), ((2, 2),), (2, 0), (2, 2, -1), (2, 2, 2), ("2",), (7,)]
 )
 def test_arguments_that_cannot_be_are_named_in_one_line(factory, arguments):
-    with pytest.raises(Misuse) as caught:
+    with pytest.raises(UsageError) as caught:
         factory(*arguments)
     assert "\n" not in str(caught.value)
 
 
 def test_a_window_larger_than_the_volume_is_a_misuse(factory):
-    with pytest.raises(Misuse, match="larger than the feature map"):
+    with pytest.raises(UsageError, match="larger than the feature map"):
         factory(4)(torch.randn(1, 1, 8, 3, 8))
 
 
 @pytest.mark.parametrize("x", [torch.ones(1, 1, 4, 4, 4, dtype=torch.int32), torch.ones(4, 4, 4)])
 def test_input_that_is_no_batch_of_volumes_is_a_misuse(factory, x):
-    with pytest.raises(Misuse, match=r"\(B, C, D, H, W\)"):
+    with pytest.raises(UsageError, match=r"\(B, C, D, H, W\)"):
         factory(2)(x)
 
 

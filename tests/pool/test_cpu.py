@@ -9,11 +9,11 @@ from tests.pool.volumes import DTYPES, LAYOUTS, WINDOWS, volume
 from unet3d import native
 from unet3d.pool import cpu
 from unet3d.pool.avg_reference import average, average_gradient
-from unet3d.pool.layout import is_channels_last, prepared
+from unet3d.pool.layout import is_channels_last, to_supported_layout
 from unet3d.pool.max_reference import maximum
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.median_reference import median
-from unet3d.pool.spread import spread
+from unet3d.pool.spread import scatter_gradient
 from unet3d.pool.windows import Windows
 
 REFERENCES = {"median": median, "max": maximum}
@@ -36,14 +36,14 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
     windows = Windows.of(*WINDOWS[window])
     for i, kind in enumerate(("random", "tied", "infinite", "nan", "huge", "subnormal")):
         width = (35, 19, 9, 5, 4, 16)[i]  # rows for every number of lanes
-        x = prepared(LAYOUTS[layout](volume((1, 5, 6, 7, width), kind, dtype)))
+        x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, width), kind, dtype)))
         assert cpu.kernels.library(dtype)
         y, recorded = cpu.forward(x, name, windows)
         expected, places = REFERENCES[name](x, windows)
         assert torch.equal(y.nan_to_num(nan=7), expected.nan_to_num(nan=7))
         upper, last = torch.randn_like(y), is_channels_last(x)
         g = cpu.backward(upper, name, windows, x.shape, last, recorded=recorded)
-        g_expected = spread(upper, places, windows, x.shape)
+        g_expected = scatter_gradient(upper, places, windows, x.shape)
         if windows.overlap:  # the order of a sum differs
             tolerance = torch.finfo(dtype).eps * 8
             torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
@@ -56,7 +56,7 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_average_equals_its_reference(window, layout, dtype):
     windows = Windows.of(*WINDOWS[window])
-    x = prepared(LAYOUTS[layout](volume((1, 5, 6, 7, 19), "random", dtype)))
+    x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, 19), "random", dtype)))
     assert cpu.kernels.library(dtype)
     y, _ = cpu.forward(x, "avg", windows)
     torch.testing.assert_close(y, average(x, windows))
@@ -105,7 +105,7 @@ def test_where_a_compiled_library_cannot_be_loaded_plain_torch_gives_the_same(
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
     fresh.setattr(cpu.kernels, "compile", lambda _compiler, _element, target: target.touch())
     assert torch.equal(MedianPool3d(2)(x), expected)
-    fresh.setattr(native, "loadable", lambda _: False)  # what a tmpfs of Docker's would say
+    fresh.setattr(native, "allows_exec", lambda _: False)  # what a tmpfs of Docker's would say
     cpu.kernels.libraries.clear()
     assert torch.equal(MedianPool3d(2)(x), expected)
     first, second = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")

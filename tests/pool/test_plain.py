@@ -9,7 +9,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.plain import MOST_COMPARED, plain
+from unet3d.pool.plain import MOST_COMPARED, replace_with_plain
 
 MORE = {"sorted": ((3, 4, 3), 2, 0), "sorted, padded": ((5, 4, 3), (1, 2, 3), (2, 2, 1))}
 KINDS = ("random", "post-ReLU", "tied", "constant", "huge", "subnormal")
@@ -17,7 +17,7 @@ KINDS = ("random", "post-ReLU", "tied", "constant", "huge", "subnormal")
 
 def twin(pool: nn.Module) -> nn.Module:
     network = nn.Sequential(pool)
-    plain(network)
+    replace_with_plain(network)
     assert type(network[0]) is not type(pool)
     return network
 
@@ -39,6 +39,6 @@ def test_some_windows_are_compared_and_some_are_sorted():
 
 def test_a_traced_pooling_leaves_no_operator_of_ours():
     network = nn.Sequential(nn.Sequential(MedianPool3d(2), MaxPool3d(1)), ApproxMedianPool3d(1))
-    plain(network)
+    replace_with_plain(network)
     program = torch.export.export(network, (torch.zeros(1, 1, 4, 4, 4),))
     assert "unet3d" not in program.graph_module.code

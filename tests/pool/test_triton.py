@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unet3d.pool import cuda
-from unet3d.pool.layout import outputs
+from unet3d.pool.layout import allocate_outputs
 from unet3d.pool.windows import Windows
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def test_a_median_costs_few_instructions(dtype, shape, channels_last, forward_mo
     windows = Windows.of(2, None, 0)
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
     x = torch.empty(shape, dtype=dtype, memory_format=layout)
-    y, recorded = outputs(x, "median", windows)
+    y, recorded = allocate_outputs(x, "median", windows)
     _, forward = cuda.forward_launch(x, y, recorded, "median", windows, 0.0)
     _, backward = cuda.tiled_launch(y, recorded, None, x, "median", windows, 0.0)
     assert instructions_per_lane(forward_kernel, forward) <= forward_most
@@ -56,7 +56,7 @@ def test_every_kernel_compiles_for_a_padded_window():
 
     windows, x = Windows.of(3, 2, 1), torch.empty(1, 2, 20, 24, 32, dtype=torch.bfloat16)
     for pool in ("median", "max"):
-        y, recorded = outputs(x, pool, windows)
+        y, recorded = allocate_outputs(x, pool, windows)
         _, forward = cuda.forward_launch(x, y, recorded, pool, windows, 0.0)
         _, backward = cuda.covering_launch(y, recorded, x, pool, windows)
         assert 0 < instructions_per_lane(forward_kernel, forward) < 1500

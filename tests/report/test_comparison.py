@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from unet3d.report.comparison import as_json, draw_runs, rows, runs_in, unbeaten
+from unet3d.report.comparison import (
+    comparison_to_dict,
+    draw_runs,
+    find_pareto_optimal,
+    find_runs,
+    make_comparison_rows,
+)
 
 
 def report(dice, mib, seconds, *, pool="max", finished=True, evaluated=True, **config):
@@ -41,11 +47,11 @@ def test_runs_are_told_apart_by_what_differs_and_the_best_comes_first(folder):
         a=report(0.7, 100, 1.0, seed=0),
         b=report(0.9, 200, 1.0, pool="median", seed=1),
     )
-    runs, faults = runs_in([where])
+    runs, faults = find_runs([where])
     assert not faults
     assert [run.folder.name for run in runs] == ["b", "a"]
     assert runs[0].differs == {"pool": "median", "seed": "1"}  # and no word of its _target_
-    head, best, _ = rows(runs)
+    head, best, _ = make_comparison_rows(runs)
     assert head[1:6] == ("pool", "seed", "Dice [95 %]", "a", "HD95 mm")
     assert best[3] == "0.9000 [0.8000, 1.0000]"
     assert best[5:9] == ("1.50", "200", "1.000", "1,234")
@@ -53,10 +59,10 @@ def test_runs_are_told_apart_by_what_differs_and_the_best_comes_first(folder):
 
 def test_a_run_that_was_not_evaluated_shows_its_last_validation(folder):
     where = folder(a=report(0.7, 100, 1.0, evaluated=False, finished=False))
-    (run,), _ = runs_in([where / "a"])
+    (run,), _ = find_runs([where / "a"])
     assert run.label == "a"
-    assert rows([run])[1][1:4] == ("0.7000", "0.7000", "2.00")
-    assert rows([run])[1][-1] == "stopped"
+    assert make_comparison_rows([run])[1][1:4] == ("0.7000", "0.7000", "2.00")
+    assert make_comparison_rows([run])[1][-1] == "stopped"
 
 
 def test_a_run_is_unbeaten_unless_another_is_as_good_in_all_and_better_in_one(folder):
@@ -66,22 +72,26 @@ def test_a_run_is_unbeaten_unless_another_is_as_good_in_all_and_better_in_one(fo
         worse=report(0.8, 150, 2.0),
         same=report(0.9, 200, 2.0),
     )
-    runs, _ = runs_in([where])
-    found = {run.folder.name: good for run, good in zip(runs, unbeaten(runs), strict=True)}
+    runs, _ = find_runs([where])
+    found = {
+        run.folder.name: good for run, good in zip(runs, find_pareto_optimal(runs), strict=True)
+    }
     assert found == {"best": True, "small": True, "worse": False, "same": True}
 
 
 def test_a_run_with_warnings_is_marked_with_their_number(folder):
-    runs, _ = runs_in([folder(a=report(0.7, 1, 1) | {"warnings": ["x", "y"]}, b=report(0.6, 2, 2))])
-    assert [row[-1] for row in rows(runs)[1:]] == ["unbeaten, 2 warnings", ""]
-    assert [run["warnings"] for run in as_json(runs)] == [["x", "y"], []]
+    runs, _ = find_runs(
+        [folder(a=report(0.7, 1, 1) | {"warnings": ["x", "y"]}, b=report(0.6, 2, 2))]
+    )
+    assert [row[-1] for row in make_comparison_rows(runs)[1:]] == ["unbeaten, 2 warnings", ""]
+    assert [run["warnings"] for run in comparison_to_dict(runs)] == [["x", "y"], []]
 
 
 def test_a_run_that_has_reached_nothing_is_last_and_not_drawn(folder, tmp_path):
     nothing = report(0, 0, 0, evaluated=False, finished=False) | {"metrics": {}, "speed": {}}
-    runs, _ = runs_in([folder(a=nothing, b=report(0.5, 1, 1))])
+    runs, _ = find_runs([folder(a=nothing, b=report(0.5, 1, 1))])
     assert [run.folder.name for run in runs] == ["b", "a"]
-    assert rows(runs)[2][1:3] == ("-", "-")
+    assert make_comparison_rows(runs)[2][1:3] == ("-", "-")
     draw_runs(runs, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -91,7 +101,7 @@ def test_what_is_no_report_is_named_and_the_others_are_shown(folder):
     (where / "cut").mkdir()
     (where / "cut" / "report.json").write_text('{"finished": tr')
     (where / "nothing").mkdir()
-    runs, faults = runs_in([where, where / "nothing"])
+    runs, faults = find_runs([where, where / "nothing"])
     assert [run.folder.name for run in runs] == ["good"]
     assert len(faults) == 4
-    assert as_json(runs)[0]["dice_interval"] == (0.4, 0.6)
+    assert comparison_to_dict(runs)[0]["dice_interval"] == (0.4, 0.6)

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from unet3d.report.compared import (
-    Compared,
-    box,
-    draw_compared,
-    painted,
+    CaseFigure,
+    draw_case,
+    find_crop_box,
+    make_class_map,
     panels,
     shown_slice,
     slicing_axis,
     wrong_voxels,
 )
-from unet3d.report.evaluation import draw_boxes, rows, write_csv
+from unet3d.report.evaluation import draw_boxes, make_score_rows, write_csv
 from unet3d.report.slices import palette, upright
 
 NAN = math.nan
@@ -37,7 +37,7 @@ def volumes(**changed):
         "spacing_mm": (1.0, 1.0, 1.0),
         "classes": {"a": (1,), "b": (2,)},
     }
-    return Compared(**(settings | changed))
+    return CaseFigure(**(settings | changed))
 
 
 def size_of(path):
@@ -69,7 +69,7 @@ def test_the_short_table_shows_means_intervals_and_what_was_left_out():
         for name, m, n in (("a", mean, 7), ("b", alone, 1), ("c", none, 0))
     }
     overall = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), mean)
-    assert rows({"per_class": per_class, "mean": overall})[1:] == [
+    assert make_score_rows({"per_class": per_class, "mean": overall})[1:] == [
         ("a", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "7", "3"),
         ("b", "0.5000", "0.5000", "0.50", "0.5000", "1", "3"),
         ("c", "-", "-", "-", "-", "0", "3"),
@@ -118,25 +118,28 @@ def test_slices_are_axial_unless_another_axis_has_long_voxels_or_they_were_slive
 
 
 def test_the_window_holds_both_structures_with_a_margin_and_ends_at_the_border():
-    assert box(volumes(), 2) == (slice(0, 26), slice(2, 30))
-    assert box(volumes(spacing_mm=(1, 10, 1)), 2) == (slice(0, 30), slice(11, 21))
+    assert find_crop_box(volumes(), 2) == (slice(0, 26), slice(2, 30))
+    assert find_crop_box(volumes(spacing_mm=(1, 10, 1)), 2) == (slice(0, 30), slice(11, 21))
     empty = np.zeros((30, 40, 20), np.uint8)
-    assert box(volumes(reference=empty, prediction=empty), 2) == (slice(0, 30), slice(0, 40))
+    assert find_crop_box(volumes(reference=empty, prediction=empty), 2) == (
+        slice(0, 30),
+        slice(0, 40),
+    )
 
 
 def test_the_window_of_a_thin_structure_is_no_sliver():
     thin = np.zeros((200, 200, 3), np.uint8)
     thin[100, 20:180] = 1
-    first, second = box(volumes(reference=thin, prediction=thin), 2)
+    first, second = find_crop_box(volumes(reference=thin, prediction=thin), 2)
     assert (second.start, second.stop) == (10, 190)
     assert (first.start, first.stop) == (55, 146)
 
 
 def test_where_classes_overlap_the_smaller_is_on_top():
     labels = np.array([[0, 1, 2, 3, 300]])
-    found = painted(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
+    found = make_class_map(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
     assert found.tolist() == [[0, 2, 1, 3, 0]]
-    assert painted(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
+    assert make_class_map(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
 
 
 def test_labels_alone_have_their_colours_and_an_image_shines_through():
@@ -154,7 +157,7 @@ def test_labels_alone_have_their_colours_and_an_image_shines_through():
 def test_a_picture_has_a_row_for_the_middle_and_one_for_the_worst_slice(tmp_path):
     same = volumes(prediction=volumes().reference)
     for name, case in (("two", volumes()), ("one", same)):
-        draw_compared(case, tmp_path / f"{name}.png", title=name, legend={"a": "Dice 0.5"})
+        draw_case(case, tmp_path / f"{name}.png", title=name, legend={"a": "Dice 0.5"})
     heights = {name: size_of(tmp_path / f"{name}.png")[0] for name in ("two", "one")}
     assert heights["two"] > 1.5 * heights["one"]
 
@@ -170,11 +173,11 @@ def test_a_picture_names_its_slices_and_shows_them_as_a_radiologist_does(tmp_pat
     )
     spacing_mm = (1.0, 2.0, 1.0)
     both = volumes(spacing_mm=spacing_mm, image=np.zeros(case.reference.shape))
-    draw_compared(both, tmp_path / "c.png", title="c", legend={})
+    draw_case(both, tmp_path / "c.png", title="c", legend={})
     assert said == [
         "coronal slice 17 of 40\nmost of the classes and most errors: 10 wrong voxels",
     ]
     reference, aspect = shown[1]
-    (row,) = panels(both, 1, [16], box(both, 1))
+    (row,) = panels(both, 1, [16], find_crop_box(both, 1))
     assert (reference == upright(row["reference"])).all()
     assert aspect == 1.0

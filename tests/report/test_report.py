@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.data_ingester import _parse_event_file
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from unet3d.report.report import tensorboard_command, write
+from unet3d.report.report import tensorboard_command, write_report
 from unet3d.report.slices import (
     EDGES,
     GAP,
@@ -25,7 +25,7 @@ from unet3d.report.slices import (
 
 
 def test_a_report_is_json_that_any_reader_takes(tmp_path):
-    write({"a": math.nan, "b": [math.inf, 1.0], "c": {1: "x"}}, tmp_path / "report.json")
+    write_report({"a": math.nan, "b": [math.inf, 1.0], "c": {1: "x"}}, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
     assert json.loads(text, parse_constant=str) == {"a": None, "b": [None, 1.0], "c": {"1": "x"}}
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]

@@ -9,23 +9,28 @@ from typing import TypeVar
 import torch
 from omegaconf import DictConfig
 
-from unet3d.build.objects import background_of, described, groups_of, source_of
-from unet3d.build.request import Request
+from unet3d.build.objects import (
+    build_source,
+    parse_background,
+    read_case_groups,
+    resolve_dataset_facts,
+)
+from unet3d.build.request import ComposedConfig
 from unet3d.data.case import Case, Source
-from unet3d.data.check import extent, headers
-from unet3d.data.check_voxels import contents
-from unet3d.data.faults import Faulty, Finding
-from unet3d.data.groups import hint
-from unet3d.data.preparation import Preparation
-from unet3d.data.prepared import Volume, prepared
-from unet3d.machine.memory import available_bytes
-from unet3d.types import Misuse
+from unet3d.data.check import check_headers, describe_extent
+from unet3d.data.check_voxels import check_voxels
+from unet3d.data.faults import Finding, InvalidDatasetError
+from unet3d.data.groups import find_likely_groups
+from unet3d.data.preparation import Preprocessing
+from unet3d.data.prepared import CachedVolume, preprocess_all
+from unet3d.machine.memory import get_available_bytes
+from unet3d.types import UsageError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class DatasetReport:
     """What was looked at and what was found."""
 
     root: Path
@@ -36,38 +41,38 @@ class Checked:
     groups: dict[str, str] | None = None  # of each case, as data.group_by has them
 
 
-def check(request: Request, progress: Callable[[int, int], None]) -> Checked:
+def check_dataset(request: ComposedConfig, progress: Callable[[int, int], None]) -> DatasetReport:
     """Look at every file of the configured data set; `progress` is told cases done, and of all."""
     cfg = request.config
     workers = (os.cpu_count() or 1) if cfg.workers is None else cfg.workers
     if not isinstance(workers, int) or workers < 1:
-        raise Misuse(f"workers must be an int >= 1 or null, got {cfg.workers!r}")
-    source = source_of(cfg)
-    classes, channels = described(cfg, source.describe())
+        raise UsageError(f"workers must be an int >= 1 or null, got {cfg.workers!r}")
+    source = build_source(cfg)
+    classes, channels = resolve_dataset_facts(cfg, source.describe())
     cases = source.cases()
-    groups = groups_of(cfg, cases)
+    groups = read_case_groups(cfg, cases)
     decided = groups is not None or cfg.data.splits is not None
-    hinted = None if decided else hint([case.name for case in cases])
-    found = [*source.faults(), *headers(cases, channels=len(channels))]
+    hinted = None if decided else find_likely_groups([case.name for case in cases])
+    found = [*source.faults(), *check_headers(cases, channels=len(channels))]
     found += [] if hinted is None else [hinted]
     if cfg.contents:
-        found += contents(
+        found += check_voxels(
             cases,
             classes=classes,
             ignore_label=cfg.data.ignore_label,
             channels=channels,
-            background=background_of(cfg),
+            background=parse_background(cfg),
             workers=workers,
             progress=progress,
         )
     found = list(dict.fromkeys(found))  # a file that cannot be read is found twice
     names = f"channels {', '.join(channels)}; classes {', '.join(classes)}"
-    return Checked(
+    return DatasetReport(
         root=Path(cfg.data.root),
         cases=cases,
         findings=[finding for finding in found if not finding.hint],
         hints=[finding for finding in found if finding.hint],
-        about=f"{extent(cases)}; {names}",
+        about=f"{describe_extent(cases)}; {names}",
         groups=groups,
     )
 
@@ -78,10 +83,10 @@ class UsableCases:
     def __init__(self, cfg: DictConfig, source: Source, channels: Sequence[str]):
         self.cfg = cfg
         if cfg.data.on_fault not in ("stop", "skip"):
-            raise Misuse(f"data.on_fault must be stop or skip, got {cfg.data.on_fault!r}")
+            raise UsageError(f"data.on_fault must be stop or skip, got {cfg.data.on_fault!r}")
         self.cases = source.cases()
         self.left_out: list[Finding] = []
-        self.heed([*source.faults(), *headers(self.cases, channels=len(channels))])
+        self.heed([*source.faults(), *check_headers(self.cases, channels=len(channels))])
 
     def heed(self, findings: Sequence[Finding]) -> None:
         """Stop, or leave out the cases that these faults harm."""
@@ -91,29 +96,31 @@ class UsableCases:
         names = {finding.case for finding in harmful}
         self.cases = [case for case in self.cases if case.name not in names]
         if self.cfg.data.on_fault == "stop" or not self.cases:
-            raise Faulty(harmful)
+            raise InvalidDatasetError(harmful)
         self.left_out += harmful
 
     def through(self, work: Callable[[list[Case]], T]) -> T:
         """Do something with all cases, which may show faults that the headers do not."""
         try:
             return work(self.cases)
-        except Faulty as faulty:
+        except InvalidDatasetError as faulty:
             self.heed(faulty.findings)
             return work(self.cases)
 
     def prepared(
-        self, parts: Sequence[Sequence[Case]], preparation: Preparation
-    ) -> tuple[list[Volume], ...]:
+        self, parts: Sequence[Sequence[Case]], preparation: Preprocessing
+    ) -> tuple[list[CachedVolume], ...]:
         """The volumes of each part of the cases, training first."""
         wanted = {case.name for part in parts for case in part}
-        cache, free = Path(self.cfg.data.cache), available_bytes(torch.device("cpu"))
+        cache, free = Path(self.cfg.data.cache), get_available_bytes(torch.device("cpu"))
 
-        def work(cases: list[Case]) -> list[Volume]:
-            return prepared([c for c in cases if c.name in wanted], preparation, cache, ram=free)
+        def work(cases: list[Case]) -> list[CachedVolume]:
+            return preprocess_all(
+                [c for c in cases if c.name in wanted], preparation, cache, ram=free
+            )
 
         ready = {volume.name: volume for volume in self.through(work)}
         found = tuple([ready[c.name] for c in part if c.name in ready] for part in parts)
         if not found[0]:
-            raise Misuse(f"fold={self.cfg.fold}: every case to train on is left out")
+            raise UsageError(f"fold={self.cfg.fold}: every case to train on is left out")
         return found

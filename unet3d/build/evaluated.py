@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.build.evaluating import Evaluation, Judged
-from unet3d.data.geometry import orientation, oriented, spacing
-from unet3d.data.labels import by_name
-from unet3d.data.nifti import read
+from unet3d.build.evaluating import CaseScores, Evaluation
+from unet3d.data.geometry import orientation, reorient, spacing
+from unet3d.data.labels import files_by_name
+from unet3d.data.nifti import read_volume
 from unet3d.metric import interval
-from unet3d.metric.scores import RULES, SCORES, without_ignored
+from unet3d.metric.scores import RULES, SCORES, mask_ignored
 from unet3d.report import report
-from unet3d.report.compared import Compared, draw_compared
+from unet3d.report.compared import CaseFigure, draw_case
 from unet3d.report.evaluation import Cases, draw_boxes, write_csv
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 ABSENT = {score: 0.0 if score.endswith("_ml") else np.nan for score in SCORES}
 """The scores of a class in a case that has no voxel of it."""
@@ -24,7 +24,7 @@ LEGEND = 12
 """A picture has room to speak of so many classes."""
 
 
-def result(evaluation: Evaluation, judged: Sequence[Judged]) -> dict[str, Any]:
+def build_result(evaluation: Evaluation, judged: Sequence[CaseScores]) -> dict[str, Any]:
     """All that evaluation.json says."""
     if evaluation.names is not None:
         classes = dict(evaluation.names.classes)
@@ -36,7 +36,7 @@ def result(evaluation: Evaluation, judged: Sequence[Judged]) -> dict[str, Any]:
         if j.fault is None
     }
     tolerance = evaluation.tolerance_mm
-    per_class, overall = summary(cases, list(classes))
+    per_class, overall = summarize_scores(cases, list(classes))
     return {
         "predictions": evaluation.config["predictions"],
         "references": evaluation.config["references"],
@@ -48,15 +48,15 @@ def result(evaluation: Evaluation, judged: Sequence[Judged]) -> dict[str, Any]:
         else tolerance,
         "mean": overall,
         "per_class": per_class,
-        "worst": worst(judged, evaluation.config["worst"]),
+        "worst": rank_worst_cases(judged, evaluation.config["worst"]),
         "cases": cases,
         "faults": {j.name: j.fault for j in judged if j.fault is not None},
         "predictions_without_reference": list(evaluation.without_reference),
-        "versions": report.versions(),
+        "versions": report.collect_versions(),
     }
 
 
-def summary(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def summarize_scores(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Means over the cases: by class and score, and over the classes by score."""
     if not cases or not classes:
         return {}, {}
@@ -67,7 +67,7 @@ def summary(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[
     per_class: dict[str, Any] = {name: {} for name in classes}
     overall = {}
     for score, values in table.items():  # (cases, classes)
-        of_classes, overall[score] = interval.means(values)
+        of_classes, overall[score] = interval.bootstrap_means(values)
         for name, found in zip(classes, of_classes, strict=True):
             per_class[name][score] = found
     there = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)
@@ -77,7 +77,7 @@ def summary(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[
     return per_class, overall
 
 
-def worst(judged: Sequence[Judged], most: int) -> list[dict[str, Any]]:
+def rank_worst_cases(judged: Sequence[CaseScores], most: int) -> list[dict[str, Any]]:
     """The cases with the lowest Dice."""
     ranked = sorted((j.dice, j.name) for j in judged if not np.isnan(j.dice))
     return [
@@ -86,10 +86,10 @@ def worst(judged: Sequence[Judged], most: int) -> list[dict[str, Any]]:
     ]
 
 
-def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
+def write_result(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """evaluation.json, evaluation.csv and evaluation.png, as far as there is something in them."""
     whole, table, boxes = (folder / f"evaluation.{suffix}" for suffix in ("json", "csv", "png"))
-    report.write(found, whole)
+    report.write_report(found, whole)
     if not found["per_class"]:
         for earlier in (table, boxes):
             earlier.unlink(missing_ok=True)  # another evaluation's
@@ -99,7 +99,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     return [whole, table, boxes]
 
 
-def draw_worst(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterator[str]:
+def draw_worst_cases(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterator[str]:
     """Draw the worst cases; yields what to say of it."""
     folder = evaluation.output / "worst"
     for earlier in folder.glob("[0-9]*_*.png"):
@@ -112,16 +112,16 @@ def draw_worst(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterator[str
         image, images = None, pairs[name].image or evaluation.config["images"]
         if images is not None:
             try:
-                image = image_of(name, Path(images), reference.shape)
-            except Misuse as reason:
+                image = load_case_image(name, Path(images), reference.shape)
+            except UsageError as reason:
                 yield f"{name} is drawn without its image: {reason}"
-        prediction, reference = without_ignored(prediction, reference, evaluation.ignore_label)
+        prediction, reference = mask_ignored(prediction, reference, evaluation.ignore_label)
         axes, flips = orientation(affine, "RAS")
-        draw_compared(
-            Compared(
-                reference=oriented(reference, axes, flips),
-                prediction=oriented(prediction, axes, flips),
-                image=None if image is None else oriented(image, axes, flips),
+        draw_case(
+            CaseFigure(
+                reference=reorient(reference, axes, flips),
+                prediction=reorient(prediction, axes, flips),
+                image=None if image is None else reorient(image, axes, flips),
                 spacing_mm=spacing(affine, axes),
                 classes=found["classes"],
             ),
@@ -145,15 +145,15 @@ def legend(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     return said
 
 
-def image_of(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
+def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
     """The image of a case, of several channels the first."""
     if images.is_dir():
-        files = by_name(images)
+        files = files_by_name(images)
         given = files.get(name) or files.get(f"{name}_0000")
         if not given:
-            raise Misuse(f"{images} has neither {name}.nii.gz nor {name}_0000.nii.gz")
+            raise UsageError(f"{images} has neither {name}.nii.gz nor {name}_0000.nii.gz")
         images = given[0]
-    image = read(images)[0][0]
+    image = read_volume(images)[0][0]
     if image.shape != tuple(shape):
-        raise Misuse(f"{images} has shape {list(image.shape)} and its labels {list(shape)}")
+        raise UsageError(f"{images} has shape {list(image.shape)} and its labels {list(shape)}")
     return image

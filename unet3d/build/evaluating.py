@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.build.objects import paths, plain
-from unet3d.build.request import Request
-from unet3d.build.scored import ignored, scored, tolerance
+from unet3d.build.objects import expand_paths, to_plain_dict
+from unet3d.build.request import ComposedConfig
+from unet3d.build.scored import parse_tolerance, resolve_classes, resolve_ignore_label
 from unet3d.data.geometry import spacing
 from unet3d.data.label_names import LabelNames
-from unet3d.data.labels import by_name, read_labels
-from unet3d.metric.scores import labels_in, scores
-from unet3d.types import Misuse
+from unet3d.data.labels import files_by_name, read_labels
+from unet3d.metric.scores import find_labels, score_case
+from unet3d.types import UsageError
 
 SAME_AFFINE = 1e-3
 """Affines that differ by more than this, in mm, are different grids."""
@@ -25,7 +25,7 @@ MOST_FOUND = 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class CasePair:
     """The files of one case: one each, unless one is missing or several have its name."""
 
     name: str
@@ -35,7 +35,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class CaseScores:
     """One case's scores by class, or why there are none."""
 
     name: str
@@ -54,7 +54,7 @@ class Evaluation:
     """What is compared with what, and how."""
 
     config: Mapping[str, Any]
-    pairs: Sequence[Pair]
+    pairs: Sequence[CasePair]
     without_reference: Sequence[str]
     names: LabelNames | None  # None: every label found is a class
     ignore_label: int | None
@@ -64,7 +64,7 @@ class Evaluation:
     def output(self) -> Path:
         return Path(self.config["output"])
 
-    def judged(self) -> Iterator[Judged]:
+    def judged(self) -> Iterator[CaseScores]:
         """Every case in the order of the names, each as soon as it is known."""
         if self.config["workers"] == 1:  # without a thread, so that Ctrl-C is answered at once
             yield from map(self.judge, self.pairs)
@@ -75,19 +75,19 @@ class Evaluation:
         finally:  # Ctrl-C does not wait for the cases that have not begun
             pool.shutdown(cancel_futures=True)
 
-    def judge(self, pair: Pair) -> Judged:
+    def judge(self, pair: CasePair) -> CaseScores:
         """Read and compare one case."""
         try:
             prediction, reference, affine = self.read(pair)
             labels = self.checked(pair.prediction[0], prediction)
             labels |= self.checked(pair.reference[0], reference)
-        except Misuse as fault:
-            return Judged(name=pair.name, scores={}, fault=" ".join(str(fault).split()))
+        except UsageError as fault:
+            return CaseScores(name=pair.name, scores={}, fault=" ".join(str(fault).split()))
         if self.names is None:
             classes = {str(c): (c,) for c in sorted(labels - {0})}
         else:
             classes = self.names.classes
-        found = scores(
+        found = score_case(
             prediction,
             reference,
             spacing_mm=spacing(affine, (0, 1, 2)),
@@ -95,25 +95,27 @@ class Evaluation:
             tolerance_mm=self.tolerance_mm,
             ignore_label=self.ignore_label,
         )
-        return Judged(name=pair.name, scores=found)
+        return CaseScores(name=pair.name, scores=found)
 
-    def read(self, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def read(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Prediction and reference on one grid, and its affine."""
         if not pair.prediction:
-            raise Misuse(f"{pair.reference[0]} has no prediction in {self.config['predictions']}")
+            raise UsageError(
+                f"{pair.reference[0]} has no prediction in {self.config['predictions']}"
+            )
         for files in (pair.prediction, pair.reference):
             if len(files) > 1:
-                raise Misuse(f"several files of one name: {', '.join(map(str, files))}")
+                raise UsageError(f"several files of one name: {', '.join(map(str, files))}")
         (predicted,), (referred,) = pair.prediction, pair.reference
         prediction, given = read_labels(predicted)
         reference, affine = read_labels(referred)
         if prediction.shape != reference.shape:
-            raise Misuse(
+            raise UsageError(
                 f"{predicted} has the shape {list(prediction.shape)} and {referred} "
                 f"{list(reference.shape)}"
             )
         if np.abs(given - affine).max() > SAME_AFFINE:
-            raise Misuse(
+            raise UsageError(
                 f"{predicted} has the affine {given[:3].round(4).tolist()} and {referred} "
                 f"{affine[:3].round(4).tolist()}"
             )
@@ -121,69 +123,71 @@ class Evaluation:
 
     def checked(self, file: Path, volume: np.ndarray) -> set[int]:
         """The labels in a volume; some that nothing names are a fault."""
-        found = set(labels_in(volume)) - {self.ignore_label}
+        found = set(find_labels(volume)) - {self.ignore_label}
         known = self.names.known if self.names else None
         if self.names is None and len(found) > MOST_FOUND:
-            raise Misuse(f"{file} holds {len(found)} different values: is it an image?")
+            raise UsageError(f"{file} holds {len(found)} different values: is it an image?")
         strange = sorted(c for c in found if c < 0 or (known is not None and c not in known))
         if strange:
             shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
             wanted = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
-            raise Misuse(f"{file}: labels must be {wanted}, it holds {shown}")
+            raise UsageError(f"{file}: labels must be {wanted}, it holds {shown}")
         return found
 
 
-def evaluation(request: Request) -> Evaluation:
+def build_evaluation(request: ComposedConfig) -> Evaluation:
     """Check the config and match the files."""
-    cfg = plain(request.config)
+    cfg = to_plain_dict(request.config)
     for key, least in (("workers", 1), ("worst", 0)):
         if not isinstance(cfg[key], int) or cfg[key] < least:
-            raise Misuse(f"{key} must be an int >= {least}, got {cfg[key]!r}")
+            raise UsageError(f"{key} must be an int >= {least}, got {cfg[key]!r}")
     if Path(cfg["output"]).exists() and not Path(cfg["output"]).is_dir():
-        raise Misuse(f"output: {cfg['output']} is a file; it must be a folder")
+        raise UsageError(f"output: {cfg['output']} is a file; it must be a folder")
     if cfg["images"] is not None and not Path(cfg["images"]).exists():
-        raise Misuse(f"images: {cfg['images']} is neither a file nor a folder")
+        raise UsageError(f"images: {cfg['images']} is neither a file nor a folder")
     if cfg["missing"] not in ("fault", "ignore"):
-        raise Misuse(f"missing must be fault or ignore, got {cfg['missing']!r}")
-    pairs, without_reference = matched(paths(cfg["predictions"]), Path(cfg["references"]))
+        raise UsageError(f"missing must be fault or ignore, got {cfg['missing']!r}")
+    pairs, without_reference = match_files(
+        expand_paths(cfg["predictions"]), Path(cfg["references"])
+    )
     if cfg["missing"] == "ignore":
         pairs = [pair for pair in pairs if pair.prediction]
-    names = scored(cfg)
+    names = resolve_classes(cfg)
     return Evaluation(
         config=cfg,
         pairs=pairs,
         without_reference=without_reference,
         names=names,
-        ignore_label=ignored(cfg, names),
-        tolerance_mm=tolerance(cfg["tolerance_mm"], names),
+        ignore_label=resolve_ignore_label(cfg, names),
+        tolerance_mm=parse_tolerance(cfg["tolerance_mm"], names),
     )
 
 
-def matched(predictions: Sequence[Path], references: Path) -> tuple[list[Pair], list[str]]:
+def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[CasePair], list[str]]:
     """Files of the same name, suffixes apart; and the predictions without a reference."""
     for path in predictions:
         if not path.exists():
-            raise Misuse(f"predictions: {path} is neither a file nor a folder")
+            raise UsageError(f"predictions: {path} is neither a file nor a folder")
     if not references.exists():
-        raise Misuse(f"references: {references} is neither a file nor a folder")
+        raise UsageError(f"references: {references} is neither a file nor a folder")
     if any(path.is_file() != references.is_file() for path in predictions):
-        raise Misuse("predictions and references must be folders, or two files")
+        raise UsageError("predictions and references must be folders, or two files")
     if references.is_file():
         name = references.name.removesuffix(".gz").removesuffix(".nii")
-        return [Pair(name=name, prediction=predictions, reference=[references])], []
+        return [CasePair(name=name, prediction=predictions, reference=[references])], []
     given: dict[str, list[Path]] = {}
     for folder in predictions:
-        for name, files in by_name(folder).items():
+        for name, files in files_by_name(folder).items():
             given.setdefault(name, []).extend(files)
-    wanted = by_name(references)
+    wanted = files_by_name(references)
     if not given.keys() & wanted.keys():
         folders = ", ".join(map(str, predictions))
-        raise Misuse(
+        raise UsageError(
             f"no .nii or .nii.gz in {folders} ({len(given)} files) has the name of one in "
             f"{references} ({len(wanted)} files)"
         )
     pairs = [
-        Pair(name=name, prediction=given.get(name, []), reference=files)
+        CasePair(name=name, prediction=given.get(name, []), reference=files)
         for name, files in sorted(wanted.items())
     ]
     return pairs, sorted(given.keys() - wanted.keys())

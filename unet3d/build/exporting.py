@@ -16,25 +16,25 @@ from omegaconf import ListConfig
 from torch import nn
 
 from unet3d import __version__
-from unet3d.build.card import card_of
-from unet3d.build.ensemble import restored
-from unet3d.build.objects import first_line, painted, paths
-from unet3d.build.predicting import checkpoint_of
-from unet3d.build.predictor import callable_of
-from unet3d.build.proof import Patches, patches_for
-from unet3d.build.request import Request
-from unet3d.build.window import measured_window
-from unet3d.data.preparation import Preparation
+from unet3d.build.card import validate_metadata
+from unet3d.build.ensemble import load_network
+from unet3d.build.objects import expand_paths, get_region_labels, summarize_error
+from unet3d.build.predicting import resolve_checkpoint
+from unet3d.build.predictor import get_inference_fn
+from unet3d.build.proof import SamplePatches, load_sample_patches
+from unet3d.build.request import ComposedConfig
+from unet3d.build.window import measure_window_memory
+from unet3d.data.preparation import Preprocessing
 from unet3d.export import onnx_file, torch_file
-from unet3d.export.equality import TOLERANCE, Equality, compared
-from unet3d.export.graph import quiet, traced
-from unet3d.infer.decide import Painted, largest
+from unet3d.export.equality import TOLERANCE, Parity, compare_outputs
+from unet3d.export.graph import export_program, quiet
+from unet3d.infer.decide import RegionsToLabels, argmax_labels
 from unet3d.infer.windows import Network
-from unet3d.lit.start import loaded, weights_of
+from unet3d.lit.start import extract_weights, load_checkpoint
 from unet3d.machine.device import Precision
-from unet3d.pool.plain import plain
-from unet3d.types import MIB, Fault, KeepsByLevel, Misfit, Misuse, Triple
-from unet3d.whole import whole
+from unet3d.pool.plain import replace_with_plain
+from unet3d.types import MIB, DoesNotFitError, HasRetentionPolicy, RunError, Triple, UsageError
+from unet3d.whole import atomic_write
 
 FORMATS: dict[str, ModuleType] = {"onnx": onnx_file, "torch_export": torch_file}
 
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedNetwork:
     """A checkpoint's network in float32, and what is to be known of it."""
 
     network: nn.Module
@@ -56,14 +56,14 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportResult:
     """What was written, and how equal it is."""
 
     files: list[Path]
     kind: str
-    trained: Trained
-    equality: Equality
-    patches: Patches
+    trained: TrainedNetwork
+    equality: Parity
+    patches: SamplePatches
 
     def __str__(self) -> str:
         shape = f"(batch, {{}}, {', '.join(map(str, self.trained.patch))})"
@@ -78,23 +78,25 @@ class Exported:
         )
 
 
-def export(request: Request) -> Exported:
+def export(request: ComposedConfig) -> ExportResult:
     """Check the config, write the file, and leave it there if it gives what the network gives."""
     cfg = request.config
-    format, output = format_of(cfg.format), Path(str(cfg.output))
+    format, output = get_format(cfg.format), Path(str(cfg.output))
     check_output(output, format, str(cfg.format))
-    packages_of(format, str(cfg.format))
-    with drafted(output) as draft:
+    require_packages(format, str(cfg.format))
+    with temporary_output(output) as draft:
         allow_targets = list(cfg.allow_targets)
-        trained = trained_of(cfg.checkpoint, cfg.patch_size, allow_targets)
-        own = callable_of(trained.network, Precision("32", "32"), CPU)
+        trained = load_trained(cfg.checkpoint, cfg.patch_size, allow_targets)
+        own = get_inference_fn(trained.network, Precision("32", "32"), CPU)
         check_patch(own, trained)
-        patches = patches_for(cfg.input, trained.card, trained.patch, allow_targets)
-        program = traced(exportable(trained.network), len(trained.card["channels"]), trained.patch)
-        kind = format.write(program, draft, facts_of(trained))
-        equality = checked(draft, format, own, trained, patches)
-        files = kept(draft, output)
-    return Exported(
+        patches = load_sample_patches(cfg.input, trained.card, trained.patch, allow_targets)
+        program = export_program(
+            to_plain_operators(trained.network), len(trained.card["channels"]), trained.patch
+        )
+        kind = format.write(program, draft, make_export_metadata(trained))
+        equality = verify_export(draft, format, own, trained, patches)
+        files = commit_output(draft, output)
+    return ExportResult(
         files=files,
         kind=kind,
         trained=trained,
@@ -103,12 +105,12 @@ def export(request: Request) -> Exported:
     )
 
 
-def format_of(asked: Any) -> ModuleType:
+def get_format(asked: Any) -> ModuleType:
     """What writes and reads a format."""
     if str(asked) not in FORMATS:
         near = get_close_matches(str(asked), FORMATS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise Misuse(f"format must be {' or '.join(FORMATS)}, got {asked!r}{hint}")
+        raise UsageError(f"format must be {' or '.join(FORMATS)}, got {asked!r}{hint}")
     return FORMATS[str(asked)]
 
 
@@ -116,103 +118,103 @@ def check_output(output: Path, format: ModuleType, name: str) -> None:
     """Refuse what cannot become the file before anything is computed."""
     if output.suffix != format.ENDING:
         others = [f"{k} writes {m.ENDING}" for k, m in FORMATS.items() if k != name]
-        raise Misuse(
+        raise UsageError(
             f"output={output} must end in {format.ENDING} for format={name} ({', '.join(others)})"
         )
     if output.is_dir():
-        raise Misuse(f"output={output} is a folder: name a file in it")
+        raise UsageError(f"output={output} is a folder: name a file in it")
     if not output.parent.is_dir():
-        raise Misuse(f"output={output}: there is no folder {output.parent.absolute()}")
+        raise UsageError(f"output={output}: there is no folder {output.parent.absolute()}")
 
 
 @contextmanager
-def drafted(output: Path) -> Generator[Path]:
+def temporary_output(output: Path) -> Generator[Path]:
     """A name for the file in a folder beside it, which goes with all that is still in it."""
     try:
         folder = TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
     except OSError as error:
         where = output.parent.absolute()
-        raise Misuse(
+        raise UsageError(
             f"output={output}: nothing can be written to {where}: {error.strerror}"
         ) from error
     with folder as name:
         yield Path(name) / output.name
 
 
-def kept(draft: Path, output: Path) -> list[Path]:
+def commit_output(draft: Path, output: Path) -> list[Path]:
     """Move the draft, and before it the weights that may lie beside it, to where they are asked."""
     files = sorted(draft.parent.iterdir(), reverse=True)
     for file in files:
-        with whole(output.with_name(file.name)) as target:
+        with atomic_write(output.with_name(file.name)) as target:
             file.replace(target)
     return [output.with_name(file.name) for file in reversed(files)]
 
 
-def packages_of(format: ModuleType, name: str) -> None:
+def require_packages(format: ModuleType, name: str) -> None:
     """Refuse a format whose packages are not installed."""
     try:
         with quiet():
             for package in format.NEEDS:
                 import_module(package)
     except ImportError as error:
-        raise Misuse(
+        raise UsageError(
             f"format={name} needs {', '.join(format.NEEDS)}: pip install 'unet3d[export]' "
-            f"({first_line(error)})"
+            f"({summarize_error(error)})"
         ) from error
 
 
-def trained_of(asked: Any, patch_size: Any, allow_targets: Sequence[str]) -> Trained:
+def load_trained(asked: Any, patch_size: Any, allow_targets: Sequence[str]) -> TrainedNetwork:
     """The one network that a checkpoint's card describes, with its weights."""
-    members = [checkpoint_of(path) for path in paths(asked)]
+    members = [resolve_checkpoint(path) for path in expand_paths(asked)]
     if len(members) != 1:
-        raise Misuse(
+        raise UsageError(
             f"checkpoint names {len(members)}: a file holds one network; export each by itself "
             "and take the mean of their logits, as predict does"
         )
     path = members[0]
-    content = loaded(path)
-    card = card_of(path, content)
-    network = restored(path, card, weights_of(path, content), allow_targets)
+    content = load_checkpoint(path)
+    card = validate_metadata(path, content)
+    network = load_network(path, card, extract_weights(path, content), allow_targets)
     patch = card["config"]["data"]["patch_size"] if patch_size is None else patch_size
     good = isinstance(patch, list | ListConfig) and len(patch) == 3
     if not good or any(type(side) is not int or side < 1 for side in patch):
-        raise Misuse(f"patch_size must be three ints >= 1 or null, got {patch_size!r}")
+        raise UsageError(f"patch_size must be three ints >= 1 or null, got {patch_size!r}")
     d, h, w = patch
-    return Trained(network=network, card=card, patch=(d, h, w))
+    return TrainedNetwork(network=network, card=card, patch=(d, h, w))
 
 
-def check_patch(own: Network, trained: Trained) -> None:
+def check_patch(own: Network, trained: TrainedNetwork) -> None:
     """Refuse a patch that the network cannot take, and outputs that are not its classes."""
     shape = (1, len(trained.card["channels"]), *trained.patch)
     try:
-        outputs, _ = measured_window([own], [trained.network], shape, CPU)
-    except (Misuse, Misfit):
+        outputs, _ = measure_window_memory([own], [trained.network], shape, CPU)
+    except (UsageError, DoesNotFitError):
         raise
     except Exception as error:
-        raise Misuse(
+        raise UsageError(
             f"{type(trained.network).__name__} cannot take patches of "
-            f"{'x'.join(map(str, trained.patch))}: {first_line(error)}"
+            f"{'x'.join(map(str, trained.patch))}: {summarize_error(error)}"
         ) from error
     if outputs != len(trained.outputs):
-        raise Misuse(
+        raise UsageError(
             f"the network gives {outputs} outputs for its classes {', '.join(trained.outputs)}"
         )
 
 
-def exportable(network: nn.Module) -> nn.Module:
+def to_plain_operators(network: nn.Module) -> nn.Module:
     """The network in plain modules and operators; its weights are shared, not copied."""
     weights = [*network.parameters(), *network.buffers()]
     copy = deepcopy(network, {id(weight): weight for weight in weights})
-    plain(copy)
-    if isinstance(copy, KeepsByLevel):
+    replace_with_plain(copy)
+    if isinstance(copy, HasRetentionPolicy):
         copy.keep = None
     return copy
 
 
-def facts_of(trained: Trained) -> dict[str, Any]:
+def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
     """What whoever runs the file needs to know, as plain values."""
     card, regions = trained.card, trained.card.get("regions")
-    preparation = Preparation.of(card["preparation"])
+    preparation = Preprocessing.of(card["preparation"])
     intensities = preparation.intensities
     numbers = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
     return {
@@ -229,34 +231,36 @@ def facts_of(trained: Trained) -> dict[str, Any]:
         "outputs": trained.outputs,
         "activation": "softmax" if regions is None else "sigmoid",
         "regions": regions,
-        "labels": list(range(len(card["classes"]))) if regions is None else painted(regions),
+        "labels": list(range(len(card["classes"])))
+        if regions is None
+        else get_region_labels(regions),
         "largest_component": list(card.get("largest_component") or ()),
         "trained_precision": str(card["config"]["precision"]),
     }
 
 
-def normalizations(preparation: Preparation, channels: int) -> list[str]:
+def normalizations(preparation: Preprocessing, channels: int) -> list[str]:
     """One word for each channel."""
     words = list(preparation.normalize)
     return words if len(words) == channels else words * channels
 
 
-def checked(
-    draft: Path, format: ModuleType, own: Network, trained: Trained, patches: Patches
-) -> Equality:
+def verify_export(
+    draft: Path, format: ModuleType, own: Network, trained: TrainedNetwork, patches: SamplePatches
+) -> Parity:
     """Fault unless the file gives what the checkpoint's own network gives, as predict runs it."""
     regions = trained.card.get("regions")
-    decide = largest if regions is None else Painted(painted(regions))
+    decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
     try:
-        found = compared(own, format.Opened(draft), patches.batches(), decide)
-    except (Fault, MemoryError):
+        found = compare_outputs(own, format.Opened(draft), patches.batches(), decide)
+    except (RunError, MemoryError):
         raise
     except Exception as error:
-        raise Fault(
+        raise RunError(
             f"the exported network fails where the checkpoint's does not: {error}"
         ) from error
     if not found.holds:
-        raise Fault(
+        raise RunError(
             f"the exported network is not the checkpoint's, and no file is left: on {patches.told} "
             f"{found}; {TOLERANCE:.0e} of the largest logit is what rounding may make"
         )

@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.build.ensemble import Ensemble, ensemble
-from unet3d.build.evaluated import draw_worst, result, write
-from unet3d.build.evaluating import Evaluation, Pair
-from unet3d.build.predictor import Predictor, Task
-from unet3d.build.run import Run
+from unet3d.build.ensemble import Ensemble, load_ensemble
+from unet3d.build.evaluated import build_result, draw_worst_cases, write_result
+from unet3d.build.evaluating import CasePair, Evaluation
+from unet3d.build.predictor import Predictor, ScanTask
+from unet3d.build.run import TrainingRun
 from unet3d.data.label_names import LabelNames
 from unet3d.data.labels import read_labels
-from unet3d.data.prepared import Volume
+from unet3d.data.prepared import CachedVolume
 from unet3d.data.results import write_labels
 from unet3d.data.scans import ScanFiles
-from unet3d.infer.clean import keep_largest
-from unet3d.lit.checkpoints import amended
-from unet3d.types import Misfit
+from unet3d.infer.clean import keep_largest_component
+from unet3d.lit.checkpoints import update_metadata
+from unet3d.types import DoesNotFitError
 
 
-def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
+def evaluate_best_checkpoint(run: TrainingRun, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Scores of the validation cases in the grid of their files; None if there are none.
 
     Predictions are left in validation/, scores in evaluation/; which classes are better off with
@@ -32,7 +32,7 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
     say(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
-    members = ensemble(checkpoints[:1], run.config["allow_targets"])
+    members = load_ensemble(checkpoints[:1], run.config["allow_targets"])
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
     predictor = Predictor(
@@ -45,7 +45,7 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
         **run.config["infer"],
     )
     tasks = [
-        Task(
+        ScanTask(
             scan=ScanFiles(name=volume.name, files=volume.case.images),
             labels=folder / f"{volume.name}.nii.gz",
             probabilities=None,
@@ -55,17 +55,17 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
     for task in tasks:
         try:
             predictor.predict(predictor.ready(task), told=lambda windows: None, say=say)
-        except Misfit as reason:
+        except DoesNotFitError as reason:
             say(f"{task.scan.name} is not evaluated: {reason}")
     classes = [] if members.regions else range(1, len(members.classes))
-    kept = better_cleaned(run.validation, classes, folder)
+    kept = choose_postprocessing(run.validation, classes, folder)
     for path in checkpoints if kept else []:
-        amended(path, {"largest_component": [members.classes[c] for c in kept]})
-    evaluation = evaluation_of(run, members, folder)
+        update_metadata(path, {"largest_component": [members.classes[c] for c in kept]})
+    evaluation = build_evaluation(run, members, folder)
     evaluation.output.mkdir(exist_ok=True)
-    found = result(evaluation, list(evaluation.judged()))
-    write(found, evaluation.output)
-    for line in draw_worst(evaluation, found):
+    found = build_result(evaluation, list(evaluation.judged()))
+    write_result(found, evaluation.output)
+    for line in draw_worst_cases(evaluation, found):
         say(line)
     return {
         "checkpoint": str(checkpoints[0]),
@@ -76,24 +76,26 @@ def evaluated(run: Run, say: Callable[[str], None]) -> dict[str, Any] | None:
     }
 
 
-def better_cleaned(volumes: Sequence[Volume], classes: Sequence[int], folder: Path) -> list[int]:
+def choose_postprocessing(
+    volumes: Sequence[CachedVolume], classes: Sequence[int], folder: Path
+) -> list[int]:
     """Classes whose mean Dice is higher with the largest piece alone; the files are cleaned."""
     gains = dict.fromkeys(classes, 0.0)
-    for prediction, reference, _ in predictions(volumes, folder):
+    for prediction, reference, _ in iter_predictions(volumes, folder):
         for c in classes:
             cleaned = prediction.copy()
-            keep_largest(cleaned, [c])
+            keep_largest_component(cleaned, [c])
             gains[c] += dice(cleaned, reference, c) - dice(prediction, reference, c)
     kept = [c for c in classes if gains[c] > 0]
     if kept:
-        for prediction, _, path in predictions(volumes, folder):
-            keep_largest(prediction, kept)
+        for prediction, _, path in iter_predictions(volumes, folder):
+            keep_largest_component(prediction, kept)
             write_labels(path, prediction, path)
     return kept
 
 
-def predictions(
-    volumes: Sequence[Volume], folder: Path
+def iter_predictions(
+    volumes: Sequence[CachedVolume], folder: Path
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Path]]:
     """Prediction, reference and the prediction's file, case by case."""
     for volume in volumes:
@@ -110,13 +112,13 @@ def dice(prediction: np.ndarray, reference: np.ndarray, c: int) -> float:
     return 2 * int((p & r).sum()) / both if both else 1.0
 
 
-def evaluation_of(run: Run, members: Ensemble, folder: Path) -> Evaluation:
+def build_evaluation(run: TrainingRun, members: Ensemble, folder: Path) -> Evaluation:
     """The predictions beside their references, as `unet3d evaluate` would match them."""
     data, choice = run.config["data"], run.config["evaluation"]
     classes = {name: (c,) for c, name in enumerate(members.classes) if c > 0}
     regions = {k: tuple(v) for k, v in (members.regions or {}).items()}
     pairs = [
-        Pair(
+        CasePair(
             name=volume.name,
             prediction=[folder / f"{volume.name}.nii.gz"],
             reference=[volume.case.label],

@@ -10,20 +10,26 @@ from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unet3d.build.forecast import changed, cuda_precision, forecast, scaled, with_batch
-from unet3d.build.objects import describe
-from unet3d.build.request import Request
-from unet3d.build.rungs import rungs
-from unet3d.build.step import step_maker
-from unet3d.meter.fit import CONTEXT, AnyBatch, largest_batch
-from unet3d.meter.predict import Prediction
+from unet3d.build.forecast import (
+    estimate_memory,
+    format_scaled_patch,
+    parse_cuda_precision,
+    with_batch,
+    with_overrides,
+)
+from unet3d.build.objects import fill_from_dataset
+from unet3d.build.request import ComposedConfig
+from unet3d.build.rungs import list_strategies
+from unet3d.build.step import make_step_factory
+from unet3d.meter.fit import CONTEXT, BatchExtrapolation, search_largest_batch
+from unet3d.meter.predict import MemoryEstimate
 from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Trace
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class MemoryCandidate:
     """Overrides that fit, what they take, and how much more they compute than `none`."""
 
     overrides: tuple[str, ...]
@@ -33,99 +39,103 @@ class Fit:
     extra_compute: float
 
 
-def fits(request: Request, budget: int) -> Iterator[tuple[tuple[str, ...], Fit | None]]:
+def search_configs(
+    request: ComposedConfig, budget: int
+) -> Iterator[tuple[tuple[str, ...], MemoryCandidate | None]]:
     """Every combination with its best batch, as each is found; None where not even batch 1 fits."""
     pinned = request.sets("data.batch_size")
-    for overrides in combinations(request):
-        trial = changed(request, *overrides)
-        found = (as_given if pinned else largest)(trial, budget)
+    for overrides in list_combinations(request):
+        trial = with_overrides(request, *overrides)
+        found = (check_configured_batch if pinned else find_largest_batch)(trial, budget)
         if found is None:
             yield overrides, None
             continue
         batch, peak = found
         yield (
             overrides,
-            Fit(
+            MemoryCandidate(
                 overrides=(*overrides, *([] if pinned else [f"data.batch_size={batch}"])),
                 batch=batch,
                 voxels=prod(trial.config.data.patch_size),
                 peak=peak,
-                extra_compute=extra_compute(request, overrides),
+                extra_compute=measure_extra_compute(request, overrides),
             ),
         )
 
 
-def combinations(request: Request) -> list[tuple[str, ...]]:
+def list_combinations(request: ComposedConfig) -> list[tuple[str, ...]]:
     """Precision x strategy x patch, leaving alone what the command line says."""
     cfg = request.config
     axes: list[list[tuple[str, ...]]] = []
     if not request.sets("precision"):
         axes.append([(f"precision={p}",) for p in cfg.precisions])
     if not request.sets("checkpointing"):
-        chosen = rungs(request) if cfg.strategies is None else cfg.strategies
+        chosen = list_strategies(request) if cfg.strategies is None else cfg.strategies
         axes.append([(f"checkpointing={rung}",) for rung in chosen])
     if not request.sets("data.patch_size"):
-        axes.append([(f"data.patch_size={p}",) for p in patches(request)])
+        axes.append([(f"data.patch_size={p}",) for p in list_patch_sizes(request)])
     return [tuple(word for part in parts for word in part) for parts in product(*axes)]
 
 
-def patches(request: Request) -> list[str]:
+def list_patch_sizes(request: ComposedConfig) -> list[str]:
     """The configured patch, scaled, in steps of 8 voxels."""
     cfg = request.config
     found: dict[str, None] = {}
     for share in cfg.patches:
         if not 0 < share <= 4:
-            raise Misuse(f"patches must be shares of data.patch_size in 0..4, got {share}")
-        found[scaled(cfg.data.patch_size, share)] = None
+            raise UsageError(f"patches must be shares of data.patch_size in 0..4, got {share}")
+        found[format_scaled_patch(cfg.data.patch_size, share)] = None
     return list(found)
 
 
-def largest(
-    trial: Request, budget: int, *, most: int | None = None
+def find_largest_batch(
+    trial: ComposedConfig, budget: int, *, most: int | None = None
 ) -> tuple[int, MemoryRecord] | None:
     """The largest batch that fits, at most `most`, and its peak; None if not even 1 does."""
     if most is not None and most <= 2:  # one trace instead of two
-        return as_given(with_batch(trial, most), budget) or as_given(with_batch(trial, 1), budget)
-    two, three = (foresee(with_batch(trial, n)) for n in (2, 3))
-    any_batch = AnyBatch(two, three)
+        return check_configured_batch(with_batch(trial, most), budget) or check_configured_batch(
+            with_batch(trial, 1), budget
+        )
+    two, three = (estimate_cached(with_batch(trial, n)) for n in (2, 3))
+    any_batch = BatchExtrapolation(two, three)
     if not any_batch.affine:
         said = " ".join(trial.overrides)
-        raise Misuse(f"the step's operations change with the batch size for {said}")
-    batch = largest_batch(any_batch, budget)
+        raise UsageError(f"the step's operations change with the batch size for {said}")
+    batch = search_largest_batch(any_batch, budget)
     if most is not None:
         batch = min(batch, most)
     if batch >= 2:
         return batch, any_batch.peak(batch)
-    return as_given(with_batch(trial, 1), budget)
+    return check_configured_batch(with_batch(trial, 1), budget)
 
 
-def as_given(trial: Request, budget: int) -> tuple[int, MemoryRecord] | None:
+def check_configured_batch(trial: ComposedConfig, budget: int) -> tuple[int, MemoryRecord] | None:
     """The batch as it is configured, if it fits."""
-    peak = foresee(trial).peak
+    peak = estimate_cached(trial).peak
     if (peak.reserved or 0) + CONTEXT > budget:
         return None
     return trial.config.data.batch_size, peak
 
 
-_last: dict[str, Prediction] = {}
+_last: dict[str, MemoryEstimate] = {}
 
 
-def foresee(trial: Request) -> Prediction:
+def estimate_cached(trial: ComposedConfig) -> MemoryEstimate:
     """Forecast a step, or return the last forecast if it was of the same config.
 
     A search asks twice in a row, and a trace takes seconds.
     """
-    describe(trial.config)
+    fill_from_dataset(trial.config)
     config = OmegaConf.to_yaml(trial.config, resolve=False)
     key = f"{torch.cuda.is_available()} {dict(trial.choices)} {config}"
     if key not in _last:
-        found = forecast(trial)
+        found = estimate_memory(trial)
         _last.clear()
         _last[key] = found
     return _last[key]
 
 
-def extra_compute(request: Request, overrides: tuple[str, ...]) -> float:
+def measure_extra_compute(request: ComposedConfig, overrides: tuple[str, ...]) -> float:
     """The convolution work of a step beyond that of checkpointing=none, as a share of it."""
     strategy = tuple(word for word in overrides if word.startswith("checkpointing"))
     if not strategy and request.choices.get("checkpointing", "none") == "none":
@@ -137,13 +147,13 @@ def extra_compute(request: Request, overrides: tuple[str, ...]) -> float:
 _known: dict[tuple[str, ...], int] = {}
 
 
-def _work(request: Request, overrides: tuple[str, ...]) -> int:
+def _work(request: ComposedConfig, overrides: tuple[str, ...]) -> int:
     """Floating-point operations of one training step."""
     key = (*request.overrides, *overrides)
     if key not in _known:
-        trial = changed(request, *overrides)
+        trial = with_overrides(request, *overrides)
         with FakeTensorMode():
-            step = step_maker(trial, cuda_precision(trial.config), cuda=True)()
+            step = make_step_factory(trial, parse_cuda_precision(trial.config), cuda=True)()
             with FlopCounterMode(display=False) as counter:
                 step.train(Trace(cuda=True))
         _known[key] = counter.get_total_flops()

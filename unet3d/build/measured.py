@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from unet3d.build.forecast import forecast
-from unet3d.build.request import Request
-from unet3d.build.step import TrainingStep, step_maker
-from unet3d.machine.device import precision
+from unet3d.build.forecast import estimate_memory
+from unet3d.build.request import ComposedConfig
+from unet3d.build.step import TrainingStep, make_step_factory
+from unet3d.machine.device import resolve_precision
 from unet3d.meter.layers import LayerRecorder
 from unet3d.meter.peak import PeakMeter
 from unet3d.meter.predict import Layer
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Measurement:
         return reduce(or_, self.phases.values())
 
 
-class MeasuredPhases:
+class PhaseMeter:
     """Reads the peak of each phase."""
 
     def __init__(self, device: torch.device):
@@ -51,32 +51,32 @@ class MeasuredPhases:
         """Nothing to do: the device knows no kinds."""
 
 
-def need_gpu() -> None:
+def require_gpu() -> None:
     """Refuse to measure where there is nothing to measure on."""
     if not torch.cuda.is_available():
-        raise Misuse("measure=true needs a GPU, and torch finds none here")
+        raise UsageError("measure=true needs a GPU, and torch finds none here")
 
 
-def peaks(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
+def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
     """Of each phase of the second step, as predictions have it."""
-    step.train(MeasuredPhases(device))
-    phases = MeasuredPhases(device)
+    step.train(PhaseMeter(device))
+    phases = PhaseMeter(device)
     step.train(phases)
     phases.enter("end")
     return phases.peaks
 
 
-def measured(request: Request) -> Measurement:
+def measure_step(request: ComposedConfig) -> Measurement:
     """The same step run on this machine's GPU."""
-    need_gpu()
-    forecast(request)  # fills in what the data set says, and refuses what cannot be
+    require_gpu()
+    estimate_memory(request)  # fills in what the data set says, and refuses what cannot be
     device = torch.device("cuda", 0)
-    used = precision(request.config.precision, "cuda")
-    step = step_maker(request, used, cuda=True, device="cuda")()
-    found = peaks(step, device)
+    used = resolve_precision(request.config.precision, "cuda")
+    step = make_step_factory(request, used, cuda=True, device="cuda")()
+    found = measure_phases(step, device)
     recorder = LayerRecorder(
         lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     )
     with recorder.watching(step.model):  # reading costs time but no memory: a step of its own
-        step.train(MeasuredPhases(device))
+        step.train(PhaseMeter(device))
     return Measurement(phases=found, layers=recorder.layers)

@@ -8,13 +8,13 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from unet3d.build.forecast import changed, forecast
-from unet3d.build.request import Request
-from unet3d.build.rungs import higher, taken
-from unet3d.machine.memory import available_bytes
+from unet3d.build.forecast import estimate_memory, with_overrides
+from unet3d.build.request import ComposedConfig
+from unet3d.build.rungs import get_device_bytes, list_leaner_strategies
+from unet3d.machine.memory import get_available_bytes
 from unet3d.meter.fit import CONTEXT
-from unet3d.meter.predict import Prediction
-from unet3d.types import Misfit, Misuse, Unfit, size
+from unet3d.meter.predict import MemoryEstimate
+from unet3d.types import DoesNotFitError, PredictedOutOfMemoryError, UsageError, format_bytes
 
 
 @dataclass(frozen=True)
@@ -25,37 +25,43 @@ class Remedy:
     reserved: int
 
 
-def check_fit(prediction: Prediction, request: Request, device: torch.device) -> list[str]:
+def check_memory(
+    prediction: MemoryEstimate, request: ComposedConfig, device: torch.device
+) -> list[str]:
     """Lines that warn of a run predicted not to fit; Misfit if it is to be stopped."""
     choice = request.config.meter.on_misfit
     if choice not in ("warn", "stop", "ignore"):
-        raise Misuse(f"meter.on_misfit must be warn, stop or ignore, got {choice!r}")
-    total = available_bytes(device)
+        raise UsageError(f"meter.on_misfit must be warn, stop or ignore, got {choice!r}")
+    total = get_available_bytes(device)
     if choice == "ignore" or total is None:
         return []
-    needed = taken(prediction) + CONTEXT
+    needed = get_device_bytes(prediction) + CONTEXT
     if request.sweeping and choice == "warn" and needed > total:
-        raise Unfit(f"a step is predicted to take {size(needed)}, {size(total)} are there")
-    return misfit_lines(prediction, request, total, stop=choice == "stop")
+        raise PredictedOutOfMemoryError(
+            f"a step is predicted to take {format_bytes(needed)}, {format_bytes(total)} are there"
+        )
+    return format_oom_warning(prediction, request, total, stop=choice == "stop")
 
 
-def misfit_lines(prediction: Prediction, request: Request, total: int, *, stop: bool) -> list[str]:
+def format_oom_warning(
+    prediction: MemoryEstimate, request: ComposedConfig, total: int, *, stop: bool
+) -> list[str]:
     """The same for a device that has `total` bytes."""
-    needed = taken(prediction) + CONTEXT
+    needed = get_device_bytes(prediction) + CONTEXT
     if needed <= total:
         return []
     lines = [
-        f"predicted not to fit: a step takes {size(needed)}, {size(total)} are there",
-        *advice(remedies(request, total)),
+        f"predicted not to fit: a step takes {format_bytes(needed)}, {format_bytes(total)} are there",
+        *format_remedies(find_remedies(request, total)),
     ]
     if stop:
-        raise Misfit("\n".join(lines))
+        raise DoesNotFitError("\n".join(lines))
     return lines
 
 
-def changes(request: Request) -> list[tuple[str, ...]]:
+def list_candidate_overrides(request: ComposedConfig) -> list[tuple[str, ...]]:
     """What may help, in the order to try it: what changes the training least comes first."""
-    less = [(f"checkpointing={rung}",) for rung in higher(request)]
+    less = [(f"checkpointing={rung}",) for rung in list_leaner_strategies(request)]
     least = less[-1] if less else ()
     half, one, bf16 = "data.batch_size=HALF", "data.batch_size=1", "precision=bf16"
     return [
@@ -70,17 +76,17 @@ def changes(request: Request) -> list[tuple[str, ...]]:
     ]
 
 
-def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy]:
+def find_remedies(request: ComposedConfig, total: int | None, count: int = 3) -> list[Remedy]:
     """The first few changes that are predicted to fit `total` bytes (or to take less than now)."""
-    limit = total if total is not None else taken(forecast(request)) + CONTEXT
+    limit = total if total is not None else get_device_bytes(estimate_memory(request)) + CONTEXT
     found = []
-    for overrides in changes(request):
-        words = tuple(halved(word, request) for word in overrides)
+    for overrides in list_candidate_overrides(request):
+        words = tuple(resolve_half(word, request) for word in overrides)
         if any(word in request.overrides for word in words):
             continue
         try:
-            reserved = taken(forecast(changed(request, *words)))
-        except Misuse:
+            reserved = get_device_bytes(estimate_memory(with_overrides(request, *words)))
+        except UsageError:
             continue  # not for this network or this patch
         if reserved + CONTEXT < limit:
             found.append(Remedy(words, reserved))
@@ -89,7 +95,7 @@ def remedies(request: Request, total: int | None, count: int = 3) -> list[Remedy
     return found
 
 
-def halved(word: str, request: Request) -> str:
+def resolve_half(word: str, request: ComposedConfig) -> str:
     """`key=HALF` with half of what the config has; sizes stay multiples of 8."""
     key, _, value = word.partition("=")
     data = request.config.data
@@ -100,28 +106,28 @@ def halved(word: str, request: Request) -> str:
     return f"{key}=[{','.join(str(max(8, n // 16 * 8)) for n in data.patch_size)}]"
 
 
-def advice(found: Sequence[Remedy]) -> list[str]:
+def format_remedies(found: Sequence[Remedy]) -> list[str]:
     """Lines to paste."""
     if not found:
         return ["no change of batch, precision, checkpointing or patch is predicted to fit"]
     return [
         "predicted to fit:",
-        *(f"  {' '.join(r.overrides)}   ({size(r.reserved)} reserved)" for r in found),
+        *(f"  {' '.join(r.overrides)}   ({format_bytes(r.reserved)} reserved)" for r in found),
     ]
 
 
-def out_of_memory(
+def format_oom_report(
     error: torch.OutOfMemoryError,
     *,
-    request: Request,
+    request: ComposedConfig,
     model: nn.Module,
     phase: str,
     device: torch.device,
-    prediction: Prediction | None,
+    prediction: MemoryEstimate | None,
     folder: Path,
 ) -> str:
     """What ran out where, what holds the memory, and what to change."""
-    where = culprit(error.__traceback__, model)
+    where = find_failing_module(error.__traceback__, model)
     lines = [f"out of GPU memory in the {phase}" + (f", at module {where}" if where else "")]
     total = None
     if device.type == "cuda":
@@ -131,15 +137,15 @@ def out_of_memory(
             torch.cuda.max_memory_reserved(device),
         )
         lines.append(
-            f"at the peak {size(allocated)} allocated, {size(reserved)} reserved of {size(total)}; "
-            f"{size(reserved - allocated)} reserved but not used (fragmentation)"
+            f"at the peak {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {format_bytes(total)}; "
+            f"{format_bytes(reserved - allocated)} reserved but not used (fragmentation)"
         )
     if prediction is not None:
         largest = list(prediction.holders(prediction.peak_at).items())[:5]
-        holders = ", ".join(f"{name} {size(held)}" for name, held in largest)
+        holders = ", ".join(f"{name} {format_bytes(held)}" for name, held in largest)
         lines.append(f"predicted largest holders at the peak: {holders}")
-    found = remedies(request, total)
-    lines += advice(found)
+    found = find_remedies(request, total)
+    lines += format_remedies(found)
     if found and (folder / "checkpoints" / "last.ckpt").exists():
         words = " ".join([*request.overrides, *found[0].overrides])
         lines.append(f"to go on from the last checkpoint: unet3d train {words}")
@@ -147,7 +153,7 @@ def out_of_memory(
     return "\n".join(lines)
 
 
-def culprit(trace: TracebackType | None, model: nn.Module) -> str:
+def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:
     """The innermost module of the model whose code was running when an error was raised."""
     paths = {id(module): path for path, module in model.named_modules()}
     found = ""

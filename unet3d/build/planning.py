@@ -10,25 +10,30 @@ import numpy as np
 import yaml
 
 from unet3d.build.checking import UsableCases
-from unet3d.build.fitting import as_given, largest
-from unet3d.build.forecast import changed, with_batch
-from unet3d.build.objects import background_of, described, source_of, three_numbers
-from unet3d.build.request import Request
-from unet3d.build.rungs import rungs
+from unet3d.build.fitting import check_configured_batch, find_largest_batch
+from unet3d.build.forecast import with_batch, with_overrides
+from unet3d.build.objects import (
+    build_source,
+    parse_background,
+    parse_spacing,
+    resolve_dataset_facts,
+)
+from unet3d.build.request import ComposedConfig
+from unet3d.build.rungs import list_strategies
 from unet3d.build.topology import (
     LARGEST,
     Levels,
     find_median_shape,
-    first_patch,
-    levels,
+    initial_patch,
     list_patches,
+    plan_levels,
+    round_up_to_multiple,
     target_spacing,
-    whole,
 )
 from unet3d.data.background import AUTO, auto_background
-from unet3d.data.fingerprint import Print, fingerprint
+from unet3d.data.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import Misfit, Misuse, Triple
+from unet3d.types import DoesNotFitError, Triple, UsageError
 
 BATCH_SHARE = 0.05
 """A batch holds no more of the data set's voxels than this, but two patches at least."""
@@ -57,7 +62,7 @@ MASKED = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What was decided, and from what."""
 
     cases: int
@@ -74,56 +79,61 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class DatasetFacts:
     """A data set, looked at."""
 
-    prints: list[Print]
+    prints: list[CaseFingerprint]
     classes: tuple[str, ...]
     channels: tuple[str, ...]
     left_out: list[str]  # cases that data.on_fault=skip leaves out, and why
 
 
-def look(request: Request) -> Told:
+def inspect_dataset(request: ComposedConfig) -> DatasetFacts:
     """Read the data set, or what is remembered of it."""
     cfg = request.config
-    source = source_of(cfg)
-    classes, channels = described(cfg, source.describe())
+    source = build_source(cfg)
+    classes, channels = resolve_dataset_facts(cfg, source.describe())
     usable = UsableCases(cfg, source, channels)  # those that training would use
     cache = Path(cfg.data.cache)
     asked = auto_background(channels)
     if request.sets("data.background"):
-        asked = background_of(cfg)
-    prints = usable.through(lambda cases: fingerprint(cases, cfg.data.orientation, cache, asked))
+        asked = parse_background(cfg)
+    prints = usable.through(
+        lambda cases: fingerprint_dataset(cases, cfg.data.orientation, cache, asked)
+    )
     left_out = [finding.sentence() for finding in usable.left_out]
-    return Told(prints=prints, classes=classes, channels=channels, left_out=left_out)
+    return DatasetFacts(prints=prints, classes=classes, channels=channels, left_out=left_out)
 
 
-def planned(request: Request, told: Told, budget: int) -> Plan:
+def make_plan(request: ComposedConfig, told: DatasetFacts, budget: int) -> TrainingPlan:
     """The largest patch that fits with a batch of two, then the largest batch."""
     data = request.config.data
     if not isinstance(data.batch_size, int) or data.batch_size < 1:
-        raise Misuse(f"data.batch_size must be an int >= 1, got {data.batch_size}")
+        raise UsageError(f"data.batch_size must be an int >= 1, got {data.batch_size}")
     shapes, spacings = [p.shape for p in told.prints], [p.spacing_mm for p in told.prints]
     target = target_spacing(spacings, shapes)
     if data.spacing_mm not in (None, "median"):
-        target = three_numbers(data.spacing_mm)
+        target = parse_spacing(data.spacing_mm)
     median = find_median_shape(spacings, shapes, target)
-    patches = candidates(request, target, median)
+    patches = list_candidate_patches(request, target, median)
     first = patches[0]
     patch = patches[
-        first_that(lambda p: fits(request, p, levels(target, p), budget, first=p == first), patches)
+        find_first(
+            lambda p: patch_fits(request, p, plan_levels(target, p), budget, first=p == first),
+            patches,
+        )
     ]
     most = limit_batch(patch, median, len(shapes))
     if request.sets("data.batch_size"):
         most = data.batch_size
-    shape = levels(target, patch)
-    strategy, batch, peak = best_of(request, patch, shape, budget, most)
-    return Plan(
+    shape = plan_levels(target, patch)
+    strategy, batch, peak = choose_strategy(request, patch, shape, budget, most)
+    return TrainingPlan(
         cases=len(told.prints),
         channels=told.channels,
         spacing_mm=target,
         median=median,
-        normalize=normalization(request, told),
+        normalize=choose_normalization(request, told),
         first=first,
         patch=patch,
         levels=shape,
@@ -142,7 +152,7 @@ def limit_batch(patch: Triple, median: Sequence[float], cases: int) -> int:
     return max(2, min(MOST_BATCH, round(prod(median) * cases * BATCH_SHARE / prod(patch))))
 
 
-def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
+def find_first(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
     """The place of the first that fits, where each after one that fits does too: by halving.
 
     The first of all is tried first: most budgets have room for it.
@@ -157,83 +167,92 @@ def first_that(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int
         else:
             low = middle + 1
     if low == len(patches):
-        raise Misfit(
-            f"no patch down to {by(patches[-1])} fits the budget with a batch of "
+        raise DoesNotFitError(
+            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of "
             "2 and the leanest checkpointing: a narrower network (model.width=16) may"
         )
     return low
 
 
-def candidates(
-    request: Request, spacing_mm: Sequence[float], median: Sequence[float]
+def list_candidate_patches(
+    request: ComposedConfig, spacing_mm: Sequence[float], median: Sequence[float]
 ) -> list[Triple]:
     """Patches from the largest down, or the one that was asked for."""
     own = "depth" not in request.config.model  # a network with levels of its own
     if request.sets("data.patch_size"):
         asked = list(request.config.data.patch_size)
         if len(asked) != 3 or not all(type(side) is int and side > 0 for side in asked):
-            raise Misuse(f"data.patch_size must be three ints >= 1, got {asked}")
+            raise UsageError(f"data.patch_size must be three ints >= 1, got {asked}")
         d, h, w = asked
-        shape = levels(spacing_mm, (d, h, w))
-        if not shape.windows and model_words(request, shape):
-            raise Misuse(
-                f"data.patch_size={listed((d, h, w))} leaves nothing to pool at "
-                f"{listed(spacing_mm)} mm: give one axis 12 voxels, or set model.depth"
+        shape = plan_levels(spacing_mm, (d, h, w))
+        if not shape.windows and get_model_overrides(request, shape):
+            raise UsageError(
+                f"data.patch_size={format_list((d, h, w))} leaves nothing to pool at "
+                f"{format_list(spacing_mm)} mm: give one axis 12 voxels, or set model.depth"
             )
         return [(d, h, w)]
     found = list_patches(spacing_mm, median)
     if own:
         found = [p for p in found if all(n % OWN_FACTOR == 0 for n in p)]
-        return found or [whole(first_patch(spacing_mm, median), [OWN_FACTOR] * 3)]
+        return found or [round_up_to_multiple(initial_patch(spacing_mm, median), [OWN_FACTOR] * 3)]
     if not found:
-        raise Misuse(
-            f"the median case has {listed(median)} voxels at {listed(spacing_mm)} mm, too few to "
+        raise UsageError(
+            f"the median case has {format_list(median)} voxels at {format_list(spacing_mm)} mm, too few to "
             "pool: set a finer data.spacing_mm"
         )
     return found
 
 
-def trial(request: Request, patch: Triple, shape: Levels, strategy: Sequence[str]) -> Request:
+def with_patch(
+    request: ComposedConfig, patch: Triple, shape: Levels, strategy: Sequence[str]
+) -> ComposedConfig:
     """The request with a patch, its levels and a strategy."""
-    words = [f"data.patch_size={listed(patch)}", *model_words(request, shape), *strategy]
-    return changed(request, *words)
+    words = [
+        f"data.patch_size={format_list(patch)}",
+        *get_model_overrides(request, shape),
+        *strategy,
+    ]
+    return with_overrides(request, *words)
 
 
-def strategies(request: Request) -> Sequence[tuple[str, ...]]:
+def list_plan_strategies(request: ComposedConfig) -> Sequence[tuple[str, ...]]:
     """What to try: a larger patch is worth redoing convolutions, a larger batch is not."""
     if request.sets("checkpointing"):
         return [()]
-    return [(f"checkpointing={rung}",) for rung in rungs(request)]
+    return [(f"checkpointing={rung}",) for rung in list_strategies(request)]
 
 
-def fits(
-    request: Request, patch: Triple, shape: Levels, budget: int, *, first: bool = False
+def patch_fits(
+    request: ComposedConfig, patch: Triple, shape: Levels, budget: int, *, first: bool = False
 ) -> bool:
     """Whether a patch fits with the leanest strategy and the least batch.
 
     Of the first one the strategy with the least work is tried before: if it fits, all is decided.
     """
-    known = strategies(request)
+    known = list_plan_strategies(request)
     least = 2 if not request.sets("data.batch_size") else request.config.data.batch_size
     return any(
-        as_given(with_batch(trial(request, patch, shape, strategy), least), budget) is not None
+        check_configured_batch(
+            with_batch(with_patch(request, patch, shape, strategy), least), budget
+        )
+        is not None
         for strategy in ((known[0], known[-1]) if first and len(known) > 1 else known[-1:])
     )
 
 
-def best_of(
-    request: Request, patch: Triple, shape: Levels, budget: int, most: int
+def choose_strategy(
+    request: ComposedConfig, patch: Triple, shape: Levels, budget: int, most: int
 ) -> tuple[tuple[str, ...], int, MemoryRecord]:
     """The strategy with the least work that fits a batch of two, and the largest batch of it."""
     found = None
-    for strategy in strategies(request):
-        found = largest(trial(request, patch, shape, strategy), budget, most=most)
+    for strategy in list_plan_strategies(request):
+        found = find_largest_batch(with_patch(request, patch, shape, strategy), budget, most=most)
         if found is not None and found[0] >= min(2, most):
             return strategy, *found
-    raise Misfit(f"a batch of {most} does not fit with any strategy")
+    raise DoesNotFitError(f"a batch of {most} does not fit with any strategy")
 
 
-def model_words(request: Request, shape: Levels) -> list[str]:
+def get_model_overrides(request: ComposedConfig, shape: Levels) -> list[str]:
     """The levels as overrides, where the network and the command line leave them open."""
     if "depth" not in request.config.model:
         return []
@@ -241,21 +260,21 @@ def model_words(request: Request, shape: Levels) -> list[str]:
         return []
     return [
         f"model.depth={len(shape.kernels)}",
-        f"model.window=[{','.join(listed(w) for w in shape.windows)}]",
-        f"model.kernel=[{','.join(listed(k) for k in shape.kernels)}]",
+        f"model.window=[{','.join(format_list(w) for w in shape.windows)}]",
+        f"model.kernel=[{','.join(format_list(k) for k in shape.kernels)}]",
     ]
 
 
-def listed(numbers: Sequence[float]) -> str:
+def format_list(numbers: Sequence[float]) -> str:
     """As an override's value.
 
-    >>> listed((1, 2, 2))
+    >>> format_list((1, 2, 2))
     '[1,2,2]'
     """
     return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
 
-def normalization(request: Request, told: Told) -> list[str]:
+def choose_normalization(request: ComposedConfig, told: DatasetFacts) -> list[str]:
     """For each channel: by modality, and without the background where that is much of a volume."""
     asked = request.config.data.normalize
     if asked != "auto":
@@ -265,7 +284,7 @@ def normalization(request: Request, told: Told) -> list[str]:
     return ["ct" if name.upper() == "CT" else usual for name in told.channels]
 
 
-def border(told: Told, request: Request) -> tuple[float, float] | None:
+def find_constant_border(told: DatasetFacts, request: ComposedConfig) -> tuple[float, float] | None:
     """The least and the greatest value of borders that are constant and not 0, if there are any.
 
     None where the command line says what is background.
@@ -274,7 +293,7 @@ def border(told: Told, request: Request) -> tuple[float, float] | None:
     return None if request.sets("data.background") or not found else (min(found), max(found))
 
 
-def schedule(request: Request, plan: Plan) -> tuple[int, int]:
+def plan_schedule(request: ComposedConfig, plan: TrainingPlan) -> tuple[int, int]:
     """Patches per case in an epoch, and epochs from one validation to the next."""
     whole = request.config.fold in (None, "none")
     training = plan.cases if whole else max(1, plan.cases * (FOLDS - 1) // FOLDS)
@@ -289,13 +308,13 @@ def schedule(request: Request, plan: Plan) -> tuple[int, int]:
     return patches, max(1, round(wanted / steps))
 
 
-def reasons(request: Request, plan: Plan) -> list[str]:
+def explain_limits(request: ComposedConfig, plan: TrainingPlan) -> list[str]:
     """Why the patch and the batch are not larger."""
     most = limit_batch(plan.patch, plan.median, plan.cases)
     if request.sets("data.patch_size"):
         patch = "the patch is the one that was asked for"
     elif plan.patch != plan.first:
-        patch = f"the patch is limited by the budget: {by(plan.first)} would not fit"
+        patch = f"the patch is limited by the budget: {join_by_x(plan.first)} would not fit"
     elif all(p >= n for p, n in zip(plan.patch, plan.median, strict=True)):
         patch = "the patch covers the median case: a larger one would see nothing more"
     else:
@@ -314,18 +333,18 @@ def reasons(request: Request, plan: Plan) -> list[str]:
     return [patch, batch]
 
 
-def by(numbers: Sequence[float]) -> str:
+def join_by_x(numbers: Sequence[float]) -> str:
     """Numbers with x between them.
 
-    >>> by((1.0, 0.5, 3))
+    >>> join_by_x((1.0, 0.5, 3))
     '1 x 0.5 x 3'
     """
     return " x ".join(f"{n:g}" for n in numbers)
 
 
-def experiment(request: Request, told: Told, plan: Plan) -> str:
+def render_experiment(request: ComposedConfig, told: DatasetFacts, plan: TrainingPlan) -> str:
     """The plan as an experiment's YAML, with what the command line said."""
-    patches, epochs = schedule(request, plan)
+    patches, epochs = plan_schedule(request, plan)
     data: dict[str, Any] = {
         "spacing_mm": list(plan.spacing_mm),
         "normalize": plan.normalize,
@@ -333,7 +352,7 @@ def experiment(request: Request, told: Told, plan: Plan) -> str:
         "batch_size": plan.batch,
         "patches_per_case": patches,
     }
-    if border(told, request):
+    if find_constant_border(told, request):
         asked = auto_background(told.channels)
         data["background"] = AUTO if set(asked) == {AUTO} else list(asked)
     values: dict[str, Any] = {
@@ -341,7 +360,7 @@ def experiment(request: Request, told: Told, plan: Plan) -> str:
         "trainer": {"max_steps": STEPS, "check_val_every_n_epoch": epochs},
     }
     words = [
-        *model_words(request, plan.levels),
+        *get_model_overrides(request, plan.levels),
         *plan.strategy,
         f"precision={request.config.precision}",
     ]
@@ -353,17 +372,17 @@ def experiment(request: Request, told: Told, plan: Plan) -> str:
         if key in groups:
             chosen[key] = value
         elif not key.startswith("hydra"):
-            place(values, key.split("."), yaml.safe_load(value))
+            set_nested(values, key.split("."), yaml.safe_load(value))
     said = [f"  - override /{group}: {chosen[group]}" for group in sorted(groups & set(chosen))]
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     return "\n".join(["defaults:", *said, body])
 
 
-def place(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set a nested key.
 
     >>> values = {}
-    >>> place(values, ["a", "b"], 1)
+    >>> set_nested(values, ["a", "b"], 1)
     >>> values
     {'a': {'b': 1}}
     """

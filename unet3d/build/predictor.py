@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.build.ensemble import Ensemble
-from unet3d.build.objects import painted
+from unet3d.build.objects import get_region_labels
 from unet3d.build.step import HALF, PURE
-from unet3d.build.window import measured_window
-from unet3d.data.geometry import cropped, oriented
-from unet3d.data.preparation import Scan
-from unet3d.data.prepared import cost
-from unet3d.data.results import probability_bytes, write_labels, written_probabilities
+from unet3d.build.window import measure_window_memory
+from unet3d.data.geometry import crop, reorient
+from unet3d.data.preparation import PreprocessedScan
+from unet3d.data.prepared import estimate_cost
+from unet3d.data.results import open_probability_file, probability_bytes, write_labels
 from unet3d.data.scans import ScanFiles
 from unet3d.data.statistics import differences
 from unet3d.infer import clean
-from unet3d.infer.decide import Output, Painted, largest, probabilities
-from unet3d.infer.plan import Budget, Job, Plan, plan
+from unet3d.infer.decide import Output, RegionsToLabels, argmax_labels, probabilities
+from unet3d.infer.plan import Budget, InferencePlan, InferenceProblem, choose_plan
 from unet3d.infer.segment import segment
-from unet3d.infer.windows import Network, mirrorings
+from unet3d.infer.windows import Network, list_flips
 from unet3d.machine.device import Precision
-from unet3d.machine.memory import available_bytes, free_bytes
-from unet3d.model.half import in_half
-from unet3d.types import MIB, Misfit, Misuse, size
+from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.model.half import cast_to_half
+from unet3d.types import MIB, DoesNotFitError, UsageError, format_bytes
 
 SPARE = 0.9
 """The share of what is free that a case may take."""
@@ -38,7 +38,7 @@ HEAP = 64 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ScanTask:
     """A scan, and where its labels and perhaps its probabilities go."""
 
     scan: ScanFiles
@@ -53,13 +53,13 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedScan:
     """A prepared scan and how it will be segmented."""
 
-    task: Task
-    scan: Scan
-    job: Job
-    plan: Plan
+    task: ScanTask
+    scan: PreprocessedScan
+    job: InferenceProblem
+    plan: InferencePlan
     ram: int  # at most, with reading and cleaning
     forecast: str  # in a line
     unlike: list[str]  # what no member has been trained on, in words
@@ -84,36 +84,36 @@ class Predictor:
     ):
         self.members, self.device = members, device
         self.overlap, self.batch_size = overlap, batch_size
-        self.mirrored, self.kept, self.ram = mirrorings(mirror), list(kept), ram
-        self.networks = [callable_of(network, used, device) for network in members.networks]
+        self.mirrored, self.kept, self.ram = list_flips(mirror), list(kept), ram
+        self.networks = [get_inference_fn(network, used, device) for network in members.networks]
         shape = (batch_size, len(members.channels), *members.patch)
-        self.classes, self.window_bytes = measured_window(
+        self.classes, self.window_bytes = measure_window_memory(
             self.networks, members.networks, shape, device
         )
         if self.classes != len(members.regions or members.classes):
-            raise Misuse(
+            raise UsageError(
                 f"the network gives {self.classes} outputs for its classes "
                 f"{', '.join(members.regions or members.classes)}"
             )
 
-    def ready(self, task: Task) -> Ready:
+    def ready(self, task: ScanTask) -> PreparedScan:
         """Read and prepare a scan and say what segmenting it takes, if there is memory for it."""
         budget = self._budget()
-        preparing = cost(task.scan.files, self.members.preparation).ram
+        preparing = estimate_cost(task.scan.files, self.members.preparation).ram
         if preparing > budget.ram:
-            raise Misfit(
-                f"preparing it takes {size(preparing)} of RAM; it may take {size(budget.ram)}"
+            raise DoesNotFitError(
+                f"preparing it takes {format_bytes(preparing)} of RAM; it may take {format_bytes(budget.ram)}"
             )
         scan = self.members.preparation.scan(task.scan.files)
         channels = self.members.channels
         if len(scan.image) != len(channels):
-            raise Misuse(
+            raise UsageError(
                 f"{len(scan.image)} channels in {', '.join(f.name for f in task.scan.files)}, but "
                 f"the network takes {len(channels)}: {', '.join(channels)}"
             )
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        job = Job(
+        job = InferenceProblem(
             shape=scan.grid.shape,
             box=(d, h, w),
             channels=len(channels),
@@ -124,17 +124,17 @@ class Predictor:
             window_bytes=self.window_bytes,
             held=scan.image.nbytes + voxels + HEAP,
         )
-        found = plan(job, budget)
+        found = choose_plan(job, budget)
         if not found.fits(budget):
-            raise Misfit(lacking(found, budget))
+            raise DoesNotFitError(explain_shortfall(found, budget))
         cleaning = clean.BYTES * voxels if self.kept else 0
         most = max(preparing, found.ram, job.held + cleaning)
         said = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
-        said += f"{self.classes} classes: {costs(replace(found, ram=most))}"
+        said += f"{self.classes} classes: {describe_cost(replace(found, ram=most))}"
         if task.probabilities is not None:
             file = probability_bytes(scan.grid.file_shape, self.classes)
-            said += f"; probabilities: {size(file)} on disk"
-        return Ready(
+            said += f"; probabilities: {format_bytes(file)} on disk"
+        return PreparedScan(
             task=task,
             scan=scan,
             job=job,
@@ -144,7 +144,7 @@ class Predictor:
             unlike=self._unlike(scan),
         )
 
-    def _unlike(self, scan: Scan) -> list[str]:
+    def _unlike(self, scan: PreprocessedScan) -> list[str]:
         """In what a scan is unlike the training cases of every member, as the first has them."""
         normalize = self.members.preparation.normalize
         found = [
@@ -154,7 +154,7 @@ class Predictor:
         return found[0] if found and all(found) else []
 
     def predict(
-        self, ready: Ready, *, told: Callable[[int], None], say: Callable[[str], None]
+        self, ready: PreparedScan, *, told: Callable[[int], None], say: Callable[[str], None]
     ) -> None:
         """Segment and write; what had to be changed meanwhile is said."""
         task, grid = ready.task, ready.scan.grid
@@ -162,32 +162,32 @@ class Predictor:
         regions = self.members.regions
 
         def inside(array: np.ndarray) -> np.ndarray:
-            return cropped(oriented(array, grid.axes, grid.flips), grid)
+            return crop(reorient(array, grid.axes, grid.flips), grid)
 
-        decide = largest if regions is None else Painted(painted(regions))
+        decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
         outputs = [Output(decide, inside(labels))]
         with ExitStack() as files:
             if task.probabilities is not None:
                 array = files.enter_context(
-                    written_probabilities(task.probabilities, self.classes, task.scan.files[0])
+                    open_probability_file(task.probabilities, self.classes, task.scan.files[0])
                 )
                 if regions is None:
                     array[0] = 1  # outside of what was prepared all is background
                 shares = probabilities if regions is None else torch.sigmoid
                 outputs.append(Output(shares, inside(array)))
             self._segment(ready, outputs, told=told, say=say)
-        clean.keep_largest(labels, self.kept)
+        clean.keep_largest_component(labels, self.kept)
         write_labels(task.labels, labels, task.scan.files[0])
 
     def _segment(
         self,
-        ready: Ready,
+        ready: PreparedScan,
         outputs: Sequence[Output],
         *,
         told: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
-        def run(found: Plan) -> None:
+        def run(found: InferencePlan) -> None:
             segment(
                 torch.from_numpy(ready.scan.image),
                 self.networks,
@@ -206,27 +206,27 @@ class Predictor:
                 raise
         torch.cuda.empty_cache()
         budget = replace(self._budget(), gpu=self.window_bytes)  # no room for sums
-        found = plan(ready.job, budget)
+        found = choose_plan(ready.job, budget)
         if not found.fits(budget):
-            raise Misfit(lacking(found, budget))
-        say(f"{ready.task.scan.name}: out of GPU memory; again with {costs(found)}")
+            raise DoesNotFitError(explain_shortfall(found, budget))
+        say(f"{ready.task.scan.name}: out of GPU memory; again with {describe_cost(found)}")
         run(found)
 
     def _budget(self) -> Budget:
         ram = self.ram
         if ram is None:
-            free = available_bytes(torch.device("cpu"))
+            free = get_available_bytes(torch.device("cpu"))
             ram = 2**62 if free is None else int(SPARE * free)
         if self.device.type != "cuda":
             return Budget(ram=ram)
-        return Budget(ram=ram, gpu=int(SPARE * free_bytes(self.device)))
+        return Budget(ram=ram, gpu=int(SPARE * get_free_bytes(self.device)))
 
 
-def callable_of(network: nn.Module, used: Precision, device: torch.device) -> Network:
+def get_inference_fn(network: nn.Module, used: Precision, device: torch.device) -> Network:
     """A network as it predicts: on its device, in its precision, without a gradient."""
     dtype = PURE.get(used.used, torch.float32)
     if dtype != torch.float32:
-        in_half(network, dtype)
+        cast_to_half(network, dtype)
     network.to(device)
 
     def forward(batch: Tensor) -> Tensor:
@@ -238,19 +238,19 @@ def callable_of(network: nn.Module, used: Precision, device: torch.device) -> Ne
     return forward
 
 
-def costs(found: Plan) -> str:
+def describe_cost(found: InferencePlan) -> str:
     """What a plan takes, and how it makes do."""
-    said = f"{size(found.ram)} of RAM"
+    said = f"{format_bytes(found.ram)} of RAM"
     if found.gpu:
-        said = f"{size(found.gpu)} on the GPU, {said}"
+        said = f"{format_bytes(found.gpu)} on the GPU, {said}"
         said += " (logits are summed there)" if found.sums_in_ram else ""
     if len(found.strips) > 1:
         said += f", in {len(found.strips)} strips with {100 * found.extra:.0f} % more windows"
     return said
 
 
-def lacking(least: Plan, budget: Budget) -> str:
+def explain_shortfall(least: InferencePlan, budget: Budget) -> str:
     """Why not even the smallest plan fits."""
     if least.gpu > (budget.gpu or 0):
-        return f"its windows take {size(least.gpu)} on the GPU, {size(budget.gpu or 0)} are free"
-    return f"it takes at least {costs(least)}; it may take {size(budget.ram)}"
+        return f"its windows take {format_bytes(least.gpu)} on the GPU, {format_bytes(budget.gpu or 0)} are free"
+    return f"it takes at least {describe_cost(least)}; it may take {format_bytes(budget.ram)}"

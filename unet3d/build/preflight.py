@@ -10,31 +10,31 @@ from omegaconf import DictConfig
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.build.objects import network, optimizer_factory
-from unet3d.build.request import Request
+from unet3d.build.objects import build_network, make_optimizer_factory
+from unet3d.build.request import ComposedConfig
 from unet3d.build.step import PURE
 from unet3d.data.augment import Augment
 from unet3d.machine import preflight as machine
-from unet3d.machine.device import Precision, accelerator
-from unet3d.machine.memory import available_bytes
-from unet3d.types import Misuse
+from unet3d.machine.device import Precision, resolve_device
+from unet3d.machine.memory import get_available_bytes
+from unet3d.types import UsageError
 
 DRAWN = 256
 """Keys whose augmentations tell how much is read around a patch."""
 
 
-def stopped_or_told(cfg: DictConfig, found: Sequence[machine.Lack]) -> list[str]:
+def enforce_requirements(cfg: DictConfig, found: Sequence[machine.Problem]) -> list[str]:
     """Lines on what this machine lacks; Misuse where the run would fail for sure."""
     for lack in found:
         if lack.stop:
-            raise Misuse(lack.what)
+            raise UsageError(lack.what)
     if cfg.data.num_workers > 0:
         machine.allow_open_files(cfg.data.num_workers)
     return [lack.what for lack in found]
 
 
-def lacks(
-    request: Request,
+def find_problems(
+    request: ComposedConfig,
     used: Precision,
     *,
     device: str,
@@ -42,26 +42,26 @@ def lacks(
     folder: Path,
     channels: int,
     augment: Augment,
-) -> list[machine.Lack]:
+) -> list[machine.Problem]:
     """All that this machine lacks for a run of so many processes here; nothing is changed."""
     cfg = request.config
     patch = list(cfg.data.patch_size)
     if len(patch) != 3 or not all(type(side) is int and side > 0 for side in patch):
-        raise Misuse(f"data.patch_size must be three ints >= 1, got {patch}")
+        raise UsageError(f"data.patch_size must be three ints >= 1, got {patch}")
     cuda = device == "cuda"
     found = [
-        machine.torch_build(
+        machine.check_torch_build(
             torch.__version__,
             cuda=torch.version.cuda,
             gpu=cuda,
             half=used.used != "32",
             devices=[] if cfg.trainer.accelerator == "cpu" else machine.nvidia_devices(),
         ),
-        machine.writable(folder / "checkpoints"),
+        machine.check_writable(folder / "checkpoints"),
     ]
     if cuda:
         found.append(
-            machine.gpu_kernels(
+            machine.check_gpu_arch(
                 torch.__version__,
                 torch.cuda.get_arch_list(),
                 gpu=torch.cuda.get_device_name(),
@@ -69,25 +69,27 @@ def lacks(
             )
         )
         if find_spec("triton") is not None:
-            found.append(machine.kernels(machine.triton_cache()))
+            found.append(machine.check_triton_cache(machine.triton_cache()))
     workers = cfg.data.num_workers
     if workers > 0:
-        batch = batch_bytes(request, channels, augment, sources=cuda)
-        free = available_bytes(torch.device("cpu"))
+        batch = estimate_batch_bytes(request, channels, augment, sources=cuda)
+        free = get_available_bytes(torch.device("cpu"))
         found += [
-            machine.shared_memory(
-                workers=workers, processes=processes, batch=batch, free=machine.free_shared()
+            machine.check_shm(
+                workers=workers, processes=processes, batch=batch, free=machine.get_free_shm()
             ),
-            machine.working_memory(workers=workers, processes=processes, batch=batch, free=free),
-            machine.open_files(workers, hard=machine.file_limits()[1]),
+            machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=free),
+            machine.check_open_files(workers, hard=machine.file_limits()[1]),
         ]
-    checkpoint = checkpoint_bytes(request, used)
+    checkpoint = estimate_checkpoint_bytes(request, used)
     if checkpoint is not None:
-        found.append(machine.disk(folder / "checkpoints", checkpoint=checkpoint))
+        found.append(machine.check_disk(folder / "checkpoints", checkpoint=checkpoint))
     return [lack for lack in found if lack is not None]
 
 
-def batch_bytes(request: Request, channels: int, augment: Augment, *, sources: bool) -> int:
+def estimate_batch_bytes(
+    request: ComposedConfig, channels: int, augment: Augment, *, sources: bool
+) -> int:
     """A batch as a worker hands it over: patches, or the larger `sources` of their augmentation."""
     patch = list(request.config.data.patch_size)
     voxels = prod(patch)
@@ -97,18 +99,18 @@ def batch_bytes(request: Request, channels: int, augment: Augment, *, sources: b
     return request.config.data.batch_size * voxels * (4 * channels + 1)
 
 
-def checkpoint_bytes(request: Request, used: Precision) -> int | None:
+def estimate_checkpoint_bytes(request: ComposedConfig, used: Precision) -> int | None:
     """Weights and what the optimizer keeps of each; None for a network that cannot be had fake."""
     try:
         with FakeTensorMode():
-            model = network(request)
-    except Misuse:
+            model = build_network(request)
+    except UsageError:
         raise
     except Exception:  # it looks at values as it is made
         return None
     one = nn.Parameter(torch.zeros(1))
     one.grad = torch.zeros(1)
-    optimizer = optimizer_factory(request.config.copy(), used)([one])  # it fills in values
+    optimizer = make_optimizer_factory(request.config.copy(), used)([one])  # it fills in values
     optimizer.step()
     state = optimizer.state[one].values()
     moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
@@ -116,15 +118,15 @@ def checkpoint_bytes(request: Request, used: Precision) -> int | None:
     return sum(p.numel() for p in model.parameters()) * each * (1 + moments)
 
 
-def processes(cfg: DictConfig) -> int:
+def count_local_processes(cfg: DictConfig) -> int:
     """How many of them this machine is to start."""
     devices = cfg.trainer.devices
-    cuda = accelerator(str(cfg.trainer.accelerator)) == "cuda"
+    cuda = resolve_device(str(cfg.trainer.accelerator)) == "cuda"
     there = torch.cuda.device_count() if cuda else None
     if devices == "auto":
         return there or 1
     if type(devices) is not int or devices < 1:
-        raise Misuse(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
+        raise UsageError(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
     if there is not None and devices > there:
-        raise Misuse(f"trainer.devices={devices}: this machine has {there} GPUs")
+        raise UsageError(f"trainer.devices={devices}: this machine has {there} GPUs")
     return devices

@@ -7,30 +7,32 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.build.objects import network, regions_of
-from unet3d.build.request import Request
-from unet3d.data.class_shares import class_shares
-from unet3d.data.loaders import Feed
+from unet3d.build.objects import build_network, parse_regions
+from unet3d.build.request import ComposedConfig
+from unet3d.data.class_shares import compute_class_fractions
+from unet3d.data.loaders import TrainLoader
 from unet3d.model.prior_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
 from unet3d.types import HasOutputConvolutions
 
 
-def begin_at_prior(model: nn.Module, request: Request, feed: Feed) -> list[str]:
+def initialize_output_bias(
+    model: nn.Module, request: ComposedConfig, feed: TrainLoader
+) -> list[str]:
     """Set the bias of the network's heads; return what to say of a network that is not ours."""
     data = request.config.data
     if not request.config.model.get("prior_bias", True):
         return []
-    shares = class_shares(
+    shares = compute_class_fractions(
         feed.patches,
         num_classes=data.num_classes,
         samples=feed.order.samples,
         foreground_share=data.foreground_share,
     )
-    bias = head_bias(shares, regions_of(request.config))
+    bias = compute_output_bias(shares, parse_regions(request.config))
     if isinstance(model, HasOutputConvolutions):
         set_bias(model.output_convolutions(), bias)
         return []
-    names = traced_heads(request, len(bias))
+    names = trace_output_convolutions(request, len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
         return [
@@ -42,16 +44,18 @@ def begin_at_prior(model: nn.Module, request: Request, feed: Feed) -> list[str]:
     ]
 
 
-def head_bias(shares: np.ndarray, regions: Mapping[str, Sequence[int]] | None) -> list[float]:
+def compute_output_bias(
+    shares: np.ndarray, regions: Mapping[str, Sequence[int]] | None
+) -> list[float]:
     """Return the bias of each output of the head: a class's, or a region's."""
     if regions is None:
         return softmax_bias(shares)
     return sigmoid_bias([shares[list(labels)].sum() for labels in regions.values()])
 
 
-def traced_heads(request: Request, outputs: int) -> list[str]:
+def trace_output_convolutions(request: ComposedConfig, outputs: int) -> list[str]:
     """Find the last convolutions of a network by a forward without values."""
     data = request.config.data
     with FakeTensorMode():
         image = torch.zeros(2, data.in_channels, *data.patch_size)
-        return find_heads(network(request), image, outputs)
+        return find_heads(build_network(request), image, outputs)

@@ -10,11 +10,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from unet3d.build.objects import first_line, source_of
-from unet3d.data.preparation import Preparation
-from unet3d.data.scans import scans
-from unet3d.data.volumes import cut
-from unet3d.types import Misuse, Triple
+from unet3d.build.objects import build_source, summarize_error
+from unet3d.data.preparation import Preprocessing
+from unet3d.data.scans import find_scans
+from unet3d.data.volumes import crop_padded
+from unet3d.types import Triple, UsageError
 
 COUNT = 3
 """One for a batch of one, and two for a batch of two."""
@@ -24,7 +24,7 @@ TRIED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches:
+class SamplePatches:
     """`COUNT` patches (C, D, H, W), and where they come from."""
 
     images: list[Tensor]
@@ -36,28 +36,28 @@ class Patches:
         yield torch.stack(self.images[1:])
 
 
-def patches_for(
+def load_sample_patches(
     asked: Any, card: Mapping[str, Any], patch: Triple, allow_targets: Sequence[str]
-) -> Patches:
+) -> SamplePatches:
     """Of the scans that are asked for; else of the data set that was trained on; else noise."""
     channels = card["channels"]
-    preparation = Preparation.of(card["preparation"])
+    preparation = Preprocessing.of(card["preparation"])
     if asked is not None:
-        found = [scan.files for scan in scans(Path(str(asked)), channels)]
-        images = cut_from(found, preparation, patch, len(channels))
-        return Patches(images=images, told=f"{COUNT} patches of {asked}")
+        found = [scan.files for scan in find_scans(Path(str(asked)), channels)]
+        images = most_varied_patches(found, preparation, patch, len(channels))
+        return SamplePatches(images=images, told=f"{COUNT} patches of {asked}")
     try:
-        root, found = data_set(card, allow_targets)
-        images = cut_from(found, preparation, patch, len(channels))
-        return Patches(images=images, told=f"{COUNT} patches of {root}")
+        root, found = training_images(card, allow_targets)
+        images = most_varied_patches(found, preparation, patch, len(channels))
+        return SamplePatches(images=images, told=f"{COUNT} patches of {root}")
     except Exception as error:  # it may have been moved, changed or damaged since
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(COUNT, len(channels), *patch, generator=generator))
-        why = f"no input= is given, and {first_line(error)}"
-        return Patches(images=images, told=f"seeded noise, not on scans ({why}),")
+        why = f"no input= is given, and {summarize_error(error)}"
+        return SamplePatches(images=images, told=f"seeded noise, not on scans ({why}),")
 
 
-def data_set(
+def training_images(
     card: Mapping[str, Any], allow_targets: Sequence[str]
 ) -> tuple[Path, list[tuple[Path, ...]]]:
     """The folder that a checkpoint was trained on and its cases' images; nothing is made there."""
@@ -65,14 +65,14 @@ def data_set(
     assert isinstance(config, DictConfig)
     root = Path(str(config.data.root))
     if root.is_dir():
-        source = source_of(config)
+        source = build_source(config)
         if Path(getattr(source, "root", root)).is_dir():  # a synthetic one would be made anew
             return root, [case.images for case in source.cases()]
-    raise Misuse(f"the data set of the training is not at {root.absolute()}")
+    raise UsageError(f"the data set of the training is not at {root.absolute()}")
 
 
-def cut_from(
-    cases: Sequence[Sequence[Path]], preparation: Preparation, patch: Triple, channels: int
+def most_varied_patches(
+    cases: Sequence[Sequence[Path]], preparation: Preprocessing, patch: Triple, channels: int
 ) -> list[Tensor]:
     """From the first volumes, as many of each as it takes, those that vary most among some.
 
@@ -80,14 +80,14 @@ def cut_from(
     seen in the logits.
     """
     if not cases:
-        raise Misuse("there are no scans")
+        raise UsageError("there are no scans")
     rng = np.random.default_rng(0)
     images: list[np.ndarray] = []
     used = list(cases)[:COUNT]
     for number, files in enumerate(used):
         image = preparation.scan(files).image
         if len(image) != channels:
-            raise Misuse(
+            raise UsageError(
                 f"{len(image)} channels in {', '.join(f.name for f in files)}, but the network "
                 f"takes {channels}"
             )
@@ -95,7 +95,7 @@ def cut_from(
         starts = [[r // 2 for r in room]]
         for _ in range(TRIED - 1):
             starts.append([int(rng.integers(r + 1)) if r > 0 else r // 2 for r in room])
-        tried = [cut(image, start, patch) for start in starts]
+        tried = [crop_padded(image, start, patch) for start in starts]
         tried.sort(key=lambda one: one.std(), reverse=True)
         images += tried[: len(range(number, COUNT, len(used)))]
     return [torch.from_numpy(image) for image in images]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, open_dict
 
 
 @dataclass(frozen=True)
-class Request:
+class ComposedConfig:
     """A composed config and how the user arrived at it."""
 
     config: DictConfig
@@ -25,29 +25,29 @@ class Request:
         return any(k == key or k.startswith(key + ".") for k in keys)
 
 
-def conf_folder() -> Path:
+def get_config_dir() -> Path:
     """Where the configs lie: in the package if it is installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
 
 
-def groups() -> list[str]:
+def list_config_groups() -> list[str]:
     """The folders of the configs: what a user chooses options of."""
-    return [p.name for p in conf_folder().iterdir() if p.is_dir()]
+    return [p.name for p in get_config_dir().iterdir() if p.is_dir()]
 
 
-def composed(words: Sequence[str], verb: str) -> Request:
+def compose_config(words: Sequence[str], verb: str) -> ComposedConfig:
     """A verb's config with overrides, within a running Hydra or without one."""
     if GlobalHydra.instance().is_initialized():
-        return request_of(words, verb)
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return request_of(words, verb)
+        return compose_initialized(words, verb)
+    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+        return compose_initialized(words, verb)
 
 
-def request_of(words: Sequence[str], verb: str) -> Request:
+def compose_initialized(words: Sequence[str], verb: str) -> ComposedConfig:
     """Compose within Hydra as it was initialized."""
     cfg = compose(verb, overrides=list(words), return_hydra_config=True)
     choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]
-    return Request(cfg, choices, words, verb)
+    return ComposedConfig(cfg, choices, words, verb)

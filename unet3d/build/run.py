@@ -14,68 +14,74 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader
 
 from unet3d.build.checking import UsableCases
-from unet3d.build.forecast import Untraceable, step_title, traced
-from unet3d.build.misfit import check_fit, out_of_memory
+from unet3d.build.forecast import UntraceableError, make_figure_title, trace_step
+from unet3d.build.misfit import check_memory, format_oom_report
 from unet3d.build.objects import (
-    described,
-    first_line,
-    fold_of,
-    groups_of,
-    make,
-    network,
-    optimizer_factory,
-    painted,
-    parameters_of,
-    plain,
-    preparation_of,
-    regions_of,
-    seed_of,
-    source_of,
-    with_outputs,
+    build_network,
+    build_preprocessing,
+    build_source,
+    count_parameters,
+    get_region_labels,
+    instantiate,
+    make_optimizer_factory,
+    parse_fold,
+    parse_regions,
+    parse_seed,
+    read_case_groups,
+    resolve_dataset_facts,
+    summarize_error,
+    to_plain_dict,
+    with_output_channels,
 )
-from unet3d.build.preflight import lacks, stopped_or_told
-from unet3d.build.prior import begin_at_prior
-from unet3d.build.remedies import remedies
-from unet3d.build.request import Request, groups
-from unet3d.build.rungs import decided
+from unet3d.build.preflight import enforce_requirements, find_problems
+from unet3d.build.prior import initialize_output_bias
+from unet3d.build.remedies import suggest_remedies
+from unet3d.build.request import ComposedConfig, list_config_groups
+from unet3d.build.rungs import resolve_auto_strategy
 from unet3d.data.faults import Finding
-from unet3d.data.groups import of_groups
-from unet3d.data.loaders import Feed, loaders
-from unet3d.data.prepared import Volume
-from unet3d.data.split import split
+from unet3d.data.groups import describe_groups
+from unet3d.data.loaders import TrainLoader, build_loaders
+from unet3d.data.prepared import CachedVolume
+from unet3d.data.split import split_cases
 from unet3d.data.statistics import summarize
 from unet3d.data.volumes import get_classes
-from unet3d.data.workers import fault_of
-from unet3d.infer.decide import Painted, largest
+from unet3d.data.workers import explain_worker_error
+from unet3d.infer.decide import RegionsToLabels, argmax_labels
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.checkpoints import BestCheckpoint, LastCheckpoint, swept
+from unet3d.lit.checkpoints import BestCheckpoint, LastCheckpoint, remove_leftovers
 from unet3d.lit.dashboard import Dashboard
-from unet3d.lit.disk import LastingCheckpoints
+from unet3d.lit.disk import FaultTolerantCheckpointIO
 from unet3d.lit.images import CaseImages
-from unet3d.lit.limits import Limits, seconds
+from unet3d.lit.limits import StoppingLimits, parse_max_time
 from unet3d.lit.memory import StepMemory
-from unet3d.lit.position import Position, forget_beyond, logged_before
-from unet3d.lit.precision import PureHalf
+from unet3d.lit.position import ResumeState, get_logged_steps, purge_events_after
+from unet3d.lit.precision import TrueHalfPrecision
 from unet3d.lit.prefetch import Prefetch
 from unet3d.lit.progress import ProgressBar, ProgressLines
-from unet3d.lit.quiet import hush
-from unet3d.lit.ranks import Ddp, Environment, first_alone
-from unet3d.lit.schedule import LearningRate
-from unet3d.lit.signals import Preemption, Signals
+from unet3d.lit.quiet import silence_lightning
+from unet3d.lit.ranks import Ddp, RankEnvironment, rank_zero_first
+from unet3d.lit.schedule import LRSchedule
+from unet3d.lit.signals import Preemption, SignalListener
 from unet3d.lit.speed import StepSpeed
-from unet3d.lit.start import finished, initialised, loaded, resumed_from, weights_of
-from unet3d.lit.task import SegmentationTask
+from unet3d.lit.start import (
+    extract_weights,
+    is_finished,
+    load_checkpoint,
+    load_pretrained,
+    resolve_resume,
+)
+from unet3d.lit.task import SegmentationModule
 from unet3d.lit.training_health import TrainingHealth
-from unet3d.machine.device import Precision, accelerator, precision
+from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.machine.ranks import Ranks
 from unet3d.meter.peak import PeakMeter
-from unet3d.meter.predict import Prediction
+from unet3d.meter.predict import MemoryEstimate
 from unet3d.metric.dice import Dice
-from unet3d.metric.distances import Distances
-from unet3d.report.comparison import UNTOLD
+from unet3d.metric.distances import ValidationHD95
+from unet3d.report.comparison import HIDDEN_KEYS
 from unet3d.report.diagnosis import absent_classes
-from unet3d.report.report import versions
-from unet3d.types import Fault, Misuse, size
+from unet3d.report.report import collect_versions
+from unet3d.types import RunError, UsageError, format_bytes
 
 OPTIONS = ("model", "pool", "checkpointing")
 """Groups whose options are told of every run."""
@@ -85,36 +91,36 @@ DEFAULT_EPOCHS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainingRun:
     """Everything that a training needs, ready to start."""
 
     config: dict[str, Any]  # resolved, plain values
     folder: Path
     precision: Precision
     class_names: tuple[str, ...]
-    training: list[Volume]
-    validation: list[Volume]
+    training: list[CachedVolume]
+    validation: list[CachedVolume]
     groups: dict[str, str] | None  # of each case, as data.group_by has them
     left_out: list[Finding]
-    task: SegmentationTask
-    train_loader: Feed
+    task: SegmentationModule
+    train_loader: TrainLoader
     val_loader: DataLoader | None
     ranks: Ranks
     trainer: pl.Trainer
-    limits: Limits
-    position: Position
+    limits: StoppingLimits
+    position: ResumeState
     memory: StepMemory
     speed: StepSpeed
     dashboard: Dashboard
     health: TrainingHealth
-    request: Request
-    prediction: Prediction | None
+    request: ComposedConfig
+    prediction: MemoryEstimate | None
     foreseen: list[str]  # what to say of the prediction
 
     def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """What to tell when memory ran out."""
         validating = self.trainer.validating or self.trainer.sanity_checking
-        return out_of_memory(
+        return format_oom_report(
             error,
             request=self.request,
             model=self.task.model,
@@ -131,12 +137,12 @@ class Run:
     def missing(self) -> list[str]:
         """Which checkpoints could not be written, and why."""
         kept = self.trainer.strategy.checkpoint_io
-        return list(kept.missing.values()) if isinstance(kept, LastingCheckpoints) else []
+        return list(kept.missing.values()) if isinstance(kept, FaultTolerantCheckpointIO) else []
 
-    def worker_fault(self, error: Exception) -> Fault | None:
+    def worker_fault(self, error: Exception) -> RunError | None:
         """What became of a loader's worker, if that is what the error is about."""
         loaders: list[Any] = [self.train_loader, self.val_loader]
-        return fault_of(
+        return explain_worker_error(
             error,
             [loader.dataset.making for loader in loaders if loader is not None],
             num_workers=self.train_loader.num_workers,
@@ -146,29 +152,32 @@ class Run:
     def finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is at the end of this run already."""
         epochs = self.trainer.max_epochs or -1
-        return finished(loaded(checkpoint), self.limits, self.position, epochs)
+        return is_finished(load_checkpoint(checkpoint), self.limits, self.position, epochs)
 
 
-def build(
-    request: Request, folder: Path, signals: Signals | None = None, ranks: Ranks | None = None
-) -> Run:
+def build_training(
+    request: ComposedConfig,
+    folder: Path,
+    signals: SignalListener | None = None,
+    ranks: Ranks | None = None,
+) -> TrainingRun:
     """Check the config and make everything it names."""
     cfg = request.config
-    device = accelerator(str(cfg.trainer.accelerator))
-    used = precision(cfg.precision, device)
+    device = resolve_device(str(cfg.trainer.accelerator))
+    used = resolve_precision(cfg.precision, device)
 
-    augment = make(cfg.augmentation)
-    source = source_of(cfg)
-    class_names, channels = described(cfg, source.describe())
+    augment = instantiate(cfg.augmentation)
+    source = build_source(cfg)
+    class_names, channels = resolve_dataset_facts(cfg, source.describe())
     splits = None if cfg.data.splits is None else Path(cfg.data.splits)
     cases = source.cases()  # with faulty ones, so that folds stay
-    groups = groups_of(cfg, cases)
-    parts = split(cases, fold_of(cfg), splits, groups)
+    groups = read_case_groups(cfg, cases)
+    parts = split_cases(cases, parse_fold(cfg), splits, groups)
     asked = request.choices.get("checkpointing")
-    request = decided(request, used, cuda=device == "cuda")
+    request = resolve_auto_strategy(request, used, cuda=device == "cuda")
     cfg = request.config
     ranks = ranks or Ranks()
-    found = lacks(
+    found = find_problems(
         request,
         used,
         device=device,
@@ -177,35 +186,35 @@ def build(
         channels=len(channels),
         augment=augment,
     )
-    lacking = stopped_or_told(cfg, found)
+    lacking = enforce_requirements(cfg, found)
     usable = UsableCases(cfg, source, channels)
-    preparation = usable.through(lambda cases: preparation_of(cfg, cases, channels))
-    with first_alone(ranks):
+    preparation = usable.through(lambda cases: build_preprocessing(cfg, cases, channels))
+    with rank_zero_first(ranks):
         training, validation = usable.prepared(parts, preparation)
 
-    pl.seed_everything(seed_of(cfg), verbose=False)
-    tensor_cores(flag(cfg, "tf32"))
-    model = network(request)
-    make(cfg.checkpointing).apply(model)
-    if flag(cfg, "compile"):
+    pl.seed_everything(parse_seed(cfg), verbose=False)
+    set_tf32(parse_bool(cfg, "tf32"))
+    model = build_network(request)
+    instantiate(cfg.checkpointing).apply(model)
+    if parse_bool(cfg, "compile"):
         model.compile()  # in place: names and checkpoints stay
 
-    config, regions = plain(cfg), regions_of(cfg)
-    decide = largest if regions is None else Painted(painted(regions))
+    config, regions = to_plain_dict(cfg), parse_regions(cfg)
+    decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
     infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
     metric, distances = Dice(class_names, regions), None
     spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
-    if flag(cfg, "validation.hd95"):
-        distances = Distances(metric.judged, spacing_mm)
-    task = SegmentationTask(
+    if parse_bool(cfg, "validation.hd95"):
+        distances = ValidationHD95(metric.judged, spacing_mm)
+    task = SegmentationModule(
         model=model,
-        loss=make(cfg.loss),
+        loss=instantiate(cfg.loss),
         metric=metric,
         distances=distances,
         infer=infer,
-        optimizer=optimizer_factory(cfg, used),
+        optimizer=make_optimizer_factory(cfg, used),
         card={
-            "config": config | {"model": plain(with_outputs(cfg))["model"]},
+            "config": config | {"model": to_plain_dict(with_output_channels(cfg))["model"]},
             "classes": list(class_names),
             "channels": list(channels),
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
@@ -214,7 +223,7 @@ def build(
         },
         max_skipped_steps=cfg.max_skipped_steps,
     )
-    train_loader, val_loader = loaders(
+    train_loader, val_loader = build_loaders(
         training,
         validation,
         patch_size=config["data"]["patch_size"],
@@ -228,21 +237,21 @@ def build(
         rank=ranks.rank,
         ranks=ranks.world,
     )
-    began = begin_at_prior(model, request, train_loader)
-    prediction, foreseen = foresee(request, used, device, validation)
+    began = initialize_output_bias(model, request, train_loader)
+    prediction, foreseen = estimate_run_memory(request, used, device, validation)
     foreseen += [*began, *lacking]
     if asked == "auto":
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
-    dashboard = Dashboard(config, told_apart(request), prediction, step_title(request))
-    limits = limits_of(cfg)
+    dashboard = Dashboard(config, select_hparams(request), prediction, make_figure_title(request))
+    limits = build_limits(cfg)
     absent = absent_classes(metric.judged, get_classes(training), get_classes(validation))
-    health = TrainingHealth(limits, remedies(config, DEFAULT_EPOCHS), absent)
-    position = Position(train_loader, limits, seed=cfg.seed)
-    last = LastCheckpoint(folder / "checkpoints", every_seconds=seconds_between(cfg))
+    health = TrainingHealth(limits, suggest_remedies(config, DEFAULT_EPOCHS), absent)
+    position = ResumeState(train_loader, limits, seed=cfg.seed)
+    last = LastCheckpoint(folder / "checkpoints", every_seconds=parse_save_interval(cfg))
     callbacks = [
-        LearningRate(make(cfg.scheduler), limits),
+        LRSchedule(instantiate(cfg.scheduler), limits),
         memory,
         speed,
         *([Prefetch(train_loader)] if device == "cuda" else []),
@@ -258,7 +267,7 @@ def build(
         *([] if signals is None else [Preemption(signals, last)]),
         ProgressBar(limits) if cfg.trainer.enable_progress_bar else ProgressLines(limits),
     ]
-    return Run(
+    return TrainingRun(
         config=config,
         folder=folder,
         precision=used,
@@ -271,7 +280,7 @@ def build(
         train_loader=train_loader,
         val_loader=val_loader,
         ranks=ranks,
-        trainer=trainer(cfg, device, used, callbacks, folder, ranks),
+        trainer=build_trainer(cfg, device, used, callbacks, folder, ranks),
         limits=limits,
         position=position,
         memory=memory,
@@ -284,26 +293,26 @@ def build(
     )
 
 
-def foresee(
-    request: Request, used: Precision, device: str, validation: Sequence[Volume]
-) -> tuple[Prediction | None, list[str]]:
+def estimate_run_memory(
+    request: ComposedConfig, used: Precision, device: str, validation: Sequence[CachedVolume]
+) -> tuple[MemoryEstimate | None, list[str]]:
     """The predicted cost of a step, and what to say of it before the first one."""
     if not request.config.meter.predict:
         return None, []
     cuda = device == "cuda"
     largest = max((v.shape for v in validation), key=prod, default=None)
     try:
-        prediction = traced(request, used, cuda=cuda, volume=largest)
-    except Untraceable as reason:
+        prediction = trace_step(request, used, cuda=cuda, volume=largest)
+    except UntraceableError as reason:
         return None, [str(reason)]
     least, most = prediction.interval
-    said = f"predicted: {size(least)} of tensors at the peak of a step"
+    said = f"predicted: {format_bytes(least)} of tensors at the peak of a step"
     if cuda:
-        said = f"predicted peak of a step: {size(least)} to {size(most)} allocated"
-    return prediction, [said, *check_fit(prediction, request, torch.device(device))]
+        said = f"predicted peak of a step: {format_bytes(least)} to {format_bytes(most)} allocated"
+    return prediction, [said, *check_memory(prediction, request, torch.device(device))]
 
 
-def told_apart(request: Request) -> dict[str, str | int | float]:
+def select_hparams(request: ComposedConfig) -> dict[str, str | int | float]:
     """What tells runs apart: the main options, and what else the command line sets but for places.
 
     Few, since TensorBoard shows the first ones alone until more are ticked.
@@ -313,12 +322,12 @@ def told_apart(request: Request) -> dict[str, str | int | float]:
     told: dict[str, Any] = {key: chosen[key] for key in OPTIONS if key in chosen}
     for key in ("precision", *sorted(words)):
         value = chosen[key] if key in chosen else OmegaConf.select(request.config, key)
-        if key not in UNTOLD and value is not None:
+        if key not in HIDDEN_KEYS and value is not None:
             told[key] = value if isinstance(value, int | float) else str(value)
     return told | {"precision": str(told["precision"])}
 
 
-def trainer(
+def build_trainer(
     cfg: DictConfig,
     device: str,
     used: Precision,
@@ -327,35 +336,37 @@ def trainer(
     ranks: Ranks,
 ) -> pl.Trainer:
     """Lightning's trainer, with limits that are checked here."""
-    hush()
+    silence_lightning()
     node = cfg.trainer.copy()
     timeout = timedelta(seconds=node.timeout_seconds)
     with open_dict(node):
         del node.timeout_seconds, node.launch  # ours, not Lightning's
     node.devices = ranks.per_node
     for key in ("max_epochs", "accumulate_grad_batches", "check_val_every_n_epoch"):
-        positive(f"trainer.{key}", node[key])
+        require_positive_int(f"trainer.{key}", node[key])
     if node.gradient_clip_val is not None and node.gradient_clip_val <= 0:
-        raise Misuse(f"trainer.gradient_clip_val must be above 0 or null: {node.gradient_clip_val}")
+        raise UsageError(
+            f"trainer.gradient_clip_val must be above 0 or null: {node.gradient_clip_val}"
+        )
     if node.max_steps is None and node.max_epochs is None and node.max_time is None:
         node.max_epochs = DEFAULT_EPOCHS
     node.max_epochs = -1 if node.max_epochs is None else node.max_epochs
     node.max_steps, node.max_time = -1, None  # see Limits
     node.accelerator = device
-    plugins: list[Any] = [LastingCheckpoints()]
+    plugins: list[Any] = [FaultTolerantCheckpointIO()]
     choice: dict[str, Any] = {"precision": used.lightning}
     if used.used in ("16-true", "bf16-true"):
-        plugins.append(PureHalf(used.used))
+        plugins.append(TrueHalfPrecision(used.used))
         choice = {}
     if ranks.world > 1:
-        plugins.append(Environment(ranks))
+        plugins.append(RankEnvironment(ranks))
         strategy = Ddp(timeout=timeout, gradient_as_bucket_view=True)
         choice |= {"strategy": strategy, "num_nodes": ranks.nodes}
     else:
         node.sync_batchnorm = False
-    logger = make(cfg.logger, save_dir=folder)
+    logger = instantiate(cfg.logger, save_dir=folder)
     try:
-        return make(
+        return instantiate(
             node,
             callbacks=callbacks,
             logger=logger,
@@ -367,69 +378,71 @@ def trainer(
             **choice,
         )
     except MisconfigurationException as error:
-        raise Misuse(f"trainer: {first_line(error)}") from error
+        raise UsageError(f"trainer: {summarize_error(error)}") from error
 
 
-def flag(cfg: DictConfig, key: str) -> bool:
+def parse_bool(cfg: DictConfig, key: str) -> bool:
     """A key that is true or false."""
     value = OmegaConf.select(cfg, key)
     if not isinstance(value, bool):
-        raise Misuse(f"{key} must be true or false, got {value!r}")
+        raise UsageError(f"{key} must be true or false, got {value!r}")
     return value
 
 
-def tensor_cores(tf32: bool) -> None:
+def set_tf32(tf32: bool) -> None:
     """Whether a GPU may round the factors of float32 products to TF32."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def limits_of(cfg: DictConfig) -> Limits:
+def build_limits(cfg: DictConfig) -> StoppingLimits:
     """Those that are not Lightning's."""
-    positive("trainer.max_steps", cfg.trainer.max_steps)
-    return Limits(max_steps=cfg.trainer.max_steps, max_seconds=seconds(cfg.trainer.max_time))
+    require_positive_int("trainer.max_steps", cfg.trainer.max_steps)
+    return StoppingLimits(
+        max_steps=cfg.trainer.max_steps, max_seconds=parse_max_time(cfg.trainer.max_time)
+    )
 
 
-def seconds_between(cfg: DictConfig) -> float:
+def parse_save_interval(cfg: DictConfig) -> float:
     """Two writings of last.ckpt."""
     if not isinstance(cfg.save_every_seconds, int | float) or cfg.save_every_seconds < 0:
-        raise Misuse(f"save_every_seconds must be 0 or more, got {cfg.save_every_seconds!r}")
+        raise UsageError(f"save_every_seconds must be 0 or more, got {cfg.save_every_seconds!r}")
     return float(cfg.save_every_seconds)
 
 
-def positive(name: str, value: Any) -> None:
+def require_positive_int(name: str, value: Any) -> None:
     """Refuse what is neither null nor an int above 0."""
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise Misuse(f"{name} must be an int >= 1, got {value!r}")
+        raise UsageError(f"{name} must be an int >= 1, got {value!r}")
 
 
-def start(run: Run) -> tuple[Path | None, list[str]]:
+def resolve_start(run: TrainingRun) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from, if any, and what to tell of resume= and init=."""
     resume, init = run.config["resume"], run.config["init"]
     if init is not None and resume not in (None, "auto"):
-        raise Misuse(
+        raise UsageError(
             "resume= goes on with a run and init= begins a new one from its weights: give one"
         )
     if run.ranks.rank == 0:
-        swept(run.folder / "checkpoints")
-    checkpoint, said = resumed_from(resume, run.folder / "checkpoints")
+        remove_leftovers(run.folder / "checkpoints")
+    checkpoint, said = resolve_resume(resume, run.folder / "checkpoints")
     if checkpoint is not None:
-        content = loaded(checkpoint)
-        weights_of(checkpoint, content)
-        logged = logged_before(run.position, content, checkpoint)
-        forget_beyond(run.trainer, logged)
+        content = load_checkpoint(checkpoint)
+        extract_weights(checkpoint, content)
+        logged = get_logged_steps(run.position, content, checkpoint)
+        purge_events_after(run.trainer, logged)
         return checkpoint, said
-    forget_beyond(run.trainer, 0)
+    purge_events_after(run.trainer, 0)
     if init is not None:
-        return None, [initialised(run.task.model, Path(init))]
+        return None, [load_pretrained(run.task.model, Path(init))]
     return None, []
 
 
-def introduction(run: Run) -> str:
+def summarize_run(run: TrainingRun) -> str:
     """The first lines of a run: what is trained, on what, in which precision."""
     network = run.task.model
-    training = of_groups([volume.name for volume in run.training], run.groups)
-    validation = of_groups([volume.name for volume in run.validation], run.groups)
+    training = describe_groups([volume.name for volume in run.training], run.groups)
+    validation = describe_groups([volume.name for volume in run.validation], run.groups)
     asked = f", precision {run.precision.used}"
     if run.precision.asked != run.precision.used:
         asked += f" ({run.precision.asked} was asked for: {run.precision.why})"
@@ -438,7 +451,7 @@ def introduction(run: Run) -> str:
         batch = run.config["data"]["batch_size"] * run.ranks.world
         beside = f", one of {run.ranks.world} ranks that share batches of {batch}"
     return (
-        f"{type(network).__name__}, {parameters_of(network):,} parameters{asked}, "
+        f"{type(network).__name__}, {count_parameters(network):,} parameters{asked}, "
         f"on {run.trainer.strategy.root_device}{beside}\n"
         f"{training} to train on, {validation} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
@@ -448,7 +461,7 @@ def introduction(run: Run) -> str:
     )
 
 
-def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, Any]:
+def build_report(run: TrainingRun, *, done: bool, fault: str | None = None) -> dict[str, Any]:
     """What report.json says."""
     device = run.trainer.strategy.root_device
     metrics = {k: float(v) for k, v in run.trainer.callback_metrics.items()}
@@ -458,7 +471,7 @@ def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, An
         "folder": str(run.folder),
         "steps": run.trainer.global_step,
         "skipped_steps": run.task.finite.skipped,
-        "parameters": parameters_of(run.task.model),
+        "parameters": count_parameters(run.task.model),
         "left_out": [finding.sentence() for finding in run.left_out],
         "warnings": run.health.warnings(done=done),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
@@ -466,7 +479,7 @@ def report_of(run: Run, *, done: bool, fault: str | None = None) -> dict[str, An
         "speed": run.speed.summary(),
         "precision": {"asked": run.precision.asked, "used": run.precision.used},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "versions": versions(),
-        "choices": {k: v for k, v in run.request.choices.items() if k in groups()},
+        "versions": collect_versions(),
+        "choices": {k: v for k, v in run.request.choices.items() if k in list_config_groups()},
         "config": run.config,
     }

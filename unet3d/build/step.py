@@ -7,17 +7,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unet3d.build.objects import make, network, optimizer_factory
-from unet3d.build.request import Request
+from unet3d.build.objects import build_network, instantiate, make_optimizer_factory
+from unet3d.build.request import ComposedConfig
 from unet3d.infer.sliding import SlidingWindow
 from unet3d.machine.device import Precision
-from unet3d.model.half import in_half
+from unet3d.model.half import cast_to_half
 
 HALF = {"16": torch.float16, "bf16": torch.bfloat16}
 PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
-class Phases(Protocol):
+class PhaseListener(Protocol):
     """Who is told what a step is doing: a meter's Trace, or nobody."""
 
     def enter(self, phase: str) -> None:
@@ -29,7 +29,7 @@ class Phases(Protocol):
         ...
 
 
-class Traced(Phases, Protocol):
+class TracingListener(PhaseListener, Protocol):
     """Who also knows what the step has taken so far."""
 
     def taken(self) -> int:
@@ -37,14 +37,14 @@ class Traced(Phases, Protocol):
         ...
 
 
-class FewWindows:
+class PeakWindowsOnly:
     """A network that runs on windows that find more taken than any before them found.
 
     What a window takes of its own is always the same: no other one comes near the peak, and a
     volume has hundreds of them.
     """
 
-    def __init__(self, model: nn.Module, trace: Traced):
+    def __init__(self, model: nn.Module, trace: TracingListener):
         self.model, self.trace = model, trace
         self.most: dict[torch.Size, int] = {}
         self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
@@ -85,7 +85,7 @@ class TrainingStep:
         self.micro_batches, self.clip = micro_batches, clip
         self.autocast, self.dtype, self.device = autocast, dtype, device
 
-    def train(self, trace: Phases) -> None:
+    def train(self, trace: PhaseListener) -> None:
         """One optimizer step."""
         for _ in range(self.micro_batches):
             trace.enter("forward")
@@ -103,19 +103,19 @@ class TrainingStep:
         for state in self.optimizer.state.values():
             trace.name(list(state.values()), "optimizer state")
 
-    def validate(self, trace: Traced) -> None:
+    def validate(self, trace: TracingListener) -> None:
         """One validation case, window by window, as far as it has a part in the peak."""
         trace.enter("validation")
         image, _ = self._batch(trace, 1, self.volume)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            self.infer(image, FewWindows(self.model, trace))
+            self.infer(image, PeakWindowsOnly(self.model, trace))
         self.model.train()
 
     def _loss(self, image: Tensor, label: Tensor) -> Tensor:
         return self.loss(self.model(image), label)
 
-    def _batch(self, trace: Phases, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
+    def _batch(self, trace: PhaseListener, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
         image = torch.zeros(size, self.channels, *space, dtype=self.dtype, device=self.device)
         if self.device != "cpu":
             image.normal_()  # a GPU multiplies zeros faster than numbers
@@ -129,8 +129,8 @@ class TrainingStep:
         return torch.autocast(self.device, dtype=self.autocast)
 
 
-def step_maker(
-    request: Request,
+def make_step_factory(
+    request: ComposedConfig,
     used: Precision,
     *,
     cuda: bool,
@@ -144,20 +144,20 @@ def step_maker(
     cfg = request.config
 
     def make_step() -> TrainingStep:
-        model = network(request)
-        make(cfg.checkpointing).apply(model)
+        model = build_network(request)
+        instantiate(cfg.checkpointing).apply(model)
         dtype = PURE.get(used.used, torch.float32)
         if dtype != torch.float32:
-            in_half(model, dtype)
+            cast_to_half(model, dtype)
         if device != "cpu":
             model.to(device)
-        optimizer = optimizer_factory(cfg, used)(model.parameters())
+        optimizer = make_optimizer_factory(cfg, used)(model.parameters())
         for group in optimizer.param_groups:
             if cuda and group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True  # torch's own choice on CUDA
         return TrainingStep(
             model=model,
-            loss=make(cfg.loss).to(device),
+            loss=instantiate(cfg.loss).to(device),
             optimizer=optimizer,
             infer=SlidingWindow(list(cfg.data.patch_size), **cfg.infer),
             patch=cfg.data.patch_size,

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from unet3d.build.forecast import changed, forecast, scaled
-from unet3d.build.measured import measured, need_gpu
-from unet3d.build.request import Request, conf_folder
-from unet3d.meter.predict import Prediction, predict
+from unet3d.build.forecast import estimate_memory, format_scaled_patch, with_overrides
+from unet3d.build.measured import measure_step, require_gpu
+from unet3d.build.request import ComposedConfig, get_config_dir
+from unet3d.meter.predict import MemoryEstimate, estimate_step
 from unet3d.meter.record import MemoryRecord
 from unet3d.meter.trace import Trace
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 STUDIES = (
     "resolution",
@@ -28,42 +28,44 @@ STUDIES = (
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One value of the thing that is swept: what a step takes, or why it cannot be."""
 
     label: str
-    found: Prediction | str
+    found: MemoryEstimate | str
     measured: MemoryRecord | None = None  # on this machine's GPU, if that was asked for
 
 
-def study(request: Request, what: str, *, measure: bool = False) -> Iterator[Point]:
+def run_sweep(request: ComposedConfig, what: str, *, measure: bool = False) -> Iterator[SweepPoint]:
     """One point for each value of the thing that is swept."""
     if measure:
-        need_gpu()
+        require_gpu()
     if what not in STUDIES:
-        raise Misuse(f"study must be one of {', '.join(STUDIES)}, got {what!r}")
+        raise UsageError(f"study must be one of {', '.join(STUDIES)}, got {what!r}")
     cuda = str(request.config.trainer.accelerator) != "cpu"
-    for override in values(request, what):
+    for override in list_sweep_overrides(request, what):
         try:
-            trial = changed(request, override)
-            real = measured(trial).peak if measure else None
-            yield Point(override, forecast(trial), real)
-        except Misuse as reason:
-            yield Point(override, str(reason))
+            trial = with_overrides(request, override)
+            real = measure_step(trial).peak if measure else None
+            yield SweepPoint(override, estimate_memory(trial), real)
+        except UsageError as reason:
+            yield SweepPoint(override, str(reason))
     if what in ("kernel", "padding"):
         for size in (16, 32):
             for kernel, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
                 label = f"Conv3d(16, 32, {kernel}, padding={padding}) at {size}^3"
-                made = predict(partial(OneConv, kernel, padding, size), cuda=cuda)
-                yield Point(label, made)
+                made = estimate_step(partial(SingleConvStep, kernel, padding, size), cuda=cuda)
+                yield SweepPoint(label, made)
 
 
-def values(request: Request, what: str) -> list[str]:
+def list_sweep_overrides(request: ComposedConfig, what: str) -> list[str]:
     """The overrides that a study tries."""
     cfg = request.config
     if what == "resolution":
         shares = (0.25, 0.5, 0.75, 1.0, 1.25)
-        return [f"data.patch_size={scaled(cfg.data.patch_size, share)}" for share in shares]
+        return [
+            f"data.patch_size={format_scaled_patch(cfg.data.patch_size, share)}" for share in shares
+        ]
     if what == "batch":
         return [f"data.batch_size={n}" for n in (1, 2, 3, 4, 6, 8)]
     if what == "kernel":
@@ -71,17 +73,17 @@ def values(request: Request, what: str) -> list[str]:
     if what == "channels":
         width = cfg.model.get("width")
         if width is None:
-            raise Misuse("study=channels needs a network with model.width")
+            raise UsageError("study=channels needs a network with model.width")
         return [f"model.width={max(1, int(width * s))}" for s in (0.25, 0.5, 1, 1.5, 2)]
     if what == "precision":
         return [f"precision={p}" for p in ("32", "16", "bf16", "16-true", "bf16-true")]
     if what in ("pool", "checkpointing"):
-        options = sorted(p.stem for p in (conf_folder() / what).glob("[!_]*.yaml"))
+        options = sorted(p.stem for p in (get_config_dir() / what).glob("[!_]*.yaml"))
         return [f"{what}={option}" for option in options]
     return []  # padding: the networks keep their size; it is studied on one convolution
 
 
-class OneConv:
+class SingleConvStep:
     """A training step of a single convolution, without an optimizer."""
 
     def __init__(self, kernel: int, padding: int, size: int):

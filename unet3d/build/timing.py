@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from unet3d.build.forecast import with_batch
-from unet3d.build.objects import first_line
-from unet3d.build.planning import OWN_FACTOR, Plan, by, trial
-from unet3d.build.request import Request
-from unet3d.build.step import TrainingStep, step_maker
-from unet3d.build.topology import whole
-from unet3d.machine.device import accelerator, precision
-from unet3d.machine.memory import available_bytes, free_bytes
-from unet3d.types import Triple, size
+from unet3d.build.objects import summarize_error
+from unet3d.build.planning import OWN_FACTOR, TrainingPlan, join_by_x, with_patch
+from unet3d.build.request import ComposedConfig
+from unet3d.build.step import TrainingStep, make_step_factory
+from unet3d.build.topology import round_up_to_multiple
+from unet3d.machine.device import resolve_device, resolve_precision
+from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.types import Triple, format_bytes
 
 LIMIT_SECONDS = 10.0
 """A step that is guessed to take longer is not run."""
@@ -28,7 +28,7 @@ MOST_STEPS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class StepTimeEstimate:
     """Seconds of a step on a device, or why they are not known."""
 
     device: str
@@ -53,53 +53,59 @@ class RandomInputs:
             label.random_(0, self.classes)
 
 
-def measure_time(request: Request, plan: Plan) -> Timing:
+def measure_step_time(request: ComposedConfig, plan: TrainingPlan) -> StepTimeEstimate:
     """Run steps of the planned network on the device that a run would have."""
-    device = accelerator(str(request.config.trainer.accelerator))
+    device = resolve_device(str(request.config.trainer.accelerator))
     where = torch.device(device)
     threads = torch.get_num_threads()
     name = f"this machine's CPU ({threads} thread{'s' * (threads != 1)})"
     if device == "cuda":
         name = torch.cuda.get_device_name(where)
     try:
-        used = precision(request.config.precision, device)
+        used = resolve_precision(request.config.precision, device)
         needed = (plan.peak.reserved or 0) * (2 if used.used == "32" else 1)
-        free = free_bytes(where) if device == "cuda" else available_bytes(where)
+        free = get_free_bytes(where) if device == "cuda" else get_available_bytes(where)
         if free is not None and needed > free:
-            return Timing(device=name, why=f"it needs {size(needed)}, {size(free)} are free")
+            return StepTimeEstimate(
+                device=name, why=f"it needs {format_bytes(needed)}, {format_bytes(free)} are free"
+            )
 
-        def steps(asked: Request) -> TrainingStep:
-            return step_maker(asked, used, cuda=device == "cuda", device=device)()
+        def steps(asked: ComposedConfig) -> TrainingStep:
+            return make_step_factory(asked, used, cuda=device == "cuda", device=device)()
 
-        sizes = growing(plan)
-        step = steps(sized(request, plan, *sizes[0]))
-        taken = [seconds_of(step, where)]  # compiles kernels
+        sizes = list_trial_sizes(plan)
+        step = steps(with_patch_and_batch(request, plan, *sizes[0]))
+        taken = [time_step(step, where)]  # compiles kernels
         if taken[0] > LIMIT_SECONDS:
-            said = f"a step on {by(sizes[0][0])} voxels alone took {taken[0]:.0f} s"
-            return Timing(device=name, why=said)
+            said = f"a step on {join_by_x(sizes[0][0])} voxels alone took {taken[0]:.0f} s"
+            return StepTimeEstimate(device=name, why=said)
         begun, per_voxel = perf_counter(), 0.0
         for patch, batch in sizes:
             # Small patches take longer for each voxel: the guess falls as they grow.
             if perf_counter() - begun + per_voxel * batch * prod(patch) > LIMIT_SECONDS:
                 whole_step = per_voxel * plan.batch * prod(plan.patch)
-                return Timing(device=name, why=f"a step may take up to {whole_step:.0f} s")
-            step = steps(sized(request, plan, patch, batch))
-            taken = [seconds_of(step, where)]
+                return StepTimeEstimate(
+                    device=name, why=f"a step may take up to {whole_step:.0f} s"
+                )
+            step = steps(with_patch_and_batch(request, plan, patch, batch))
+            taken = [time_step(step, where)]
             per_voxel = taken[0] / (batch * prod(patch))
         while len(taken) < MOST_STEPS and sum(taken) < ENOUGH_SECONDS:
-            taken.append(seconds_of(step, where))
+            taken.append(time_step(step, where))
     except Exception as error:  # a plan is for another machine, perhaps, and is good without it
-        return Timing(device=name, why=first_line(error))
+        return StepTimeEstimate(device=name, why=summarize_error(error))
     later = taken[1:] or taken  # the first one makes the optimizer's state
-    return Timing(device=name, seconds=sum(later) / len(later))
+    return StepTimeEstimate(device=name, seconds=sum(later) / len(later))
 
 
-def sized(request: Request, plan: Plan, patch: Triple, batch: int) -> Request:
+def with_patch_and_batch(
+    request: ComposedConfig, plan: TrainingPlan, patch: Triple, batch: int
+) -> ComposedConfig:
     """The planned run with another patch and batch."""
-    return with_batch(trial(request, patch, plan.levels, plan.strategy), batch)
+    return with_batch(with_patch(request, patch, plan.levels, plan.strategy), batch)
 
 
-def seconds_of(step: TrainingStep, device: torch.device) -> float:
+def time_step(step: TrainingStep, device: torch.device) -> float:
     """Run one step to its end."""
     begun = perf_counter()
     step.train(RandomInputs(2))
@@ -108,7 +114,7 @@ def seconds_of(step: TrainingStep, device: torch.device) -> float:
     return perf_counter() - begun
 
 
-def growing(plan: Plan) -> list[tuple[Triple, int]]:
+def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
     """Patches and batches to run, from the least that a network takes to those of the plan."""
     factor = plan.levels.factor if plan.levels.windows else (OWN_FACTOR,) * 3
     least = [min(n, f) for n, f in zip(plan.patch, factor, strict=True)]
@@ -117,5 +123,5 @@ def growing(plan: Plan) -> list[tuple[Triple, int]]:
     parts = [
         [max(n // share, m) for n, m in zip(plan.patch, least, strict=True)] for share in (4, 2)
     ]
-    sizes = [whole(part, factor) for part in (least, *parts)]
+    sizes = [round_up_to_multiple(part, factor) for part in (least, *parts)]
     return [*((size, 1) for size in sizes if size != plan.patch), (plan.patch, plan.batch)]

@@ -10,7 +10,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from unet3d.data.geometry import shape_at
+from unet3d.data.geometry import compute_resampled_shape
 from unet3d.types import Triple
 
 COARSE = 3
@@ -71,12 +71,14 @@ def find_median_shape(
     >>> find_median_shape([(1, 1, 1), (1, 1, 2)], [(8, 8, 8), (8, 9, 8)], (1, 1, 1))
     (8.0, 8.5, 12.0)
     """
-    resampled = [shape_at(n, s, target_mm) for n, s in zip(shapes, spacings, strict=True)]
+    resampled = [
+        compute_resampled_shape(n, s, target_mm) for n, s in zip(shapes, spacings, strict=True)
+    ]
     d, h, w = (float(n) for n in np.median(resampled, axis=0))
     return d, h, w
 
 
-def first_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
+def initial_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
     """A patch as isotropic in mm as can be, no larger than the median case."""
     scale = (LARGEST * prod(spacing_mm)) ** (1 / 3)
     sides = (min(round(scale / s), ceil(n)) for s, n in zip(spacing_mm, median, strict=True))
@@ -84,17 +86,17 @@ def first_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
     return d, h, w
 
 
-def levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
+def plan_levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
     """Pool and convolve along an axis once its voxels are less than twice the finest.
 
     An axis that is convolved at a level is at all below it, and the coarsest level convolves
     along all three. An axis is pooled while it has 8 voxels, or 12 where it would be the only one.
 
-    >>> levels((1, 1, 1), (40, 56, 40)).windows
+    >>> plan_levels((1, 1, 1), (40, 56, 40)).windows
     ((2, 2, 2), (2, 2, 2), (2, 2, 2))
-    >>> levels((5, 1, 1), (16, 128, 128)).windows
+    >>> plan_levels((5, 1, 1), (16, 128, 128)).windows
     ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2))
-    >>> levels((5, 1, 1), (16, 128, 128)).kernels
+    >>> plan_levels((5, 1, 1), (16, 128, 128)).kernels
     ((1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
     """
     size, at = list(patch), list(spacing_mm)
@@ -121,7 +123,7 @@ def _window(spacing_mm: Sequence[float], size: Sequence[int]) -> Triple | None:
     return d, h, w
 
 
-def whole(patch: Sequence[int], factor: Sequence[int]) -> Triple:
+def round_up_to_multiple(patch: Sequence[int], factor: Sequence[int]) -> Triple:
     """The next multiples of what the levels divide by."""
     d, h, w = (-(-n // f) * f for n, f in zip(patch, factor, strict=True))
     return d, h, w
@@ -129,13 +131,15 @@ def whole(patch: Sequence[int], factor: Sequence[int]) -> Triple:
 
 def list_patches(spacing_mm: Sequence[float], median: Sequence[float]) -> list[Triple]:
     """List the patches to try, each with fewer voxels than the one before and levels to pool."""
-    first = first_patch(spacing_mm, median)
-    patch: Triple | None = whole(first, levels(spacing_mm, first).factor)
+    first = initial_patch(spacing_mm, median)
+    patch: Triple | None = round_up_to_multiple(first, plan_levels(spacing_mm, first).factor)
     seen: set[Triple] = set()
     found: list[Triple] = []
     while patch is not None and patch not in seen:
         seen.add(patch)
-        if levels(spacing_mm, patch).windows and not (found and prod(found[-1]) <= prod(patch)):
+        if plan_levels(spacing_mm, patch).windows and not (
+            found and prod(found[-1]) <= prod(patch)
+        ):
             found.append(patch)
         patch = _shrink(patch, spacing_mm, median)
     return found
@@ -148,14 +152,14 @@ def _shrink(patch: Triple, spacing_mm: Sequence[float], median: Sequence[float])
     multiples, so that a patch can grow. On a tie the first axis is taken, the coarsest one last:
     nnU-Net takes the last of its axes, which are in the opposite order behind the coarsest.
     """
-    factor = levels(spacing_mm, patch).factor
+    factor = plan_levels(spacing_mm, patch).factor
     coarsest = max(range(3), key=lambda axis: (spacing_mm[axis], axis))
     order = sorted(range(3), key=lambda axis: (-patch[axis] / median[axis], axis == coarsest))
     for axis in order:
         less = list(patch)
         less[axis] -= factor[axis]
-        step = levels(spacing_mm, less).factor[axis]
+        step = plan_levels(spacing_mm, less).factor[axis]
         less[axis] = patch[axis] - step
         if less[axis] >= LEAST:
-            return whole(less, levels(spacing_mm, less).factor)
+            return round_up_to_multiple(less, plan_levels(spacing_mm, less).factor)
     return None

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from unet3d.infer.windows import Network
 from unet3d.meter.peak import PeakMeter
-from unet3d.types import Misfit
+from unet3d.types import DoesNotFitError
 
 
-def measured_window(
+def measure_window_memory(
     forwards: Sequence[Network],
     networks: Sequence[nn.Module],
     shape: Sequence[int],
@@ -32,7 +32,7 @@ def measured_window(
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        raise Misfit(
+        raise DoesNotFitError(
             f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} at a time do not fit the "
             f"{'GPU' if device.type == 'cuda' else 'RAM'}; what may help: batch_size=1, "
             "precision=bf16, device=cpu"

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unet3d.types import HasBlocks, KeepsByLevel, Misuse
+from unet3d.types import HasBlocks, HasRetentionPolicy, UsageError
 
 
 class RecomputeBlocks:
@@ -16,43 +16,45 @@ class RecomputeBlocks:
 
     def __init__(self, levels: str | Sequence[int] = "all"):
         if isinstance(levels, str) and levels != "all":
-            raise Misuse(f"checkpointing.levels must be all or a list of levels, got {levels!r}")
+            raise UsageError(
+                f"checkpointing.levels must be all or a list of levels, got {levels!r}"
+            )
         self.levels = levels
 
     def apply(self, model: nn.Module) -> None:
         """Wrap the forward of the chosen blocks; parameters, buffers and their names stay."""
         if not isinstance(model, HasBlocks):
-            raise Misuse(
+            raise UsageError(
                 f"checkpointing=blocks needs a network that yields its blocks, and "
                 f"{type(model).__name__} does not; use checkpointing=none"
             )
-        if isinstance(model, KeepsByLevel):
+        if isinstance(model, HasRetentionPolicy):
             model.keep = None
         blocks = list(model.blocks())
         known = {level for level, _ in blocks}
         chosen = known if self.levels == "all" else set(self.levels)
         if not chosen <= known:
-            raise Misuse(
+            raise UsageError(
                 f"checkpointing.levels must be within 0..{max(known)}, got {sorted(chosen)}"
             )
         for level, module in blocks:
             if level in chosen:
-                module.forward = partial(recomputed, type(module).forward, module)
+                module.forward = partial(checkpoint_block, type(module).forward, module)
 
 
-def recomputed(forward: Any, module: nn.Module, *inputs: Any) -> Any:
+def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any) -> Any:
     """Run `forward` and keep its inputs alone; backward runs it once more."""
     return checkpoint(
         forward,
         module,
         *inputs,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), buffers_set_aside(module)),
+        context_fn=lambda: (nullcontext(), preserve_buffers(module)),
     )
 
 
 @contextmanager
-def buffers_set_aside(module: nn.Module) -> Generator[None]:
+def preserve_buffers(module: nn.Module) -> Generator[None]:
     """Let a second forward write to copies of the buffers.
 
     Without it BatchNorm's running statistics would be updated twice per step (pytorch#96136).

@@ -4,10 +4,16 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from unet3d.types import DECODER_WORDS, ENCODER_WORDS, Keep, KeepsByLevel, Misuse
+from unet3d.types import (
+    DECODER_WORDS,
+    ENCODER_WORDS,
+    HasRetentionPolicy,
+    RetentionPolicy,
+    UsageError,
+)
 
 
-class Ladder:
+class PerLevelPolicy:
     """A word for each level's encoder and decoder, from full size down; the last for the others.
 
     `anywhere` says that a network without lean blocks may be left as it is.
@@ -19,17 +25,17 @@ class Ladder:
             ("decoders", decoders, DECODER_WORDS),
         ):
             if isinstance(words, str) or not words or not set(words) <= set(known):
-                raise Misuse(
+                raise UsageError(
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {words!r}"
                 )
-        self.keep = Keep(tuple(encoders), tuple(decoders))
+        self.keep = RetentionPolicy(tuple(encoders), tuple(decoders))
         self.anywhere = anywhere
 
     def apply(self, model: nn.Module) -> None:
         """Tell the network; parameters, buffers and their names stay."""
-        if isinstance(model, KeepsByLevel):
+        if isinstance(model, HasRetentionPolicy):
             model.keep = self.keep
         elif not self.anywhere:
-            raise Misuse(
+            raise UsageError(
                 f"{type(model).__name__} has no lean blocks: use checkpointing=blocks or none"
             )

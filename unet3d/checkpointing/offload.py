@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from unet3d.checkpointing.ladder import Ladder
-from unet3d.types import MIB, KeepsByLevel, Misuse
+from unet3d.checkpointing.ladder import PerLevelPolicy
+from unet3d.types import MIB, HasRetentionPolicy, UsageError
 
 LEAVING = 2
 """So many tensors may be on their way out; whoever works waits for the one before them."""
 
 
-class Offload:
+class OffloadActivations:
     """Lean blocks keep by the words of a ladder; of other networks every saved tensor waits there.
 
     A tensor of less than `least_mib` stays on the GPU: the way would take longer than the work.
@@ -24,13 +24,13 @@ class Offload:
 
     def __init__(self, encoders: Sequence[str], decoders: Sequence[str], least_mib: float = 1):
         if not least_mib >= 0:
-            raise Misuse(f"checkpointing.least_mib must be 0 or more, got {least_mib!r}")
-        self.ladder = Ladder(encoders, decoders)
+            raise UsageError(f"checkpointing.least_mib must be 0 or more, got {least_mib!r}")
+        self.ladder = PerLevelPolicy(encoders, decoders)
         self.least = least_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
         """Wrap the network's forward, or tell its lean blocks; names stay."""
-        if isinstance(model, KeepsByLevel):
+        if isinstance(model, HasRetentionPolicy):
             self.ladder.apply(model)
             return
         forward = model.forward

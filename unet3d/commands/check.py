@@ -5,47 +5,51 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from unet3d.build.checking import Checked, check
-from unet3d.build.request import Request
+from unet3d.build.checking import DatasetReport, check_dataset
+from unet3d.build.request import ComposedConfig
 from unet3d.commands.progress import Progress
-from unet3d.commands.run import deliver
-from unet3d.data.faults import Finding, counted
-from unet3d.data.groups import of_groups
-from unet3d.types import Misuse
+from unet3d.commands.run import write_output
+from unet3d.data.faults import Finding, count_findings
+from unet3d.data.groups import describe_groups
+from unet3d.types import UsageError
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Look at everything, then tell."""
     cfg = request.config
     if cfg.format not in ("table", "json"):
-        raise Misuse(f"format must be table or json, got {cfg.format!r}")
+        raise UsageError(f"format must be table or json, got {cfg.format!r}")
     with Progress("cases") as progress:
-        checked = check(request, progress)
-    deliver((as_json if cfg.format == "json" else table)(checked), cfg.output)
+        checked = check_dataset(request, progress)
+    write_output(
+        (check_report_to_json if cfg.format == "json" else format_check_report)(checked), cfg.output
+    )
     return 1 if checked.findings else 0
 
 
-def table(checked: Checked) -> str:
+def format_check_report(checked: DatasetReport) -> str:
     """The faults by case, then what the set is like and what may be made of it."""
-    faults = counted(checked.findings) if checked.findings else "no faults"
-    count = of_groups([case.name for case in checked.cases], checked.groups)
+    faults = count_findings(checked.findings) if checked.findings else "no faults"
+    count = describe_groups([case.name for case in checked.cases], checked.groups)
     lines = [f"{count}, {faults}", checked.about]
     lines += [f"hint: {hint.what}\n    -> {hint.do}" for hint in checked.hints]
     ordered = sorted(checked.findings, key=lambda f: f.case or "")
     groups = [(case, list(found)) for case, found in groupby(ordered, lambda f: f.case)]
-    return "\n".join([*(block(case, found, checked.root) for case, found in groups), *lines])
+    return "\n".join(
+        [*(format_case_findings(case, found, checked.root) for case, found in groups), *lines]
+    )
 
 
-def block(case: str | None, findings: Sequence[Finding], root: Path) -> str:
+def format_case_findings(case: str | None, findings: Sequence[Finding], root: Path) -> str:
     """What is wrong with one case."""
     lines = [case or "the data set"]
     for finding in findings:
-        file = "" if finding.file is None else f"{shown(finding.file, root)} "
+        file = "" if finding.file is None else f"{relative_path(finding.file, root)} "
         lines += [f"  {file}{finding.what}", f"    -> {finding.do}"]
     return "\n".join([*lines, ""])
 
 
-def as_json(checked: Checked) -> str:
+def check_report_to_json(checked: DatasetReport) -> str:
     """For other programs."""
     faults = [
         {
@@ -61,6 +65,6 @@ def as_json(checked: Checked) -> str:
     return json.dumps(found | {"hints": hints})
 
 
-def shown(file: Path, root: Path) -> Path:
+def relative_path(file: Path, root: Path) -> Path:
     """A file within the data set's folder."""
     return file.relative_to(root) if file.is_relative_to(root) else file

@@ -7,45 +7,56 @@ from pathlib import Path
 from typing import Any
 
 from unet3d import __version__
-from unet3d.build.doctor import Job, Machine, by, job_of, machine_of
-from unet3d.build.request import Request
-from unet3d.commands.run import deliver
+from unet3d.build.doctor import (
+    MachineReport,
+    RunEstimate,
+    describe_processes,
+    inspect_machine,
+    inspect_run,
+)
+from unet3d.build.request import ComposedConfig
+from unet3d.commands.run import write_output
 from unet3d.machine.gpus import Gpu
-from unet3d.machine.preflight import Lack
-from unet3d.machine.system import Room
-from unet3d.types import Misuse, size
+from unet3d.machine.preflight import Problem
+from unet3d.machine.system import DiskSpace
+from unet3d.types import UsageError, format_bytes
 
 UNKNOWN = "not known"
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Look, then tell; 1 if something stops the run for sure."""
     cfg = request.config
     if cfg.format not in ("table", "json"):
-        raise Misuse(f"format must be table or json, got {cfg.format!r}")
-    here = machine_of(request, folder)
-    job, limits = job_of(request, folder, here)
-    deliver((as_json if cfg.format == "json" else table)(here, job, limits), cfg.output)
+        raise UsageError(f"format must be table or json, got {cfg.format!r}")
+    here = inspect_machine(request, folder)
+    job, limits = inspect_run(request, folder, here)
+    write_output(
+        (doctor_report_to_json if cfg.format == "json" else format_doctor_report)(
+            here, job, limits
+        ),
+        cfg.output,
+    )
     return 1 if any(lack.stop for lack in limits) else 0
 
 
-def as_json(here: Machine, job: Job, limits: Sequence[Lack]) -> str:
+def doctor_report_to_json(here: MachineReport, job: RunEstimate, limits: Sequence[Problem]) -> str:
     """For bug reports and other programs: sizes in bytes, null is not known."""
     found: dict[str, Any] = {"unet3d": __version__, **asdict(here), "run": asdict(job)}
     return json.dumps(found | {"limits": [asdict(lack) for lack in limits]}, indent=1)
 
 
-def table(here: Machine, job: Job, limits: Sequence[Lack]) -> str:
+def format_doctor_report(here: MachineReport, job: RunEstimate, limits: Sequence[Problem]) -> str:
     """For people."""
     rows = [*software_rows(here), *gpu_rows(here), *system_rows(here)]
     words = " ".join(job.words) or "the default job"
     said = [("- " if not lack.stop else "STOPS IT: ") + lack.what for lack in limits]
     return "\n".join(
         [
-            *aligned(rows),
+            *two_columns(rows),
             "",
             f"the run: {words}",
-            *aligned(job_rows(job)),
+            *two_columns(job_rows(job)),
             "",
             "what limits it",
             *(
@@ -57,12 +68,12 @@ def table(here: Machine, job: Job, limits: Sequence[Lack]) -> str:
     )
 
 
-def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+def two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Two columns."""
     return [f"  {name:17} {said}" for name, said in rows]
 
 
-def software_rows(here: Machine) -> list[tuple[str, str]]:
+def software_rows(here: MachineReport) -> list[tuple[str, str]]:
     """Versions, and what compiles kernels."""
     s = here.software
     built = f"CUDA {s.cuda}" if s.cuda else f"ROCm {s.rocm}" if s.rocm else "CPUs alone"
@@ -84,46 +95,56 @@ def software_rows(here: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def gpu_rows(here: Machine) -> list[tuple[str, str]]:
+def gpu_rows(here: MachineReport) -> list[tuple[str, str]]:
     """The driver, and a row or two for each GPU."""
     runs = f", runs CUDA {here.driver_cuda} at most" if here.driver_cuda else ""
     rows = [("driver", f"{here.driver}{runs}" if here.driver else "none that answers")]
     for gpu in here.gpus:
         rows.append((f"GPU {'-' if gpu.number is None else gpu.number}", gpu_row(gpu)))
-        rows += [("", f"held{by(gpu.others)}")] if gpu.others else []
+        rows += [("", f"held{describe_processes(gpu.others)}")] if gpu.others else []
     return rows if here.gpus else [*rows, ("GPU", "none")]
 
 
 def gpu_row(gpu: Gpu) -> str:
     """One GPU in a line."""
-    parts = [gpu.name or UNKNOWN, f"{sized(gpu.free)} of {sized(gpu.total)} free"]
+    parts = [
+        gpu.name or UNKNOWN,
+        f"{format_known_size(gpu.free)} of {format_known_size(gpu.total)} free",
+    ]
     parts += [f"sm_{gpu.capability[0]}{gpu.capability[1]}"] if gpu.capability else []
     parts += [] if gpu.utilisation is None else [f"busy {gpu.utilisation} % of the time"]
     parts += ["torch does not use it"] if gpu.number is None else []
     return ", ".join(parts)
 
 
-def system_rows(here: Machine) -> list[tuple[str, str]]:
+def system_rows(here: MachineReport) -> list[tuple[str, str]]:
     """Cores, memory, files."""
     s = here.system
     cores = f"{s.cores} of {s.cores_there or UNKNOWN} cores"
     cores += f", {s.cores_limit:g} cores' worth of time" if s.cores_limit else ""
     bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
-    limit = f", limit {size(s.ram_limit)}" if s.ram_limit else ""
-    swap = "none" if s.swap == 0 else f"{sized(s.swap_free)} of {sized(s.swap)} free"
+    limit = f", limit {format_bytes(s.ram_limit)}" if s.ram_limit else ""
+    swap = (
+        "none"
+        if s.swap == 0
+        else f"{format_known_size(s.swap_free)} of {format_known_size(s.swap)} free"
+    )
     return [
         ("system", s.name + (f", in a container ({s.container})" if s.container else "")),
         *([("started by", s.launcher)] if s.launcher else []),
         ("processor", f"{s.processor or UNKNOWN}, {cores}, {s.threads} threads, {bf16}"),
-        ("RAM", f"{sized(s.ram_free)} of {sized(s.ram)} free{limit}"),
+        ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
         ("swap", swap),
-        ("/dev/shm", UNKNOWN if s.shared is None else free(s.shared)),
+        ("/dev/shm", UNKNOWN if s.shared is None else format_disk_space(s.shared)),
         ("open files", f"{s.open_files}, {s.open_files_most} at most"),
-        *((what, f"{free(room)} in {room.folder}") for what, room in here.rooms.items()),
+        *(
+            (what, f"{format_disk_space(room)} in {room.folder}")
+            for what, room in here.rooms.items()
+        ),
     ]
 
 
-def job_rows(job: Job) -> list[tuple[str, str]]:
+def job_rows(job: RunEstimate) -> list[tuple[str, str]]:
     """The run as it would be here."""
     device = job.device or UNKNOWN
     if job.processes and job.processes > 1:
@@ -134,17 +155,22 @@ def job_rows(job: Job) -> list[tuple[str, str]]:
         asked = f", {job.precision.asked} was asked for: {job.precision.why}"
         precision += asked if job.precision.asked != precision else ""
     rows = [("device", device), ("precision", precision)]
-    rows.append(("predicted", f"{sized(job.peak)} of {sized(job.room)} at the peak of a step"))
+    rows.append(
+        (
+            "predicted",
+            f"{format_known_size(job.peak)} of {format_known_size(job.room)} at the peak of a step",
+        )
+    )
     if job.largest_batch is not None:
         rows.append(("batch", f"{job.batch}; {job.largest_batch} is the largest predicted to fit"))
     return rows
 
 
-def free(room: Room) -> str:
+def format_disk_space(room: DiskSpace) -> str:
     """A place for files in a few words."""
-    return f"{size(room.free)} of {size(room.total)} free"
+    return f"{format_bytes(room.free)} of {format_bytes(room.total)} free"
 
 
-def sized(nbytes: int | None) -> str:
+def format_known_size(nbytes: int | None) -> str:
     """Bytes for people."""
-    return UNKNOWN if nbytes is None else size(nbytes)
+    return UNKNOWN if nbytes is None else format_bytes(nbytes)

@@ -4,16 +4,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.build.evaluated import draw_worst, result, write
-from unet3d.build.evaluating import evaluation
-from unet3d.build.request import Request
-from unet3d.meter.show import columns
-from unet3d.report.evaluation import rows
+from unet3d.build.evaluated import build_result, draw_worst_cases, write_result
+from unet3d.build.evaluating import build_evaluation
+from unet3d.build.request import ComposedConfig
+from unet3d.meter.show import format_columns
+from unet3d.report.evaluation import make_score_rows
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Compare every case, say how each went, and leave the files."""
-    asked = evaluation(request)
+    asked = build_evaluation(request)
     asked.output.mkdir(parents=True, exist_ok=True)
     judged = []
     for case in asked.judged():
@@ -21,20 +21,24 @@ def main(request: Request, folder: Path) -> int:
         said = f"FAULT {case.fault}" if case.fault is not None else f"Dice {case.dice:.4f}"
         print(f"{len(judged)}/{len(asked.pairs)} {case.name}: {said}", file=sys.stderr)
     if alone := asked.without_reference:
-        print(f"{len(alone)} predictions without a reference: {few(alone)}", file=sys.stderr)
-    found = result(asked, judged)
-    files = write(found, asked.output)
-    for line in draw_worst(asked, found):
+        print(
+            f"{len(alone)} predictions without a reference: {truncate_list(alone)}", file=sys.stderr
+        )
+    found = build_result(asked, judged)
+    files = write_result(found, asked.output)
+    for line in draw_worst_cases(asked, found):
         print(line, file=sys.stderr)
     if found["per_class"]:
-        print(columns(rows(found)))
+        print(format_columns(make_score_rows(found)))
     if faults := found["faults"]:
-        print(f"{len(faults)} of {len(judged)} cases could not be evaluated: {few(list(faults))}")
+        print(
+            f"{len(faults)} of {len(judged)} cases could not be evaluated: {truncate_list(list(faults))}"
+        )
     pictures = [asked.output / "worst"] if found["worst"] else []
     print(*files, *pictures, sep=", ")
     return 1 if faults else 0
 
 
-def few(names: Sequence[str]) -> str:
+def truncate_list(names: Sequence[str]) -> str:
     """The first names of many."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

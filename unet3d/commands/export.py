@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from unet3d.build.exporting import export
-from unet3d.build.request import Request
+from unet3d.build.request import ComposedConfig
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Write the file and say how equal it is to the checkpoint."""
     print(export(request))
     return 0

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from unet3d.build.fitting import Fit, combinations, fits
-from unet3d.build.request import Request
-from unet3d.commands.run import deliver
+from unet3d.build.fitting import MemoryCandidate, list_combinations, search_configs
+from unet3d.build.request import ComposedConfig
+from unet3d.commands.run import write_output
 from unet3d.meter.fit import CONTEXT
-from unet3d.meter.show import columns, mib
-from unet3d.types import GIB, Misfit, Misuse, size
+from unet3d.meter.show import format_columns, format_mib
+from unet3d.types import GIB, DoesNotFitError, UsageError, format_bytes
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Try every combination and show the best."""
     cfg = request.config
     if cfg.format not in ("table", "json"):
-        raise Misuse(f"format must be table or json, got {cfg.format!r}")
-    budget = budget_bytes(cfg.budget_gib)
-    total, found = len(combinations(request)), []
-    for tried, (overrides, best) in enumerate(fits(request, budget), start=1):
+        raise UsageError(f"format must be table or json, got {cfg.format!r}")
+    budget = parse_device_budget(cfg.budget_gib)
+    total, found = len(list_combinations(request)), []
+    for tried, (overrides, best) in enumerate(search_configs(request, budget), start=1):
         if best is not None:
             found.append(best)
         said = "does not fit" if best is None else f"batch {best.batch}"
@@ -32,38 +32,47 @@ def main(request: Request, folder: Path) -> int:
     found.sort(key=lambda f: (-f.voxels, round(f.extra_compute, 2), -f.batch))
     best_few = found[: cfg.show]
     if cfg.format == "json":
-        deliver(json.dumps([as_json(f) for f in best_few]), cfg.output)
+        write_output(json.dumps([candidate_to_dict(f) for f in best_few]), cfg.output)
     elif best_few:
-        deliver(table(best_few), cfg.output)
+        write_output(format_candidates(best_few), cfg.output)
     if not found:
         print(f"nothing fits {budget / GIB:g} GiB", file=sys.stderr)
         return 3
     return 0
 
 
-def budget_bytes(asked: Any) -> int:
+def parse_device_budget(asked: Any) -> int:
     """GiB as bytes; `auto` is the memory of the GPU that is here."""
     if asked == "auto":
         if not torch.cuda.is_available():
-            raise Misuse("budget_gib=auto: torch finds no GPU here; give the card's GiB")
+            raise UsageError("budget_gib=auto: torch finds no GPU here; give the card's GiB")
         return torch.cuda.get_device_properties(0).total_memory
     if not isinstance(asked, int | float) or not asked > 0:
-        raise Misuse(f"budget_gib must be above 0 or auto, got {asked!r}")
+        raise UsageError(f"budget_gib must be above 0 or auto, got {asked!r}")
     if asked * GIB <= CONTEXT:
-        raise Misfit(f"budget_gib={asked:g}: CUDA's context alone takes about {size(CONTEXT)}")
+        raise DoesNotFitError(
+            f"budget_gib={asked:g}: CUDA's context alone takes about {format_bytes(CONTEXT)}"
+        )
     return int(asked * GIB)
 
 
-def table(found: Sequence[Fit]) -> str:
+def format_candidates(found: Sequence[MemoryCandidate]) -> str:
     """One line per fit, to read and to paste."""
     rows = [("overrides", "allocated MiB", "reserved MiB", "extra compute")]
     for f in found:
         extra = f"{100 * f.extra_compute:.0f} %"
-        rows.append((" ".join(f.overrides), mib(f.peak.allocated), mib(f.peak.reserved), extra))
-    return columns(rows)
+        rows.append(
+            (
+                " ".join(f.overrides),
+                format_mib(f.peak.allocated),
+                format_mib(f.peak.reserved),
+                extra,
+            )
+        )
+    return format_columns(rows)
 
 
-def as_json(found: Fit) -> dict[str, Any]:
+def candidate_to_dict(found: MemoryCandidate) -> dict[str, Any]:
     """For other programs."""
     return {
         "overrides": list(found.overrides),

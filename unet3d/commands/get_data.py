@@ -3,41 +3,41 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from unet3d.build.request import Request
+from unet3d.build.request import ComposedConfig
 from unet3d.commands.progress import Progress
-from unet3d.data.download import addresses, fetch, unpack
-from unet3d.types import Misuse
+from unet3d.data.download import download, extract, task_urls
+from unet3d.types import UsageError
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Fetch, check and unpack, unless it is there."""
     cfg = request.config
-    url, md5 = wanted(cfg.task, cfg.url, cfg.md5)
+    url, md5 = resolve_download(cfg.task, cfg.url, cfg.md5)
     target = Path(cfg.root) / cfg.task
     if target.exists():
         print(f"{target} is there already: nothing to do")
         return 0
     part = target.with_name(f"{cfg.task}.tar.part")
     with Progress("bytes fetched") as progress:
-        fetch(url, md5, part, progress)
+        download(url, md5, part, progress)
     with Progress("bytes unpacked") as progress:
-        unpack(part, target, progress)
+        extract(part, target, progress)
     part.unlink()
     print(f"{target}: train with data=decathlon data.root={target}")
     return 0
 
 
-def wanted(task: str | None, url: str | None, md5: str | None) -> tuple[str, str]:
+def resolve_download(task: str | None, url: str | None, md5: str | None) -> tuple[str, str]:
     """The address and the checksum: given, or MONAI's for its ten tasks."""
     if task is not None and url is not None and md5 is not None:
         if Path(task).name != task:
-            raise Misuse(f"task must be the name of a folder, got {task!r}")
+            raise UsageError(f"task must be the name of a folder, got {task!r}")
         return url, md5
-    known = addresses()
+    known = task_urls()
     if task not in known:
         near = get_close_matches(str(task), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise Misuse(
+        raise UsageError(
             f"task must be one of {', '.join(known)}, or another with url= and md5=; "
             f"got {task}{hint}"
         )

@@ -10,9 +10,14 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from unet3d.build.request import Request, composed, conf_folder
-from unet3d.commands.own_configs import check_own
-from unet3d.commands.run import answered, given_folders, own_folders, quoted
+from unet3d.build.request import ComposedConfig, compose_config, get_config_dir
+from unet3d.commands.own_configs import check_user_configs
+from unet3d.commands.run import (
+    find_user_config_dirs,
+    parse_config_dirs,
+    quote_override,
+    run_with_error_handling,
+)
 
 INTERNAL = ("_target_", "_partial_")
 """Keys that say which code runs: for whoever writes options, not for whoever chooses them."""
@@ -23,43 +28,45 @@ RUNS = """hydra.run.dir=FOLDER names the run's folder; -m runs every combination
 a folder conf/ beside you adds options"""
 
 
-def show(verb: str, about: str, words: Sequence[str]) -> int:
+def print_help(verb: str, about: str, words: Sequence[str]) -> int:
     """Print it, for the config that the words make."""
 
     def compose_and_print() -> int:
-        own = own_folders(words)
-        for folder in {conf_folder(), *own}:
-            check_own(folder, words)
-        taken = {str(folder) for folder in given_folders(words)}
-        typed = [quoted(w, sweep=False) for w in words if w[0] != "-" and w not in taken]
-        print(help_text(verb, about, typed, own))
+        own = find_user_config_dirs(words)
+        for folder in {get_config_dir(), *own}:
+            check_user_configs(folder, words)
+        taken = {str(folder) for folder in parse_config_dirs(words)}
+        typed = [quote_override(w, sweep=False) for w in words if w[0] != "-" and w not in taken]
+        print(format_command_help(verb, about, typed, own))
         return 0
 
-    return answered(compose_and_print, debug=False, config=verb, words=words)
+    return run_with_error_handling(compose_and_print, debug=False, config=verb, words=words)
 
 
-def help_text(verb: str, about: str, words: Sequence[str], own: Sequence[Path]) -> str:
+def format_command_help(verb: str, about: str, words: Sequence[str], own: Sequence[Path]) -> str:
     """The options, then the keys as these words make them; `own` are folders of the user's."""
     # Quoted: a path may hold what Hydra's grammar reads as something else.
     places = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in own]
     search = ["hydra.searchpath=[" + ",".join(f"'{p}'" for p in places) + "]"] if own else []
-    request = composed([*words, *search], verb)
-    folders = [conf_folder(), *own]
-    said = comments(verb, request, folders)
+    request = compose_config([*words, *search], verb)
+    folders = [get_config_dir(), *own]
+    said = collect_comments(verb, request, folders)
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
     parts = [f"usage: unet3d {verb} [key=value ...]", about]
-    chosen = [group for group in request.choices if (conf_folder() / group).is_dir()]
+    chosen = [group for group in request.choices if (get_config_dir() / group).is_dir()]
     if chosen:
-        rows = [row for group in sorted(chosen) for row in options(group, request, folders)]
-        parts.append("options (* is taken)\n" + columns(rows, width))
-    mine = yaml.safe_load((conf_folder() / f"{verb}.yaml").read_text())
-    keys = sorted(flat(request.config), key=lambda row: row[0].split(".")[0] not in mine)
+        rows = [row for group in sorted(chosen) for row in iter_options(group, request, folders)]
+        parts.append("options (* is taken)\n" + wrap_two_columns(rows, width))
+    mine = yaml.safe_load((get_config_dir() / f"{verb}.yaml").read_text())
+    keys = sorted(iter_key_values(request.config), key=lambda row: row[0].split(".")[0] not in mine)
     rows = [(f"{key}={value}", said.get(key, "")) for key, value in keys]
-    parts.append("keys (... must be given)\n" + columns(rows, width))
+    parts.append("keys (... must be given)\n" + wrap_two_columns(rows, width))
     return "\n\n".join([*parts, f"{RUNS}\n{FOOT}" if verb == "train" else FOOT])
 
 
-def options(group: str, request: Request, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+def iter_options(
+    group: str, request: ComposedConfig, folders: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
     """What a group offers, and the first line of each."""
     files = {f.stem: f for folder in folders for f in sorted((folder / group).glob("[!_]*.yaml"))}
     for name, file in files.items():
@@ -68,7 +75,7 @@ def options(group: str, request: Request, folders: Sequence[Path]) -> Iterator[t
         yield f"{star} {group}={name}", lines[0].lstrip("# ") if lines[0].startswith("#") else ""
 
 
-def columns(rows: Sequence[tuple[str, str]], width: int) -> str:
+def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
     """Two of them, the second one wrapped; a word that is too long has a line of its own."""
     left = min(max(len(word) for word, _ in rows), 38)
     lines = []
@@ -82,12 +89,12 @@ def columns(rows: Sequence[tuple[str, str]], width: int) -> str:
     return "\n".join(lines)
 
 
-def flat(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+def iter_key_values(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Keys with dots and their values, as a command line would have them.
 
     What follows another key is left out.
 
-    >>> list(flat(OmegaConf.create({"a": {"b": [1, None], "c": "???", "_target_": "x"}})))
+    >>> list(iter_key_values(OmegaConf.create({"a": {"b": [1, None], "c": "???", "_target_": "x"}})))
     [('a.b', '[1,null]'), ('a.c', '...')]
     """
     for key, value in OmegaConf.to_container(config, resolve=False).items():  # type: ignore
@@ -97,46 +104,46 @@ def flat(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(value, dict) and value:
             node = OmegaConf.create(value)
             assert isinstance(node, DictConfig)
-            yield from flat(node, f"{name}.")
+            yield from iter_key_values(node, f"{name}.")
         else:
-            yield name, "..." if value == "???" else written(value)
+            yield name, "..." if value == "???" else to_yaml_literal(value)
 
 
-def written(value: Any) -> str:
+def to_yaml_literal(value: Any) -> str:
     """A value as YAML and the command line have it.
 
-    >>> written(True), written(None), written([1, 0.5]), written({"a": 1}), written("")
+    >>> to_yaml_literal(True), to_yaml_literal(None), to_yaml_literal([1, 0.5]), to_yaml_literal({"a": 1}), to_yaml_literal("")
     ('true', 'null', '[1,0.5]', '{a:1}', "''")
     """
     if isinstance(value, list | ListConfig):
-        return f"[{','.join(written(v) for v in value)}]"
+        return f"[{','.join(to_yaml_literal(v) for v in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{k}:{written(v)}' for k, v in value.items())}}}"
+        return f"{{{','.join(f'{k}:{to_yaml_literal(v)}' for k, v in value.items())}}}"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return str(value) or "''"
 
 
-def comments(verb: str, request: Request, folders: Sequence[Path]) -> dict[str, str]:
+def collect_comments(verb: str, request: ComposedConfig, folders: Sequence[Path]) -> dict[str, str]:
     """What the files behind a config say of each key; the last file to say something is heard."""
     found: dict[str, str] = {}
-    for name in (f for f in ("train", verb) if (conf_folder() / f"{f}.yaml").exists()):
-        if name == verb or "train" in defaults(conf_folder() / f"{verb}.yaml"):
-            found |= commented(conf_folder() / f"{name}.yaml", "")
+    for name in (f for f in ("train", verb) if (get_config_dir() / f"{f}.yaml").exists()):
+        if name == verb or "train" in defaults(get_config_dir() / f"{verb}.yaml"):
+            found |= parse_comments(get_config_dir() / f"{name}.yaml", "")
     for group, option in request.choices.items():
-        for file in chain(group, str(option), folders):
-            found |= commented(file, f"{group}.")
+        for file in list_parent_files(group, str(option), folders):
+            found |= parse_comments(file, f"{group}.")
     return found
 
 
-def chain(group: str, option: str, folders: Sequence[Path]) -> Iterator[Path]:
+def list_parent_files(group: str, option: str, folders: Sequence[Path]) -> Iterator[Path]:
     """An option's file, after those that it builds on."""
     files = [folder / group / f"{option}.yaml" for folder in folders]
     file = next((f for f in reversed(files) if f.is_file()), None)
     if file is not None:
         for name in defaults(file):
             if name not in ("_self_", option):
-                yield from chain(group, name, folders)
+                yield from list_parent_files(group, name, folders)
         yield file
 
 
@@ -147,7 +154,7 @@ def defaults(file: Path) -> list[str]:
     return [name for name in listed if isinstance(name, str)]
 
 
-def commented(file: Path, prefix: str) -> dict[str, str]:
+def parse_comments(file: Path, prefix: str) -> dict[str, str]:
     """Keys and the comments behind them."""
     lines = file.read_text().splitlines()
     found: dict[str, str] = {}

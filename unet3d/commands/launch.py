@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unet3d.lit.signals import HEARD
 from unet3d.machine.ranks import LAUNCHER
-from unet3d.types import Fault, Stopped
+from unet3d.types import Interrupted, RunError
 
 GRACE_SECONDS = 8.0
 """How long the others may take to leave once one has failed."""
@@ -19,13 +19,13 @@ GRACE_SECONDS = 8.0
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def launched(words: Sequence[str], folder: Path, count: int) -> int:
+def launch_ranks(words: Sequence[str], folder: Path, count: int) -> int:
     """Train as `count` ranks in one folder; the first to fail ends all, and is named."""
     heard: list[int] = []
     before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in HEARD}
-    processes = started(words, folder, count)
+    processes = start_ranks(words, folder, count)
     try:
-        return watched(processes, heard)
+        return wait_for_ranks(processes, heard)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -36,7 +36,7 @@ def launched(words: Sequence[str], folder: Path, count: int) -> int:
             signal.signal(number, handler)
 
 
-def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
+def start_ranks(words: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
     """Each in a session of its own, so that Ctrl-C comes from here alone, once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ def started(words: Sequence[str], folder: Path, count: int) -> list[subprocess.P
     ]
 
 
-def paused(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Whether a process was stopped by SIGSTOP or the like and not continued."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -73,7 +73,7 @@ def paused(pid: int) -> bool:
         return False
 
 
-def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
+def wait_for_ranks(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
     """Hand signals on; wait for all, or for a while once one has failed."""
     stop: int | None = None
     failed: tuple[int, int] | None = None  # rank and exit code of the first
@@ -88,7 +88,7 @@ def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
                 failed, deadline = (rank, process.returncode), time.monotonic() + GRACE_SECONDS
                 if -process.returncode in HEARD:  # it had not begun to listen, and others wait
                     heard.append(-process.returncode)
-            if failed is not None and paused(process.pid):
+            if failed is not None and is_stopped(process.pid):
                 process.kill()  # it will not leave by itself
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
@@ -98,13 +98,13 @@ def watched(processes: Sequence[subprocess.Popen], heard: list[int]) -> int:
     if failed is None:
         return 0
     rank, code = failed
-    asked = {Stopped(number).exit_code: number for number in HEARD} | {-n: n for n in HEARD}
+    asked = {Interrupted(number).exit_code: number for number in HEARD} | {-n: n for n in HEARD}
     if code in asked:
-        raise Stopped(stop or asked[code])
+        raise Interrupted(stop or asked[code])
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     elif code in (2, 3):
         return code  # it has said why
     else:
         how = f"ended with exit code {code}"
-    raise Fault(f"rank {rank} {how}, and so the run ended; resume=auto goes on")
+    raise RunError(f"rank {rank} {how}, and so the run ended; resume=auto goes on")

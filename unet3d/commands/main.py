@@ -12,7 +12,7 @@ from typing import Any
 
 from unet3d import __version__
 
-VERBS = {
+COMMANDS = {
     "get_data": "fetch a task of the Medical Segmentation Decathlon",
     "check": "every fault of a data set, before it is trained on",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
@@ -34,32 +34,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if not words or words[0] in ("-h", "--help", "help"):
-        print(help_text())
+        print(format_help())
         return 0
     verb, *rest = words
-    if verb not in VERBS:
-        near = get_close_matches(verb, VERBS, n=1)
+    if verb not in COMMANDS:
+        near = get_close_matches(verb, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        print(f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(VERBS)}.", file=sys.stderr)
+        print(
+            f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(COMMANDS)}.", file=sys.stderr
+        )
         return 2
     if {"-h", "--help"} & set(rest):
-        from unet3d.commands.help import show
+        from unet3d.commands.help import print_help
 
-        return show(verb, VERBS[verb], rest)
-    from unet3d.commands.missing import refuse_missing
-    from unet3d.commands.run import run  # it brings Hydra
+        return print_help(verb, COMMANDS[verb], rest)
+    from unet3d.commands.missing import check_missing_keys
+    from unet3d.commands.run import run_app  # it brings Hydra
 
     def begin(request: Any, folder: Path) -> int:
-        refuse_missing(request)  # before the command's module brings torch
-        return imported(verb).main(request, folder)
+        check_missing_keys(request)  # before the command's module brings torch
+        return import_command(verb).main(request, folder)
 
     def swept(folder: Path) -> None:
-        imported("compare").swept(folder)
+        import_command("compare").swept(folder)
 
-    return run(verb, begin, with_runs(rest) if verb == "compare" else rest, swept)
+    return run_app(verb, begin, bare_words_as_runs(rest) if verb == "compare" else rest, swept)
 
 
-def imported(verb: str) -> ModuleType:
+def import_command(verb: str) -> ModuleType:
     """Imports make no garbage: it is not looked for among what they make, neither now nor later.
 
     A run starts a second and a half sooner, and data workers share these pages for longer.
@@ -76,10 +78,10 @@ def imported(verb: str) -> ModuleType:
     return sys.modules[name]
 
 
-def with_runs(words: Sequence[str]) -> list[str]:
+def bare_words_as_runs(words: Sequence[str]) -> list[str]:
     """Words without a key are runs.
 
-    >>> with_runs(["a", "b c", "format=json"])
+    >>> bare_words_as_runs(["a", "b c", "format=json"])
     ['format=json', "runs=['a','b c']"]
     """
     named = [w for w in words if w[:1] != "-" and ("=" not in w or Path(w).exists())]
@@ -89,9 +91,9 @@ def with_runs(words: Sequence[str]) -> list[str]:
     return [*(w for w in words if w not in named), f"runs=[{','.join(quoted)}]"]
 
 
-def help_text() -> str:
+def format_help() -> str:
     """What `unet3d --help` says."""
-    verbs = "\n".join(f"  {verb:10} {what}" for verb, what in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {what}" for verb, what in COMMANDS.items())
     return (
         "unet3d: multiclass 3D U-Nets on volumes, for people whose GPU memory runs out\n\n"
         f"usage: unet3d VERB [key=value ...]\n\n{verbs}\n\n"

@@ -5,73 +5,75 @@ from pathlib import Path
 
 from unet3d.build.planning import (
     STEPS,
-    Plan,
-    border,
-    by,
-    experiment,
-    look,
-    planned,
-    reasons,
-    schedule,
+    TrainingPlan,
+    explain_limits,
+    find_constant_border,
+    inspect_dataset,
+    join_by_x,
+    make_plan,
+    plan_schedule,
+    render_experiment,
 )
-from unet3d.build.request import Request
-from unet3d.build.timing import Timing, measure_time
-from unet3d.commands.fit import budget_bytes
+from unet3d.build.request import ComposedConfig
+from unet3d.build.timing import StepTimeEstimate, measure_step_time
+from unet3d.commands.fit import parse_device_budget
 from unet3d.data.geometry import axis_names
-from unet3d.report.fingerprint import draw, summary
-from unet3d.types import Misuse, size
+from unet3d.report.fingerprint import draw_dataset_summary, summarize_dataset
+from unet3d.types import UsageError, format_bytes
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """Look at the data, search, and write the experiment and a picture beside it."""
     cfg = request.config
     if not re.fullmatch(r"[A-Za-z0-9_-]+", str(cfg.name)):
-        raise Misuse(f"name must be of letters, digits, - and _, got {cfg.name!r}")
+        raise UsageError(f"name must be of letters, digits, - and _, got {cfg.name!r}")
     path = Path("conf") / "experiment" / f"{cfg.name}.yaml"
     if path.exists() and not cfg.overwrite:
-        raise Misuse(f"{path} is there already: choose another name=, or overwrite=true")
-    budget = budget_bytes(cfg.budget_gib)
-    told = look(request)
+        raise UsageError(f"{path} is there already: choose another name=, or overwrite=true")
+    budget = parse_device_budget(cfg.budget_gib)
+    told = inspect_dataset(request)
     left_out = [f"left out: {reason}" for reason in told.left_out]
-    about = summary(told.prints, told.classes, axis_names(cfg.data.orientation))
+    about = summarize_dataset(told.prints, told.classes, axis_names(cfg.data.orientation))
     print(*left_out, about, sep="\n")
-    found = planned(request, told, budget)
-    said = [*lines(found, budget), *reasons(request, found)]
-    if values := border(told, request):
+    found = make_plan(request, told, budget)
+    said = [*summarize_plan(found, budget), *explain_limits(request, found)]
+    if values := find_constant_border(told, request):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
         said.append(f"volumes have a constant border ({span}): data.background=auto is planned, so")
         said.append("that crop and normalization leave it out")
     said += schedule_lines(request, found)
     if cfg.measure_time:
-        said.append(time_line(measure_time(request, found)))
+        said.append(time_line(measure_step_time(request, found)))
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *about.splitlines(), *said]
-    path.write_text("".join(f"# {line}\n" for line in comments) + experiment(request, told, found))
-    draw(told.prints, told.classes, told.channels, path.with_suffix(".png"))
+    path.write_text(
+        "".join(f"# {line}\n" for line in comments) + render_experiment(request, told, found)
+    )
+    draw_dataset_summary(told.prints, told.classes, told.channels, path.with_suffix(".png"))
     print(*said, "", f"wrote {path} and {path.with_suffix('.png')}", sep="\n")
     print(f"unet3d train experiment={cfg.name}")
     return 0
 
 
-def lines(found: Plan, budget: int) -> list[str]:
+def summarize_plan(found: TrainingPlan, budget: int) -> list[str]:
     """The plan in words."""
     windows = " ".join("x".join(map(str, w)) for w in found.levels.windows)
     return [
-        f"spacing {by(found.spacing_mm)} mm; the median case has {by(found.median)} voxels",
-        f"patch {by(found.patch)}, batch {found.batch}, {' '.join(found.strategy)}",
+        f"spacing {join_by_x(found.spacing_mm)} mm; the median case has {join_by_x(found.median)} voxels",
+        f"patch {join_by_x(found.patch)}, batch {found.batch}, {' '.join(found.strategy)}",
         f"{len(found.levels.kernels)} levels, pooling {windows}",
-        f"a step is predicted to reserve {size(found.peak.reserved or 0)} of {size(budget)}",
+        f"a step is predicted to reserve {format_bytes(found.peak.reserved or 0)} of {format_bytes(budget)}",
     ]
 
 
-def schedule_lines(request: Request, found: Plan) -> list[str]:
+def schedule_lines(request: ComposedConfig, found: TrainingPlan) -> list[str]:
     """How long a run is, and how often it is validated."""
-    patches, epochs = schedule(request, found)
+    patches, epochs = plan_schedule(request, found)
     often = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     return [f"{STEPS:,} steps; an epoch has {patches} patches per case; validation {often}"]
 
 
-def time_line(timing: Timing) -> str:
+def time_line(timing: StepTimeEstimate) -> str:
     """What a run takes of time, or why that is not known."""
     if timing.seconds is None:
         return f"time not measured on {timing.device}: {timing.why}"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from unet3d.build.objects import first_line
-from unet3d.build.predicting import build
-from unet3d.build.predictor import Predictor, Task
-from unet3d.build.request import Request
+from unet3d.build.objects import summarize_error
+from unet3d.build.predicting import build_inference
+from unet3d.build.predictor import Predictor, ScanTask
+from unet3d.build.request import ComposedConfig
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """One scan after the other; those that fail are reported, and the others still run."""
-    job = build(request)
+    job = build_inference(request)
     print(job.introduction)
     if job.skipped:
         print(
@@ -24,11 +24,13 @@ def main(request: Request, folder: Path) -> int:
     failed, unlike, began = [], 0, time.perf_counter()
     for number, task in enumerate(job.tasks, start=1):
         try:
-            unlike += segmented(job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}")
+            unlike += segment_scan(
+                job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}"
+            )
         except Exception as error:
             if request.config.debug:
                 traceback.print_exc()
-            failed.append(f"{task.scan.name}: {first_line(error)}")
+            failed.append(f"{task.scan.name}: {summarize_error(error)}")
             print(f"unet3d: {failed[-1]}", file=sys.stderr)
     done = len(job.tasks) - len(failed)
     seconds = (time.perf_counter() - began) / max(1, len(job.tasks))
@@ -41,7 +43,7 @@ def main(request: Request, folder: Path) -> int:
     return 1 if failed else 0
 
 
-def segmented(predictor: Predictor, task: Task, title: str) -> bool:
+def segment_scan(predictor: Predictor, task: ScanTask, title: str) -> bool:
     """Whether the scan was warned of; its forecast comes before it, and a bar over its windows."""
     ready = predictor.ready(task)
     print(ready.forecast, flush=True)

@@ -24,11 +24,17 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from unet3d.build.request import Request, composed, conf_folder, groups
-from unet3d.commands.own_configs import check_own
-from unet3d.data.faults import Faulty
-from unet3d.machine.ranks import started_by
-from unet3d.types import Fault, Misfit, Misuse, Stopped, Unfit
+from unet3d.build.request import ComposedConfig, compose_config, get_config_dir, list_config_groups
+from unet3d.commands.own_configs import check_user_configs
+from unet3d.data.faults import InvalidDatasetError
+from unet3d.machine.ranks import detect_launcher
+from unet3d.types import (
+    DoesNotFitError,
+    Interrupted,
+    PredictedOutOfMemoryError,
+    RunError,
+    UsageError,
+)
 
 PATHS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
@@ -46,12 +52,12 @@ WORDS_OR_NUMBERS = ("precision", "fold", "seed", "budget_gib", "trainer.devices"
 STOPPED = -1
 """Of a job that was stopped, and the sweep with it."""
 
-EXIT_CODES: dict[type[BaseException], int] = {Misuse: 2, Misfit: 3, Fault: 4}
+EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
 
 
-def run(
+def run_app(
     config: str,
-    verb: Callable[[Request, Path], int],
+    verb: Callable[[ComposedConfig, Path], int],
     arguments: Sequence[str],
     swept: Callable[[Path], None] = lambda folder: None,
 ) -> int:
@@ -64,41 +70,43 @@ def run(
     outcomes: list[str] = []  # of a sweep's jobs that were not simply done
     here = os.getpid()
     sweep = [word for word in arguments if word in ("-m", "--multirun")]
-    words = [quoted(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
+    words = [quote_override(word, sweep=bool(sweep)) for word in arguments if word not in sweep]
     words = sweep + words  # argparse wants flags before overrides
-    folders = own_folders(words)
-    if folders and not given_folders(words):
+    folders = find_user_config_dirs(words)
+    if folders and not parse_config_dirs(words):
         words = ["--config-dir", str(folders[0]), *words]
 
     def job(cfg: DictConfig) -> None:
         own = HydraConfig.get()
         choices, typed = dict(own.runtime.choices), own.overrides.task
-        request = Request(cfg, choices, typed, config, sweeping=bool(sweep))
+        request = ComposedConfig(cfg, choices, typed, config, sweeping=bool(sweep))
         folder = Path(own.runtime.output_dir)
         if sweep:
             sweeps.add(Path(own.sweep.dir).absolute())
 
         def checked() -> int:
-            starter = started_by() if config == "train" else None
+            starter = detect_launcher() if config == "train" else None
             if starter is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & {
                 word.split("=")[0] for word in own.overrides.hydra
             }:
-                raise Misuse(
+                raise UsageError(
                     f"{starter} starts several processes, and each would name the run's folder by "
                     "its own clock: give hydra.run.dir=... (and resume=auto, to go on after a stop)"
                 )
-            refuse_unknown(cfg, config)
-            refuse_other_kinds(request)
+            check_unknown_keys(cfg, config)
+            check_value_types(request)
             try:
                 return verb(request, folder)
-            except Unfit as reason:
+            except PredictedOutOfMemoryError as reason:
                 print(f"left out: {reason}")
                 outcomes.append(f"{folder.name} left out: {reason}: {' '.join(typed)}")
                 return 0
 
         try:
-            code = answered(checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep))
-        except (Stopped, KeyboardInterrupt):
+            code = run_with_error_handling(
+                checked, debug=bool(cfg.get("debug")), sweeping=bool(sweep)
+            )
+        except (Interrupted, KeyboardInterrupt):
             codes.append(STOPPED)
             again = "the same line with resume=auto goes on"
             outcomes.append(f"{folder.name} stopped, {again}: {' '.join(typed)}")
@@ -107,18 +115,20 @@ def run(
         if code:
             outcomes.append(f"{folder.name} ended with {code}: {' '.join(typed)}")
         if code and os.getpid() != here:  # a launcher has brought the job here, and only this back
-            raise Fault(f"job {own.job.num} of the sweep ended with exit code {code}: {folder}")
+            raise RunError(f"job {own.job.num} of the sweep ended with exit code {code}: {folder}")
 
     def compose_and_run() -> int:
-        for folder in {conf_folder(), *folders}:  # in a checkout people add to ours
-            check_own(folder, words)
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config)(job)()
+        for folder in {get_config_dir(), *folders}:  # in a checkout people add to ours
+            check_user_configs(folder, words)
+        hydra.main(version_base="1.3", config_path=str(get_config_dir()), config_name=config)(job)()
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we answer in our words
     before, sys.argv = sys.argv, [f"unet3d {config}", *words]
     try:
-        code = answered(compose_and_run, debug="debug=true" in words, config=config, words=words)
+        code = run_with_error_handling(
+            compose_and_run, debug="debug=true" in words, config=config, words=words
+        )
     finally:
         sys.argv = before
     if sweep and codes:
@@ -132,10 +142,10 @@ def run(
     return failed[0] if len(codes) < 2 else 1
 
 
-def given_folders(words: Sequence[str]) -> list[Path]:
+def parse_config_dirs(words: Sequence[str]) -> list[Path]:
     """What --config-dir names.
 
-    >>> given_folders(["--config-dir", "a", "--config-dir=b"])
+    >>> parse_config_dirs(["--config-dir", "a", "--config-dir=b"])
     [PosixPath('a'), PosixPath('b')]
     """
     flags = ("--config-dir", "-cd")
@@ -144,13 +154,15 @@ def given_folders(words: Sequence[str]) -> list[Path]:
     return [Path(folder) for folder in (*apart, *joined)]
 
 
-def own_folders(words: Sequence[str]) -> list[Path]:
+def find_user_config_dirs(words: Sequence[str]) -> list[Path]:
     """Where options of the user's lie: what --config-dir names, else conf/ where we are."""
     here = Path.cwd() / "conf"
-    return given_folders(words) or ([here] if here.is_dir() and here != conf_folder() else [])
+    return parse_config_dirs(words) or (
+        [here] if here.is_dir() and here != get_config_dir() else []
+    )
 
 
-def answered(
+def run_with_error_handling(
     action: Callable[[], int],
     *,
     debug: bool,
@@ -164,10 +176,10 @@ def answered(
     """
     try:
         return action()
-    except (Stopped, KeyboardInterrupt) as stop:
+    except (Interrupted, KeyboardInterrupt) as stop:
         if sweeping:
             raise
-        if isinstance(stop, Stopped):
+        if isinstance(stop, Interrupted):
             return stop.exit_code
         print("stopped", file=sys.stderr)
         return 130
@@ -177,28 +189,28 @@ def answered(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"unet3d: {sentence(error, config, words)}", file=sys.stderr)
-        return exit_code(error)
+        print(f"unet3d: {format_error(error, config, words)}", file=sys.stderr)
+        return get_exit_code(error)
 
 
-def exit_code(error: Exception) -> int:
+def get_exit_code(error: Exception) -> int:
     """2 misuse, 3 out of memory, 4 any other fault."""
     if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return 2
     if isinstance(error, OSError) and error.errno in (ENOENT, EACCES, EPERM, ENOTDIR, EROFS):
         return 2  # a path that cannot be
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         return 3
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 4)
 
 
-def out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Of a GPU or of the machine, told by name so that torch is not imported for it."""
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return named or "can't allocate memory" in str(error)
 
 
-def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
+def format_error(error: Exception, config: str, words: Sequence[str]) -> str:
     """What went wrong, in one line."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -209,19 +221,19 @@ def sentence(error: Exception, config: str, words: Sequence[str]) -> str:
         match = re.search(r"Could not override '([^']+)'", str(error))
         if match:
             key = match[1]
-            return f"no key or group {key!r}{_near(key, list(known_keys(config, words, key)))}"
+            return f"no key or group {key!r}{_near(key, list(list_known_keys(config, words, key)))}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote special characters, as in key=\"'a, b'\""
-    if isinstance(error, Misfit | Faulty):
+    if isinstance(error, DoesNotFitError | InvalidDatasetError):
         return str(error)  # a report of several lines
-    if isinstance(error, Misuse | Fault):
+    if isinstance(error, UsageError | RunError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split()) or type(error).__name__
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         return f"out of memory: {text}"
     if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         return text
@@ -233,58 +245,62 @@ def _near(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {match[0]}?" if match else "."
 
 
-def known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
+def list_known_keys(config: str, words: Sequence[str], bad: str) -> Iterator[str]:
     """Every key and group of the config as the other overrides make it."""
-    yield from groups()
-    chosen = [w for w in words if w.split("=")[0] in groups() and w.split("=")[0] != bad]
+    yield from list_config_groups()
+    chosen = [
+        w for w in words if w.split("=")[0] in list_config_groups() and w.split("=")[0] != bad
+    ]
     GlobalHydra.instance().clear()
     try:
-        known = composed(chosen, config)
+        known = compose_config(chosen, config)
     except HydraException:  # another override is wrong as well
         return
-    yield from flat(known.config)
+    yield from iter_keys(known.config)
 
 
-def refuse_unknown(cfg: DictConfig, config: str) -> None:
+def check_unknown_keys(cfg: DictConfig, config: str) -> None:
     """`+key=` may add an option to a group, but no key that nobody reads."""
-    known = groups()
+    known = list_config_groups()
     for name in {"train", config}:
-        own = OmegaConf.load(conf_folder() / f"{name}.yaml")
+        own = OmegaConf.load(get_config_dir() / f"{name}.yaml")
         assert isinstance(own, DictConfig)
         known += map(str, own)
     for key in map(str, cfg):
         if key not in known:
-            raise Misuse(f"no key or group {key!r}{_near(key, known)}")
+            raise UsageError(f"no key or group {key!r}{_near(key, known)}")
 
 
-def refuse_other_kinds(request: Request) -> None:
+def check_value_types(request: ComposedConfig) -> None:
     """A value of another kind than the option's default is a slip, wherever it was written.
 
     So is a key that the option does not have, unless it goes to a `_target_`, which will tell.
     """
-    options = {g: o for g, o in request.choices.items() if g in groups() and g != "experiment"}
+    options = {
+        g: o for g, o in request.choices.items() if g in list_config_groups() and g != "experiment"
+    }
     words = [f"{group}={option or 'null'}" for group, option in options.items()]
-    usual = composed(words, request.verb).config
-    for key in flat(usual):
-        given, default = (value_of(c, key) for c in (request.config, usual))
+    usual = compose_config(words, request.verb).config
+    for key in iter_keys(usual):
+        given, default = (get_value(c, key) for c in (request.config, usual))
         if key in WORDS_OR_NUMBERS or default is None or isinstance(default, str):
             continue
-        if not alike(given, default):
+        if not is_same_kind(given, default):
             like = "a list" if isinstance(default, ListConfig) else type(default).__name__
             like, as_in = ("keys", "") if is_node(default) else (like, f" as in {key}={default}")
-            raise Misuse(f"{key} must be {like}{as_in}, got {given!r}")
-    for key in flat(request.config):
+            raise UsageError(f"{key} must be {like}{as_in}, got {given!r}")
+    for key in iter_keys(request.config):
         node, _, name = key.rpartition(".")
-        owner = value_of(usual, node) if node else None
+        owner = get_value(usual, node) if node else None
         if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
-            raise Misuse(f"no key {key!r}{_near(name, list(map(str, owner)))}")
-        value = value_of(request.config, key)
+            raise UsageError(f"no key {key!r}{_near(name, list(map(str, owner)))}")
+        value = get_value(request.config, key)
         for number in value if isinstance(value, ListConfig) else [value]:
             if isinstance(number, float) and number != number:
-                raise Misuse(f"{key} must be a number, got NaN")
+                raise UsageError(f"{key} must be a number, got NaN")
 
 
-def value_of(cfg: DictConfig, key: str) -> Any:
+def get_value(cfg: DictConfig, key: str) -> Any:
     """None where there is none, or where it follows another that must still be given."""
     try:
         return OmegaConf.select(cfg, key)
@@ -292,10 +308,10 @@ def value_of(cfg: DictConfig, key: str) -> Any:
         return None
 
 
-def alike(given: Any, default: Any) -> bool:
+def is_same_kind(given: Any, default: Any) -> bool:
     """Whether a value may stand where that default is.
 
-    >>> alike([3, 3, 1], 3), alike(2, 0.5), alike(1.5, 1), alike("large", [8, 8, 8])
+    >>> is_same_kind([3, 3, 1], 3), is_same_kind(2, 0.5), is_same_kind(1.5, 1), is_same_kind("large", [8, 8, 8])
     (True, True, False, False)
     """
     if is_node(default) or is_node(given):
@@ -314,10 +330,10 @@ def is_node(value: Any) -> bool:
     return isinstance(value, DictConfig)
 
 
-def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+def iter_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
     """Keys with dots.
 
-    >>> list(flat(OmegaConf.create({"a": {"b": 1}})))
+    >>> list(iter_keys(OmegaConf.create({"a": {"b": 1}})))
     ['a', 'a.b']
     """
     for key in cfg:
@@ -325,10 +341,10 @@ def flat(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
         yield name
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield from flat(node, f"{name}.")
+            yield from iter_keys(node, f"{name}.")
 
 
-def deliver(text: str, output: str | None) -> None:
+def write_output(text: str, output: str | None) -> None:
     """To standard output, or into a file."""
     if output is None:
         print(text)
@@ -336,10 +352,10 @@ def deliver(text: str, output: str | None) -> None:
         Path(output).write_text(text + "\n")
 
 
-def quoted(word: str, *, sweep: bool) -> str:
+def quote_override(word: str, *, sweep: bool) -> str:
     """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
 
-    >>> quoted("data.root=/scans/my data (1)", sweep=False)
+    >>> quote_override("data.root=/scans/my data (1)", sweep=False)
     "data.root='/scans/my data (1)'"
     """
     key, equals, value = word.partition("=")

@@ -9,51 +9,53 @@ from typing import Any
 import torch
 import yaml
 
-from unet3d.build.final import evaluated
-from unet3d.build.preflight import processes
-from unet3d.build.request import Request
-from unet3d.build.run import Run, build, introduction, report_of, start
-from unet3d.commands.launch import launched
-from unet3d.lit.ranks import connected, lost_contact
-from unet3d.lit.signals import Signals
-from unet3d.machine.device import accelerator
-from unet3d.machine.ranks import ranks_of
+from unet3d.build.final import evaluate_best_checkpoint
+from unet3d.build.preflight import count_local_processes
+from unet3d.build.request import ComposedConfig
+from unet3d.build.run import TrainingRun, build_report, build_training, resolve_start, summarize_run
+from unet3d.commands.launch import launch_ranks
+from unet3d.lit.ranks import is_communication_error, process_group
+from unet3d.lit.signals import SignalListener
+from unet3d.machine.device import resolve_device
+from unet3d.machine.ranks import read_ranks
 from unet3d.report import report
-from unet3d.types import Fault, Misfit, Stopped
+from unet3d.types import DoesNotFitError, Interrupted, RunError
 
 
-def main(request: Request, folder: Path) -> int:
+def main(request: ComposedConfig, folder: Path) -> int:
     """One run in its folder, in this process or several."""
     choice = request.config.trainer
-    ranks = ranks_of(choice.launch)
-    if ranks.world == 1 and choice.launch == "here" and processes(request.config) > 1:
+    ranks = read_ranks(choice.launch)
+    if ranks.world == 1 and choice.launch == "here" and count_local_processes(request.config) > 1:
         fits = ["meter.on_misfit=stop"] if request.sweeping else []
-        return launched([*request.overrides, *fits], folder, processes(request.config))
-    device = accelerator(str(choice.accelerator))
-    meeting = connected(
+        return launch_ranks(
+            [*request.overrides, *fits], folder, count_local_processes(request.config)
+        )
+    device = resolve_device(str(choice.accelerator))
+    meeting = process_group(
         ranks, launch=choice.launch, device=device, timeout_seconds=choice.timeout_seconds
     )
     silence = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
     # While it waits for the others to meet, a process cannot listen: a signal just ends it.
-    with silence, meeting as pulse, Signals().listening() as signals:
+    with silence, meeting as pulse, SignalListener().listening() as signals:
         try:
-            return trained(build(request, folder, signals, ranks), signals)
+            return run_training(build_training(request, folder, signals, ranks), signals)
         except Exception as error:
-            if pulse is not None and lost_contact(error):
-                raise Fault(
+            if pulse is not None and is_communication_error(error):
+                raise RunError(
                     f"{pulse.silent()} does not answer any more; resume=auto goes on"
                 ) from error
             raise
 
 
-def trained(job: Run, signals: Signals) -> int:
+def run_training(job: TrainingRun, signals: SignalListener) -> int:
     """Start or go on, up to the limits; then evaluate."""
-    checkpoint, said = start(job)
-    print(introduction(job), *said, sep="\n")
+    checkpoint, said = resolve_start(job)
+    print(summarize_run(job), *said, sep="\n")
     path, done, fault = job.folder / "report.json", False, None
     if checkpoint is not None and job.finished(checkpoint):
         result = json.loads(path.read_text()) if path.exists() else {}
-        if not result.get("finished") or "evaluation" in result or not to_evaluate(job):
+        if not result.get("finished") or "evaluation" in result or not should_evaluate(job):
             print(f"{checkpoint}: this run is finished; raise a limit to train on")
             return 0
         missing = []
@@ -62,47 +64,49 @@ def trained(job: Run, signals: Signals) -> int:
             job.folder.mkdir(parents=True, exist_ok=True)
             (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
         try:
-            fitted(job, checkpoint, signals)
+            fit_model(job, checkpoint, signals)
             done = True
-        except Stopped as stop:
+        except Interrupted as stop:
             steps = job.trainer.global_step
             print(f"\nstopped by {stop} after {steps} steps; {job.to_go_on()} goes on from there")
             raise
-        except Fault as error:
+        except RunError as error:
             fault = str(error)
             raise
         finally:
-            result = report_of(job, done=done, fault=fault)
-            missing = job.missing() + (written(result, path) if job.ranks.rank == 0 else [])
+            result = build_report(job, done=done, fault=fault)
+            missing = job.missing() + (
+                try_write_report(result, path) if job.ranks.rank == 0 else []
+            )
             if not done:
                 job.dashboard.finish({}, 0)
     if job.ranks.rank > 0:
         return 0
-    if to_evaluate(job) and not missing:
-        result["evaluation"] = evaluated(job, say=print)
-        missing = written(result, path)
-    job.dashboard.finish(report.figures(result), result["steps"])
-    print("\n" + report.table(result))
+    if should_evaluate(job) and not missing:
+        result["evaluation"] = evaluate_best_checkpoint(job, say=print)
+        missing = try_write_report(result, path)
+    job.dashboard.finish(report.select_headline_metrics(result), result["steps"])
+    print("\n" + report.format_report_table(result))
     if missing:
-        raise Fault("; ".join(missing))
+        raise RunError("; ".join(missing))
     return 0
 
 
-def to_evaluate(job: Run) -> bool:
+def should_evaluate(job: TrainingRun) -> bool:
     """Whether there is something to evaluate, and it is wanted."""
     return bool(job.config["evaluation"]["enabled"] and job.validation)
 
 
-def written(result: dict[str, Any], path: Path) -> list[str]:
+def try_write_report(result: dict[str, Any], path: Path) -> list[str]:
     """Write the report; what came in between, if anything."""
     try:
-        report.write(result, path)
+        report.write_report(result, path)
     except OSError as error:
         return [f"{path}: {error.strerror}"]
     return []
 
 
-def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
+def fit_model(job: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:
     """Train."""
     if job.config["meter"]["snapshot"] and torch.cuda.is_available():
         torch.cuda.memory._record_memory_history()
@@ -115,8 +119,8 @@ def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
             weights_only=True,
         )
     except torch.OutOfMemoryError as error:
-        snapshot(job)
-        raise Misfit(job.out_of_memory(error)) from error
+        dump_memory_snapshot(job)
+        raise DoesNotFitError(job.out_of_memory(error)) from error
     except RuntimeError as error:
         fault = job.worker_fault(error)
         if fault is None:
@@ -125,12 +129,12 @@ def fitted(job: Run, checkpoint: Path | None, signals: Signals) -> None:
     except SystemExit:  # Lightning's way out of its loops
         if signals.heard is None:
             raise
-        raise Stopped(signals.heard) from None
+        raise Interrupted(signals.heard) from None
     finally:
         signals.waits = False
 
 
-def snapshot(job: Run) -> None:
+def dump_memory_snapshot(job: TrainingRun) -> None:
     """Write what torch recorded of the GPU's memory, for pytorch.org/memory_viz."""
     if job.config["meter"]["snapshot"] and torch.cuda.is_available():
         torch.cuda.memory._dump_snapshot(str(job.folder / "memory_snapshot.pickle"))

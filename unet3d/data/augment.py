@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from unet3d.data import intensity
-from unet3d.data.spatial import Move, matrix, read
-from unet3d.types import Misuse
+from unet3d.data.spatial import SpatialTransform, apply_transform, make_affine_matrix
+from unet3d.types import UsageError
 
 RANGES = {
     "scale": (0.1, 10.0),
@@ -63,20 +63,20 @@ class Augment:
         for name in (field.name for field in fields(self)):
             if name.endswith("_p"):
                 value = getattr(self, name)
-                need(_all_numbers([value]) and 0 <= value <= 1, name, "within 0..1", value)
+                require(_all_numbers([value]) and 0 <= value <= 1, name, "within 0..1", value)
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             good = _all_numbers(value, 2) and least <= value[0] <= value[1] <= most
-            need(good, name, f"two numbers within {least:g}..{most:g}, the lower first", value)
+            require(good, name, f"two numbers within {least:g}..{most:g}, the lower first", value)
         turns, axes, spacing = self.rotation_degrees, self.flip_axes, self.elastic_spacing
         good = _all_numbers(turns, 3) and all(0 <= t <= 180 for t in turns)
-        need(good, "rotation_degrees", "three numbers within 0..180", turns)
+        require(good, "rotation_degrees", "three numbers within 0..180", turns)
         good = isinstance(axes, Sequence) and all(axis in (0, 1, 2) for axis in axes)
-        need(good, "flip_axes", "a list of axes out of 0, 1 and 2", axes)
+        require(good, "flip_axes", "a list of axes out of 0, 1 and 2", axes)
         furthest = self.elastic_voxels[1]
         good = isinstance(spacing, int) and spacing >= max(1, 2.5 * furthest)
         unfolded = f"an int >= 2.5 * {furthest:g} voxels, else the image would be folded"
-        need(good, "elastic_spacing", unfolded, spacing)
+        require(good, "elastic_spacing", unfolded, spacing)
 
     def __call__(
         self,
@@ -91,11 +91,11 @@ class Augment:
         """
         changed = []
         for image, label, key in zip(images, labels, keys, strict=True):
-            image, label = read(image, label, self.move(key, patch_size), patch_size)
+            image, label = apply_transform(image, label, self.move(key, patch_size), patch_size)
             changed.append((self._shaded(image, key), label))
         return torch.stack([i for i, _ in changed]), torch.stack([n for _, n in changed])
 
-    def move(self, key: int, patch_size: Sequence[int]) -> Move:
+    def move(self, key: int, patch_size: Sequence[int]) -> SpatialTransform:
         """Where the voxels of a sample's patch come from."""
         # Every number is drawn, used or not: what a probability is does not change the others'.
         turned, scaled, bent, *rest = _numbers(key, 0).random(11).tolist()
@@ -105,15 +105,15 @@ class Augment:
         turned, scaled = turned < self.rotation_p, scaled < self.scale_p
         bent = bent < self.elastic_p
         if not (turned or scaled or bent):
-            return Move(flips=axes)
+            return SpatialTransform(flips=axes)
         most = [radians(t) if turned else 0.0 for t in self.rotation_degrees]
-        return Move(
-            matrix=matrix(
+        return SpatialTransform(
+            matrix=make_affine_matrix(
                 [(2 * a - 1) * m for a, m in zip(angles, most, strict=True)],
-                by_ratio(self.scale, size) if scaled else 1.0,
+                log_lerp(self.scale, size) if scaled else 1.0,
                 patch_size,
             ),
-            bend=between(self.elastic_voxels, bend) if bent else 0.0,
+            bend=lerp(self.elastic_voxels, bend) if bent else 0.0,
             bend_spacing=self.elastic_spacing,
             seed=key,
             flips=axes,
@@ -125,13 +125,13 @@ class Augment:
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
         for share, span, spread, change in (
-            (self.noise_p, self.noise_std, between, partial(intensity.noise, generator=generator)),
-            (self.blur_p, self.blur_sigma, between, intensity.blur),
-            (self.brightness_p, self.brightness, between, intensity.brightness),
-            (self.contrast_p, self.contrast, between, intensity.contrast),
-            (self.low_resolution_p, self.low_resolution, between, intensity.low_resolution),
-            (self.inverted_gamma_p, self.gamma, by_ratio, intensity.inverted_gamma),
-            (self.gamma_p, self.gamma, by_ratio, intensity.gamma),
+            (self.noise_p, self.noise_std, lerp, partial(intensity.noise, generator=generator)),
+            (self.blur_p, self.blur_sigma, lerp, intensity.blur),
+            (self.brightness_p, self.brightness, lerp, intensity.brightness),
+            (self.contrast_p, self.contrast, lerp, intensity.contrast),
+            (self.low_resolution_p, self.low_resolution, lerp, intensity.low_resolution),
+            (self.inverted_gamma_p, self.gamma, log_lerp, intensity.inverted_gamma),
+            (self.gamma_p, self.gamma, log_lerp, intensity.gamma),
         ):
             happens, *strengths = drawn.random(1 + len(image)).tolist()
             if happens < share:
@@ -141,24 +141,24 @@ class Augment:
         return image
 
 
-def between(span: Sequence[float], share: float) -> float:
+def lerp(span: Sequence[float], share: float) -> float:
     """From the lower at 0 to the upper at 1."""
     return span[0] + share * (span[1] - span[0])
 
 
-def by_ratio(span: Sequence[float], share: float) -> float:
+def log_lerp(span: Sequence[float], share: float) -> float:
     """The same, so that twice as large is as likely as half as large.
 
-    >>> by_ratio([0.5, 2], 0.5)
+    >>> log_lerp([0.5, 2], 0.5)
     1.0
     """
     return span[0] * (span[1] / span[0]) ** share
 
 
-def need(good: bool, name: str, what: str, value: Any) -> None:
+def require(good: bool, name: str, what: str, value: Any) -> None:
     """Refuse a value in one line."""
     if not good:
-        raise Misuse(f"augmentation.{name} must be {what}, got {value!r}")
+        raise UsageError(f"augmentation.{name} must be {what}, got {value!r}")
 
 
 def _all_numbers(values: Any, count: int = 1) -> bool:

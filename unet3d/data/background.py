@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 AUTO = "auto"
 """In place of a number: the constant value of the border, found for each channel of each case."""
@@ -75,7 +75,7 @@ def find_background(channels: np.ndarray, asked: Background) -> list[float]:
     """Return the value of each channel (C, D, H, W); AUTO is 0 where the border is not constant."""
     wanted = asked if len(asked) > 1 else asked * len(channels)
     if len(wanted) != len(channels):
-        raise Misuse(
+        raise UsageError(
             f"data.background must be one value or one for each of the {len(channels)} channels, "
             f"got {list(asked)}"
         )
@@ -93,7 +93,7 @@ def check_background(asked: Background) -> None:
         for value in asked
     ]
     if not good or not all(good):
-        raise Misuse(
+        raise UsageError(
             f"data.background must be auto or a number, one for all channels or a list with one "
             f"for each, got {list(asked)}"
         )

@@ -12,9 +12,9 @@ import numpy as np
 
 from unet3d.data.background import AUTO, Background, StreamedBorder
 from unet3d.data.case import Case
-from unet3d.data.check import unreadable
+from unet3d.data.check import unreadable_finding
 from unet3d.data.faults import Finding
-from unet3d.data.raw import Header, Unreadable, read_header, voxels
+from unet3d.data.raw import Header, UnreadableFileError, iter_voxels, read_header
 
 MANY = 1000
 """More values than a label has classes; further ones are not collected."""
@@ -24,7 +24,7 @@ Faults = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Voxels:
+class CaseVoxels:
     """What the voxels of one case show."""
 
     findings: list[Finding]
@@ -33,7 +33,7 @@ class Voxels:
     borders: list[float | None]  # of each channel
 
 
-def contents(
+def check_voxels(
     cases: Sequence[Case],
     *,
     classes: Sequence[str],
@@ -51,7 +51,7 @@ def contents(
     present: set[int] = set()
     first: dict[bytes, tuple[str, Path]] = {}
     borders: dict[str, list[float]] = {}  # values that data.background leaves in, by case
-    look = partial(seen, classes=len(classes), ignore_label=ignore_label)
+    look = partial(check_case_voxels, classes=len(classes), ignore_label=ignore_label)
     with ThreadPoolExecutor(workers) as pool:
         for done, (case, here) in enumerate(zip(cases, pool.map(look, cases), strict=True), 1):
             found += here.findings
@@ -96,22 +96,22 @@ def border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Finding:
     return Finding(case=None, file=None, what=f"{what}: {span}", do=do, hint=True)
 
 
-def seen(case: Case, *, classes: int, ignore_label: int | None) -> Voxels:
+def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> CaseVoxels:
     """Read the files of one case."""
-    found = Voxels([], {}, set(), [])
+    found = CaseVoxels([], {}, set(), [])
     for file in (*case.images, case.label):
         try:
             header = read_header(file)
             if header.dtype.kind not in "iuf":
                 continue  # the header shows it
             if file == case.label:
-                faults, digest, labels = label_faults(file, header, classes, ignore_label)
+                faults, digest, labels = check_label_voxels(file, header, classes, ignore_label)
                 found.labels.update(labels)
             else:
-                faults, digest, borders = image_faults(file, header)
+                faults, digest, borders = check_image_voxels(file, header)
                 found.borders.extend(borders)
-        except Unreadable as reason:
-            found.findings.append(unreadable(case, file, reason))
+        except UnreadableFileError as reason:
+            found.findings.append(unreadable_finding(case, file, reason))
             continue
         found.findings.extend(
             Finding(case=case.name, file=file, what=what, do=do) for what, do in faults
@@ -121,14 +121,16 @@ def seen(case: Case, *, classes: int, ignore_label: int | None) -> Voxels:
     return found
 
 
-def image_faults(file: Path, header: Header) -> tuple[Faults, bytes | None, list[float | None]]:
+def check_image_voxels(
+    file: Path, header: Header
+) -> tuple[Faults, bytes | None, list[float | None]]:
     """Of an image, the digest of its voxels unless it is constant, and its channels' borders."""
     low = np.full(header.num_channels, np.inf)
     high, broken, total = -low, 0, 0
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
     solid = len(header.shape) >= 3 and min(header.shape) > 0
     borders = [StreamedBorder(header.shape[:3]) for _ in range(header.num_channels if solid else 0)]
-    for channel, values in voxels(file, header):
+    for channel, values in iter_voxels(file, header):
         digest.update(values.data)
         total += len(values)
         if solid:
@@ -153,13 +155,13 @@ def image_faults(file: Path, header: Header) -> tuple[Faults, bytes | None, list
     return faults, None if constant else digest.digest(), found
 
 
-def label_faults(
+def check_label_voxels(
     file: Path, header: Header, classes: int, ignore_label: int | None
 ) -> tuple[Faults, bytes | None, set[int]]:
     """Of a label, the digest of its voxels unless it is constant, and the classes in it."""
     present = np.empty(0, np.float32)
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
-    for _, values in voxels(file, header):
+    for _, values in iter_voxels(file, header):
         digest.update(values.data)
         if len(present) < MANY:
             # Labels come in runs: one voxel of each is enough, and quick to sort.
@@ -173,19 +175,19 @@ def label_faults(
     if len(finite) < len(present):
         faults.append(("holds NaN or infinity", "replace them by labels"))
     if not whole.all():
-        what = f"holds {few(finite[~whole])}: labels must be whole numbers"
+        what = f"holds {join_first(finite[~whole])}: labels must be whole numbers"
         faults.append((what, "label again, or resample without interpolating between labels"))
     if outside:
         ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
-        what = f"holds {few(outside)}: labels must be 0..{classes - 1}{ignored}"
+        what = f"holds {join_first(outside)}: labels must be 0..{classes - 1}{ignored}"
         faults.append((what, "correct the label, the classes, or data.ignore_label"))
     return faults, digest.digest() if len(present) > 1 else None, labels & set(range(classes))
 
 
-def few(values: Sequence[float] | np.ndarray) -> str:
+def join_first(values: Sequence[float] | np.ndarray) -> str:
     """The first five.
 
-    >>> few([0.5, 7])
+    >>> join_first([0.5, 7])
     '0.5, 7'
     """
     more = "" if len(values) <= 5 else f" and {len(values) - 5} more"

@@ -4,8 +4,8 @@ from math import prod
 
 import numpy as np
 
-from unet3d.data.volumes import EpochOrder, TrainingPatches
-from unet3d.types import IGNORE
+from unet3d.data.volumes import EpochSampler, TrainingPatches
+from unet3d.types import IGNORE_LABEL
 
 MOST_VOXELS = 2**26
 """Labels to count, which takes a fifth of a second; a few patches at least."""
@@ -13,7 +13,7 @@ MOST_VOXELS = 2**26
 LEAST_PATCHES = 32
 
 
-def class_shares(
+def compute_class_fractions(
     patches: TrainingPatches, *, num_classes: int, samples: int, foreground_share: float
 ) -> np.ndarray:
     """Return the share of each class (K,) among the labeled voxels of the first patches.
@@ -22,12 +22,12 @@ def class_shares(
     decides. NaN where no voxel is labeled.
     """
     number = max(LEAST_PATCHES, MOST_VOXELS // prod(patches.patch_size))
-    order = EpochOrder(
+    order = EpochSampler(
         min(samples, number), batch_size=1, foreground_share=foreground_share, seed=patches.seed
     )
     counts = np.zeros(256, np.int64)
     for place in order:
         counts += np.bincount(patches.label(place).ravel(), minlength=256)
-    counts[IGNORE] = 0
+    counts[IGNORE_LABEL] = 0
     with np.errstate(invalid="ignore"):
         return counts[:num_classes] / counts[:num_classes].sum()

@@ -6,8 +6,14 @@ from typing import Any
 
 from unet3d.data.case import Case, Description
 from unet3d.data.faults import Finding
-from unet3d.data.folder import dataset_json, in_order, miscounted, printable, strays
-from unet3d.types import Misuse
+from unet3d.data.folder import (
+    check_num_training,
+    is_printable,
+    load_dataset_json,
+    names_in_order,
+    unlisted_files,
+)
+from unet3d.types import UsageError
 
 
 class Decathlon:
@@ -19,22 +25,22 @@ class Decathlon:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The dataset.json."""
-        return dataset_json(
+        return load_dataset_json(
             self.root, "a Decathlon task is a folder with dataset.json, imagesTr/ and labelsTr/"
         )
 
     def describe(self) -> Description:
         """Channels and classes, in the order of their numbers."""
         return Description(
-            channels=in_order(self.content, "modality", self.root),
-            classes=in_order(self.content, "labels", self.root),
+            channels=names_in_order(self.content, "modality", self.root),
+            classes=names_in_order(self.content, "labels", self.root),
         )
 
     def cases(self) -> list[Case]:
         """The training cases, by name."""
         found = [case for entry in self._entries() if (case := self._case(entry))]
         if not found:
-            raise Misuse(
+            raise UsageError(
                 f"{self.root / 'dataset.json'} lists no training cases: each entry of training "
                 "needs image and label"
             )
@@ -56,14 +62,16 @@ class Decathlon:
         cases = self.cases()
         return [
             *broken,
-            *strays(self.root, cases, "has no entry in dataset.json"),
-            *miscounted(self.content, len(cases) + len(broken), self.root),
+            *unlisted_files(self.root, cases, "has no entry in dataset.json"),
+            *check_num_training(self.content, len(cases) + len(broken), self.root),
         ]
 
     def _entries(self) -> list[Any]:
         entries = self.content.get("training", [])
         if not isinstance(entries, list):
-            raise Misuse(f"{self.root / 'dataset.json'}: training must be a list, got {entries!r}")
+            raise UsageError(
+                f"{self.root / 'dataset.json'}: training must be a list, got {entries!r}"
+            )
         return entries
 
     def _case(self, entry: Any) -> Case | None:
@@ -71,7 +79,7 @@ class Decathlon:
             image, label = self.root / entry["image"], self.root / entry["label"]
         except (KeyError, TypeError):
             return None
-        if not (printable(str(image)) and printable(str(label))):
+        if not (is_printable(str(image)) and is_printable(str(label))):
             return None
         name = image.name.removesuffix(".gz").removesuffix(".nii")
         return Case(name=name, images=(image,), label=label)

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from unet3d.types import MIB, Fault, Misuse
+from unet3d.types import MIB, RunError, UsageError
 
 SECONDS = 30
 """Without a byte for so long, the network is taken to be gone."""
@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 """Told what is done, and of how much."""
 
 
-def addresses() -> dict[str, tuple[str, str]]:
+def task_urls() -> dict[str, tuple[str, str]]:
     """(address, MD5) of every task, as MONAI has them."""
     from monai.apps import DecathlonDataset
 
@@ -29,18 +29,18 @@ def addresses() -> dict[str, tuple[str, str]]:
     }
 
 
-def fetch(url: str, md5: str, part: Path, progress: Progress) -> None:
+def download(url: str, md5: str, part: Path, progress: Progress) -> None:
     """Have the whole of `url` in `part`; what is there of it already is not fetched again."""
     if not url.startswith(("http://", "https://")):
-        raise Misuse(f"url must begin with http:// or https://, got {url}")
+        raise UsageError(f"url must begin with http:// or https://, got {url}")
     part.parent.mkdir(parents=True, exist_ok=True)
-    with full_disk(part):
+    with report_disk_full(part):
         _receive(url, part, progress)
     with part.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
         part.unlink()
-        raise Fault(f"{url} has MD5 {found}, expected {md5}: removed, the next try begins anew")
+        raise RunError(f"{url} has MD5 {found}, expected {md5}: removed, the next try begins anew")
 
 
 def _receive(url: str, part: Path, progress: Progress) -> None:
@@ -61,7 +61,7 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
     except HTTPError as error:
         if error.code == 416:  # no rest: all of it is there, or more, as the checksum will tell
             return
-        raise Fault(f"{url} answers {error.code} {error.reason}") from error
+        raise RunError(f"{url} answers {error.code} {error.reason}") from error
     except (HTTPException, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
@@ -71,16 +71,16 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
         raise _cut_off(url, part, f"ended after {done:,} of {total:,} bytes")
 
 
-def _cut_off(url: str, part: Path, what: str) -> Fault:
+def _cut_off(url: str, part: Path, what: str) -> RunError:
     if not part.exists():
-        return Fault(f"{url} {what}")
+        return RunError(f"{url} {what}")
     size = part.stat().st_size / MIB
-    return Fault(
+    return RunError(
         f"{url} {what}; the same command goes on from the {size:.1f} MiB that are in {part}"
     )
 
 
-def unpack(archive: Path, folder: Path, progress: Progress) -> None:
+def extract(archive: Path, folder: Path, progress: Progress) -> None:
     """Make `folder` from the folder of the same name in a tar archive: all of it or nothing.
 
     Only plain files are taken; a link, a device or a path that leads outside stops it.
@@ -88,16 +88,16 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
     try:
-        with full_disk(folder), tarfile.open(archive) as tar:
+        with report_disk_full(folder), tarfile.open(archive) as tar:
             total = archive.stat().st_size
             for member in tar:
                 _extract(tar, member, draft)
                 progress(min(tar.offset, total), total)
         if not (draft / folder.name / "dataset.json").is_file():
-            raise Fault(f"{archive} holds no {folder.name}/dataset.json")
+            raise RunError(f"{archive} holds no {folder.name}/dataset.json")
         (draft / folder.name).rename(folder)
     except tarfile.TarError as error:
-        raise Fault(f"{archive} cannot be unpacked: {error}") from error
+        raise RunError(f"{archive} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -105,12 +105,12 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, draft: Path) -> None:
     target = (draft / member.name).resolve()
     if not target.is_relative_to(draft.resolve()):
-        raise Fault(f"{tar.name} wants to write outside of its folder: {member.name}")
+        raise RunError(f"{tar.name} wants to write outside of its folder: {member.name}")
     if member.isdir():
         return
     content = tar.extractfile(member) if member.isfile() else None
     if content is None:
-        raise Fault(f"{tar.name} holds {member.name}, which is no plain file")
+        raise RunError(f"{tar.name} holds {member.name}, which is no plain file")
     if target.name.startswith("._"):  # what macOS adds to archives
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, draft: Path) -> None
 
 
 @contextmanager
-def full_disk(path: Path) -> Generator[None]:
+def report_disk_full(path: Path) -> Generator[None]:
     """Say in one line that the disk is full, and where."""
     try:
         yield
@@ -127,7 +127,7 @@ def full_disk(path: Path) -> Generator[None]:
         if error.errno != errno.ENOSPC:
             raise
         free = shutil.disk_usage(path.parent).free / MIB
-        raise Fault(
+        raise RunError(
             f"{path.parent.absolute()}: no space left on the disk ({free:.0f} MiB are free); make "
             "room, and the same command goes on"
         ) from error

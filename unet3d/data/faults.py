@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Finding:
         return f"{self.case or 'the data set'}: {file}{' '.join(self.what.split())}"
 
 
-class Faulty(Misuse):
+class InvalidDatasetError(UsageError):
     """Cases cannot be used: one line for each fault."""
 
     def __init__(self, findings: Sequence[Finding]):
@@ -39,7 +39,7 @@ class Faulty(Misuse):
         super().__init__(
             "\n".join(
                 [
-                    f"{counted(findings)}; data.on_fault=skip leaves such cases out, "
+                    f"{count_findings(findings)}; data.on_fault=skip leaves such cases out, "
                     "unet3d check says what to do",
                     *(f"  {finding.sentence()}" for finding in findings[:SHOWN]),
                     *([f"  and {more} more"] if more > 0 else []),
@@ -48,10 +48,10 @@ class Faulty(Misuse):
         )
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def count_findings(findings: Sequence[Finding]) -> str:
     """How many faults in how many cases.
 
-    >>> counted([Finding(case="a", file=None, what="is empty", do="")])
+    >>> count_findings([Finding(case="a", file=None, what="is empty", do="")])
     '1 fault in 1 case'
     """
     cases = len({finding.case for finding in findings} - {None})
@@ -59,7 +59,7 @@ def counted(findings: Sequence[Finding]) -> str:
     return f"{faults} in {cases} case{'s' * (cases != 1)}" if cases else faults
 
 
-def try_all(
+def collect_findings(
     pool: Executor, work: Callable[[T], object], items: Sequence[T], cases: Sequence[str]
 ) -> None:
     """Call `work` for every item, then raise Faulty if it refused any; `cases` names the items."""
@@ -67,11 +67,11 @@ def try_all(
     def tried(item: T, case: str) -> list[Finding]:
         try:
             work(item)
-        except Misuse as refused:
+        except UsageError as refused:
             do = "mend the file, or take the case out"
             return [Finding(case=case, file=None, what=str(refused), do=do)]
         return []
 
     findings = [f for found in pool.map(tried, items, cases) for f in found]
     if findings:
-        raise Faulty(findings)
+        raise InvalidDatasetError(findings)

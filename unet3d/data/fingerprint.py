@@ -14,12 +14,12 @@ import numpy as np
 
 from unet3d.data.background import AUTO, Background, find_background
 from unet3d.data.case import Case
-from unet3d.data.faults import try_all
-from unet3d.data.geometry import cropped, nonzero_box, orientation, oriented, spacing
-from unet3d.data.nifti import opened
-from unet3d.data.preparation import Intensity, channels_of, read_label
-from unet3d.data.prepared import alone, content
-from unet3d.types import Grid
+from unet3d.data.faults import collect_findings
+from unet3d.data.geometry import crop, nonzero_box, orientation, reorient, spacing
+from unet3d.data.nifti import open_image
+from unet3d.data.preparation import Intensity, read_channels, read_label
+from unet3d.data.prepared import digest_contents, lock_cache
+from unet3d.types import FileGrid
 
 SAMPLES = 10_000
 """Foreground voxels of a case whose intensities are looked at."""
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Print:
+class CaseFingerprint:
     """Of one case, in its orientation and within the box of what is not background."""
 
     shape: tuple[int, ...]
@@ -43,15 +43,15 @@ def median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, floa
     """The median along each axis, from the headers alone."""
     found = []
     for case in cases:
-        affine = opened(case.images[0]).affine
+        affine = open_image(case.images[0]).affine
         found.append(spacing(affine, orientation(affine, code)[0]))
     d, h, w = np.median(found, axis=0)
     return float(d), float(h), float(w)
 
 
-def fingerprint(
+def fingerprint_dataset(
     cases: Sequence[Case], code: str, cache: Path, background: Background = (AUTO,)
-) -> list[Print]:
+) -> list[CaseFingerprint]:
     """Of every case, from the cache or read now; all of them are tried before faults are raised."""
     keys = [_key(case, code, background) for case in cases]
     folders = [
@@ -63,11 +63,11 @@ def fingerprint(
         log.info("reading %d cases for the data set's fingerprint", len(missing))
         with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
             names = [case.name for case, _ in missing]
-            try_all(pool, lambda m: _make(*m, code, background), missing, names)
+            collect_findings(pool, lambda m: _make(*m, code, background), missing, names)
     return [_load(folder) for folder in folders]
 
 
-def intensities(prints: Sequence[Print]) -> tuple[Intensity, ...]:
+def foreground_intensities(prints: Sequence[CaseFingerprint]) -> tuple[Intensity, ...]:
     """Of each channel, over the foreground of all cases: what `normalize=ct` needs."""
     together = np.concatenate([p.intensities for p in prints], axis=1).astype(float)
     if not together.size:
@@ -78,15 +78,15 @@ def intensities(prints: Sequence[Print]) -> tuple[Intensity, ...]:
 
 
 def _key(case: Case, code: str, background: Background) -> str:
-    told = [code, background, *(content(file) for file in (*case.images, case.label))]
+    told = [code, background, *(digest_contents(file) for file in (*case.images, case.label))]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
 def _make(case: Case, folder: Path, code: str, background: Background) -> None:
-    with alone(folder) as draft:
+    with lock_cache(folder) as draft:
         if draft is None:
             return
-        found = read_print(case, code, background)
+        found = fingerprint_case(case, code, background)
         np.save(draft / "intensities.npy", found.intensities)
         (draft / "print.json").write_text(
             json.dumps(
@@ -101,9 +101,9 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> None:
         )
 
 
-def _load(folder: Path) -> Print:
+def _load(folder: Path) -> CaseFingerprint:
     told = json.loads((folder / "print.json").read_text())
-    return Print(
+    return CaseFingerprint(
         shape=tuple(told["shape"]),
         kept=told["kept"],
         spacing_mm=tuple(told["spacing_mm"]),
@@ -113,21 +113,21 @@ def _load(folder: Path) -> Print:
     )
 
 
-def read_print(case: Case, code: str, background: Background = (AUTO,)) -> Print:
+def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
     """Read a case's files."""
-    channels, affine = channels_of(case.images)
+    channels, affine = read_channels(case.images)
     labels = read_label(case.label, channels.shape[1:])
     axes, flips = orientation(affine, code)
-    channels, labels = (oriented(a, axes, flips) for a in (channels, labels))
+    channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)
     box = nonzero_box(channels, values)
-    grid = Grid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
-    channels, labels = cropped(channels, grid), cropped(labels, grid)
+    grid = FileGrid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
+    channels, labels = crop(channels, grid), crop(labels, grid)
     there = np.nonzero(labels > 0)
     if len(there[0]) > SAMPLES:
         chosen = np.random.default_rng(0).choice(len(there[0]), SAMPLES, replace=False)
         there = tuple(along[chosen] for along in there)
-    return Print(
+    return CaseFingerprint(
         shape=labels.shape,
         kept=labels.size / float(np.prod(grid.file_shape)),
         spacing_mm=spacing(affine, axes),

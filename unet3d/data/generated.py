@@ -16,7 +16,7 @@ import numpy as np
 from unet3d.data.case import Case, Description
 from unet3d.data.decathlon import Decathlon
 from unet3d.data.faults import Finding
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 class Generated:
@@ -65,7 +65,7 @@ class Generated:
 def check_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> None:
     """Refuse a grid that holds no volume."""
     if len(size) != 3 or min(size) < 8 or len(spacing_mm) != 3 or min(spacing_mm) <= 0:
-        raise Misuse(
+        raise UsageError(
             "data.source.size must be three ints >= 8 and spacing_mm three numbers above 0, "
             f"got {list(size)} and {list(spacing_mm)}"
         )

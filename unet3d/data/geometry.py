@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unet3d.types import Grid, Triple
+from unet3d.types import FileGrid, Triple
 
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
@@ -33,19 +33,19 @@ def spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
     return float(sizes[axes[0]]), float(sizes[axes[1]]), float(sizes[axes[2]])
 
 
-def oriented(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:
+def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:
     """A view of (..., D, H, W) with its last three axes transposed and flipped."""
     extra = volume.ndim - 3
     turned = volume.transpose(*range(extra), *(extra + a for a in axes))
     return turned[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
 
 
-def cropped(volume: np.ndarray, grid: Grid) -> np.ndarray:
+def crop(volume: np.ndarray, grid: FileGrid) -> np.ndarray:
     """A view of (..., D, H, W) within the grid's box."""
     return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
 
 
-def whole_box(channels: np.ndarray) -> Box:
+def get_full_box(channels: np.ndarray) -> Box:
     """All of (C, D, H, W)."""
     _, d, h, w = channels.shape
     return (0, d), (0, h), (0, w)
@@ -67,13 +67,15 @@ def nonzero_box(channels: np.ndarray, background: Sequence[float] | None = None)
     return extent(0), extent(1), extent(2)
 
 
-def shape_at(size: Sequence[int], old_mm: Sequence[float], new_mm: Sequence[float]) -> Triple:
+def compute_resampled_shape(
+    size: Sequence[int], old_mm: Sequence[float], new_mm: Sequence[float]
+) -> Triple:
     """Voxels along each axis at another spacing."""
     d, h, w = (max(1, round(n * o / s)) for n, o, s in zip(size, old_mm, new_mm, strict=True))
     return d, h, w
 
 
-def weights(old: int, new: int, order: int) -> np.ndarray:
+def make_interpolation_matrix(old: int, new: int, order: int) -> np.ndarray:
     """(new, old) matrix that interpolates along an axis: 0 nearest, 1 linear, 3 cubic spline."""
     if old == new:
         return np.eye(old, dtype=np.float32)
@@ -92,13 +94,13 @@ def weights(old: int, new: int, order: int) -> np.ndarray:
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def resampled(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
     """(D, H, W) float32 at another shape, an axis at a time: two copies at most at once."""
     for axis in sorted(range(3), key=lambda a: shape[a] / volume.shape[a]):  # shrink first
         old, new = volume.shape[axis], shape[axis]
         if old == new:
             continue
-        matrix = weights(old, new, orders[axis])
+        matrix = make_interpolation_matrix(old, new, orders[axis])
         if axis == 0:
             flat = matrix @ np.ascontiguousarray(volume).reshape(old, -1)
             volume = flat.reshape(new, *volume.shape[1:])
@@ -107,7 +109,9 @@ def resampled(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -
     return volume
 
 
-def orders_for(old_mm: Sequence[float], new_mm: Sequence[float], order: int) -> list[int]:
+def choose_interpolation_orders(
+    old_mm: Sequence[float], new_mm: Sequence[float], order: int
+) -> list[int]:
     """`order` along each axis, but the nearest voxel across an axis that is coarse."""
     for sizes in (old_mm, new_mm):
         if max(sizes) > ANISOTROPIC * min(sizes):
@@ -116,7 +120,7 @@ def orders_for(old_mm: Sequence[float], new_mm: Sequence[float], order: int) -> 
     return [order] * 3
 
 
-def resampled_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
     """(D, H, W) integers at another shape: at each voxel the label with the largest share there.
 
     Each label's mask is interpolated by itself, so that none between two others is invented.
@@ -126,7 +130,7 @@ def resampled_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[
     best = np.full(tuple(shape), -1, np.float32)
     result = np.zeros(tuple(shape), labels.dtype)
     for value in np.unique(labels):
-        share = resampled((labels == value).astype(np.float32), shape, orders)
+        share = resample((labels == value).astype(np.float32), shape, orders)
         np.copyto(result, value, where=share > best)
         np.maximum(best, share, out=best)
     return result

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unet3d.data.faults import Finding
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 WAYS = (
     "a regular expression with a capture group, as 'patient(\\d+)_frame\\d+', or a .json or .csv "
@@ -28,7 +28,7 @@ PATIENTS = "patient|pat|subject|subj|sub|case|person|id|p|s"
 def read_groups(group_by: object, names: Sequence[str]) -> dict[str, str]:
     """The group of every case: captured from its name, or looked up in a file."""
     if not isinstance(group_by, str) or not group_by:
-        raise Misuse(f"data.group_by must be {WAYS}, got {group_by!r}")
+        raise UsageError(f"data.group_by must be {WAYS}, got {group_by!r}")
     if group_by.lower().endswith((".json", ".csv")):
         file = Path(group_by)
         found = _from_file(file)
@@ -38,7 +38,7 @@ def read_groups(group_by: object, names: Sequence[str]) -> dict[str, str]:
         told = f"data.group_by={group_by!r} captures nothing from"
     lacking = [name for name in names if not found.get(name)]
     if lacking:
-        raise Misuse(
+        raise UsageError(
             f"{told} {len(lacking)} of {len(names)} cases: {', '.join(lacking[:5])}"
             + (", ..." if len(lacking) > 5 else "")
         )
@@ -49,11 +49,11 @@ def _captured(pattern: str, names: Sequence[str]) -> dict[str, str]:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Misuse(
+        raise UsageError(
             f"data.group_by={pattern!r} is no regular expression: {error}; expected {WAYS}"
         ) from None
     if not compiled.groups:
-        raise Misuse(
+        raise UsageError(
             f"data.group_by={pattern!r} has no capture group: put the part of the name that tells "
             "the patient in parentheses, as in 'patient(\\d+)_frame\\d+'"
         )
@@ -71,25 +71,25 @@ def _from_file(file: Path) -> dict[str, str]:
         else:
             pairs = list(json.loads(text).items())
     except FileNotFoundError:
-        raise Misuse(f"data.group_by: there is no {file.absolute()}") from None
+        raise UsageError(f"data.group_by: there is no {file.absolute()}") from None
     except (ValueError, AttributeError, RecursionError, csv.Error):
         pairs = [("", None)]
     groups: dict[str, str] = {}
     for case, group in pairs:
         if isinstance(group, bool) or not isinstance(group, str | int):
-            raise Misuse(
+            raise UsageError(
                 f"{file} must be a JSON object {{case: group}} or a CSV file with the columns case "
                 "and group"
             )
         if groups.setdefault(case, str(group)) != str(group):
-            raise Misuse(f"{file} has two groups for {case}: {groups[case]} and {group}")
+            raise UsageError(f"{file} has two groups for {case}: {groups[case]} and {group}")
     return groups
 
 
-def of_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
+def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
     """How many cases, and of how many groups.
 
-    >>> of_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
+    >>> describe_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
     '3 cases of 2 groups'
     """
     said = f"{len(names)} case{'s' * (len(names) != 1)}"
@@ -99,10 +99,10 @@ def of_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
     return said
 
 
-def hint(names: Sequence[str]) -> Finding | None:
+def find_likely_groups(names: Sequence[str]) -> Finding | None:
     r"""What to say where case names look like several scans of one patient; None where not.
 
-    >>> hint([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).do
+    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).do
     "set data.group_by='(.+)_frame\\d+', which keeps the scans of a patient in one fold"
     """
     for ending in (rf"[-_]?(?:{SCANS})[-_]?\d*", r"[-_]\d{1,3}"):

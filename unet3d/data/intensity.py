@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.data.spatial import thin
+from unet3d.data.spatial import thin_axes
 
 
 def noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -45,7 +45,8 @@ def low_resolution(channel: Tensor, zoom: float) -> Tensor:
     """As if acquired with `zoom` times as many voxels along each axis that is not thin."""
     sides = channel.shape
     fewer = [
-        n if flat else max(1, round(n * zoom)) for n, flat in zip(sides, thin(sides), strict=True)
+        n if flat else max(1, round(n * zoom))
+        for n, flat in zip(sides, thin_axes(sides), strict=True)
     ]
     for size in (fewer, sides):  # linearly both ways: taking the nearest would shift the image
         channel = F.interpolate(channel[None, None], size=size, mode="trilinear")[0, 0]

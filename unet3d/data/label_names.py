@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.data.labels import LARGEST_LABEL
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,9 @@ class LabelNames:
     def __post_init__(self):
         for name, labels in self.classes.items():
             if not labels or not all(0 < label <= LARGEST_LABEL for label in labels):
-                raise Misuse(f"class {name}: labels must be 1..{LARGEST_LABEL}, got {list(labels)}")
+                raise UsageError(
+                    f"class {name}: labels must be 1..{LARGEST_LABEL}, got {list(labels)}"
+                )
 
 
 def label_names(folder: Path) -> LabelNames | None:
@@ -44,12 +46,14 @@ def label_names(folder: Path) -> LabelNames | None:
         pairs = [(v, k) if numbered else (k, v) for k, v in written.items()]
         named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]
     except (*(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),) as error:
-        raise Misuse(
+        raise UsageError(
             f"{file}: labels cannot be read ({error!r}); give classes=[background, ...]"
         ) from None
     classes = {k: v for k, v in named if k != "ignore" and v != (0,)}
     if len(dict(named)) < len(named) or not classes:
-        raise Misuse(f"{file}: labels must name each class once; give classes=[background, ...]")
+        raise UsageError(
+            f"{file}: labels must name each class once; give classes=[background, ...]"
+        )
     ignored = dict(named).get("ignore", (None,))[0]
     known = frozenset(label for _, labels in named for label in labels) | {0}
     return LabelNames(classes=classes, known=known, ignore_label=ignored)

@@ -4,40 +4,40 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.folder import volumes_in
-from unet3d.data.nifti import read
-from unet3d.data.raw import split_name
-from unet3d.types import Misuse
+from unet3d.data.folder import list_volumes
+from unet3d.data.nifti import read_volume
+from unet3d.data.raw import split_nifti_suffix
+from unet3d.types import UsageError
 
 LARGEST_LABEL = 2**16 - 1
 
 
-def by_name(folder: Path) -> dict[str, list[Path]]:
+def files_by_name(folder: Path) -> dict[str, list[Path]]:
     """The folder's NIfTI files by name without suffix; hidden ones are left out."""
     found: dict[str, list[Path]] = {}
-    for file in volumes_in(folder):
-        found.setdefault(split_name(file)[0], []).append(file)
+    for file in list_volumes(folder):
+        found.setdefault(split_nifti_suffix(file)[0], []).append(file)
     return found
 
 
 def read_labels(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Labels (D, H, W), uint8 where they fit and else int32, and their affine (4, 4)."""
-    channels, affine = read(file)
+    channels, affine = read_volume(file)
     if len(channels) != 1 or channels.dtype.kind not in "iuf":
-        raise Misuse(
+        raise UsageError(
             f"{file} must hold one real number per voxel, it holds {len(channels)} of "
             f"{channels.dtype}"
         )
     if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
-        raise Misuse(f"{file}: its affine has no spacing above 0: {affine[:3].tolist()}")
+        raise UsageError(f"{file}: its affine has no spacing above 0: {affine[:3].tolist()}")
     values = channels[0]
     if values.dtype.kind == "f":
         for slab in np.moveaxis(values, -1, 0):
             strange = slab[slab != np.rint(slab)]  # NaN is unequal to itself
             if len(strange):
-                raise Misuse(f"{file}: labels must be whole numbers, it holds {strange[0]:g}")
+                raise UsageError(f"{file}: labels must be whole numbers, it holds {strange[0]:g}")
     low, high = values.min(), values.max()
     if low < -LARGEST_LABEL or high > LARGEST_LABEL:
         worst = low if low < -LARGEST_LABEL else high
-        raise Misuse(f"{file}: labels must be at most {LARGEST_LABEL}, it holds {worst:g}")
+        raise UsageError(f"{file}: labels must be at most {LARGEST_LABEL}, it holds {worst:g}")
     return values.astype(np.uint8 if low >= 0 and high < 256 else np.int32, copy=False), affine

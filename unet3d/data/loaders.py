@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from unet3d.data.augment import Augment
-from unet3d.data.prepared import Volume
-from unet3d.data.volumes import EpochOrder, Patch, TrainingPatches, WholeVolumes
+from unet3d.data.prepared import CachedVolume
+from unet3d.data.volumes import EpochSampler, PatchSample, TrainingPatches, ValidationVolumes
 from unet3d.data.workers import oom_kills
-from unet3d.types import Misuse, Triple
+from unet3d.types import Triple, UsageError
 
 
 class Batch(TypedDict):
@@ -26,10 +26,10 @@ class Batch(TypedDict):
     seconds: dict[str, float]  # that each part of making it took, in whatever process
     keys: NotRequired[list[int]]  # of samples that are still to be augmented
     sizes: NotRequired[list[Triple]]  # of their sources
-    wait: NotRequired["Wait"]
+    wait: NotRequired["WaitTimer"]
 
 
-class Wait:
+class WaitTimer:
     """From when a batch was wanted to when it was there, by the clock of the device that works.
 
     A host that waits is no loss while the GPU still has work. Events in the GPU's own queue tell
@@ -60,7 +60,7 @@ class Wait:
         return event
 
 
-class Feed(DataLoader[Patch]):
+class TrainLoader(DataLoader[PatchSample]):
     """The loader of training. On a GPU a batch can be fetched ahead, beside the work on another.
 
     Workers begin when the first batch is wanted, not when an iterator is made: Lightning makes one
@@ -70,7 +70,7 @@ class Feed(DataLoader[Patch]):
     def __init__(
         self,
         patches: TrainingPatches,
-        order: EpochOrder,
+        order: EpochSampler,
         *,
         batch_size: int,
         num_workers: int,
@@ -84,7 +84,7 @@ class Feed(DataLoader[Patch]):
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
-            worker_init_fn=undisturbed,
+            worker_init_fn=ignore_signals,
         )
         self.patches, self.order, self.device = patches, order, device
         self.oom_kills = oom_kills()  # before any worker lived
@@ -108,7 +108,7 @@ class Feed(DataLoader[Patch]):
 
     def fetch(self) -> None:
         """Get the next batch onto the device, and do there what is left of its augmentation."""
-        wait = Wait(self.device)
+        wait = WaitTimer(self.device)
         batch = next(self.source, None)
         if batch is not None:
             if self.device.type == "cuda":
@@ -146,13 +146,13 @@ class Feed(DataLoader[Patch]):
         )
 
 
-def undisturbed(worker: int) -> None:
+def ignore_signals(worker: int) -> None:
     """Signals are for the process that trains, which ends its workers itself."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
-def collate(samples: Sequence[Patch]) -> Batch:
+def collate(samples: Sequence[PatchSample]) -> Batch:
     """One batch; sources of several sizes are laid end to end, so that none has to be padded."""
     begun = perf_counter()
     batch: Any = {"case": [sample["case"] for sample in samples]}
@@ -173,9 +173,9 @@ def collate(samples: Sequence[Patch]) -> Batch:
     return batch
 
 
-def loaders(
-    training: Sequence[Volume],
-    validation: Sequence[Volume],
+def build_loaders(
+    training: Sequence[CachedVolume],
+    validation: Sequence[CachedVolume],
     *,
     patch_size: Sequence[int],
     batch_size: int,
@@ -187,17 +187,17 @@ def loaders(
     seed: int,
     rank: int = 0,
     ranks: int = 1,
-) -> tuple[Feed, DataLoader | None]:
+) -> tuple[TrainLoader, DataLoader | None]:
     """The loaders of training and (None if there are no cases for it) validation."""
     if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
-        raise Misuse(
+        raise UsageError(
             "data needs batch_size >= 1, patches_per_case >= 1 and num_workers >= 0, "
             f"got {batch_size}, {patches_per_case} and {num_workers}"
         )
     cuda = device.type == "cuda"
-    train = Feed(
+    train = TrainLoader(
         TrainingPatches(training, patch_size=patch_size, augment=augment, seed=seed, later=cuda),
-        EpochOrder(
+        EpochSampler(
             len(training) * patches_per_case,
             batch_size=batch_size,
             foreground_share=foreground_share,
@@ -212,11 +212,11 @@ def loaders(
     if not validation:
         return train, None
     whole = DataLoader(
-        WholeVolumes(validation, rank=rank, ranks=ranks),
+        ValidationVolumes(validation, rank=rank, ranks=ranks),
         batch_size=1,
         num_workers=min(num_workers, 1),
         pin_memory=cuda,
         persistent_workers=num_workers > 0,
-        worker_init_fn=undisturbed,
+        worker_init_fn=ignore_signals,
     )
     return train, whole

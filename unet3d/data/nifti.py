@@ -5,23 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.raw import Unreadable, read_header, stored
-from unet3d.types import Misuse
+from unet3d.data.raw import UnreadableFileError, read_header, read_stored
+from unet3d.types import UsageError
 
 
-def opened(file: Path) -> Any:
+def open_image(file: Path) -> Any:
     """An image whose header is read and whose voxels are not."""
     import nibabel
 
     if not file.is_file():
-        raise Misuse(f"{file.absolute()} is missing")
+        raise UsageError(f"{file.absolute()} is missing")
     try:
         image: Any = nibabel.load(file)
     except Exception as error:  # the reader's own errors do not name the file
-        raise Misuse(f"{file} cannot be read as a volume: {error}") from error
+        raise UsageError(f"{file} cannot be read as a volume: {error}") from error
     shape = volume_shape(image)
     if len(shape) not in (3, 4) or min(shape) < 1:
-        raise Misuse(f"{file} must be a 3D volume, its shape is {list(image.shape)}")
+        raise UsageError(f"{file} must be a 3D volume, its shape is {list(image.shape)}")
     return image
 
 
@@ -33,22 +33,22 @@ def volume_shape(image: Any) -> tuple[int, ...]:
     return shape
 
 
-def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """(channels (C, D, H, W) in the file's grid, affine); integers stay integers if not scaled."""
-    image = opened(file)
+    image = open_image(file)
     try:
         header = read_header(file)
-        array = stored(file, header)
-    except Unreadable as reason:
-        raise Misuse(f"{file} cannot be read as a volume: it {reason}") from reason
+        array = read_stored(file, header)
+    except UnreadableFileError as reason:
+        raise UsageError(f"{file} cannot be read as a volume: it {reason}") from reason
     if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
-        array = scaled(array, header.slope, header.inter)
+        array = apply_scaling(array, header.slope, header.inter)
     array = array.reshape(volume_shape(image))
     channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
     return channels, image.affine
 
 
-def scaled(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
+def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
     """As float32, computed in float64 a slice at a time."""
     result = np.empty(array.shape, np.float32, order="F")
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite

@@ -8,8 +8,14 @@ from typing import Any
 
 from unet3d.data.case import Case, Description
 from unet3d.data.faults import Finding
-from unet3d.data.folder import dataset_json, in_order, miscounted, strays, volumes_in
-from unet3d.types import Misuse
+from unet3d.data.folder import (
+    check_num_training,
+    list_volumes,
+    load_dataset_json,
+    names_in_order,
+    unlisted_files,
+)
+from unet3d.types import UsageError
 
 
 class NnUnet:
@@ -21,13 +27,13 @@ class NnUnet:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The dataset.json."""
-        content = dataset_json(
+        content = load_dataset_json(
             self.root,
             "nnU-Net's raw data is a folder Dataset..._... with dataset.json, imagesTr/ and "
             "labelsTr/",
         )
         if "dataset" in content:
-            raise Misuse(
+            raise UsageError(
                 f"{self.root / 'dataset.json'}: files elsewhere, listed under dataset, are not "
                 "read: link them into imagesTr/ and labelsTr/"
             )
@@ -50,7 +56,7 @@ class NnUnet:
         if any(len(values) > 1 for values in labels.values()):
             regions = {name: values for name, values in labels.items() if values != (0,)}
         return Description(
-            channels=in_order(self.content, "channel_names", self.root),
+            channels=names_in_order(self.content, "channel_names", self.root),
             classes=tuple(single.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
             ignore_label=None if ignore is None else ignore[0],
@@ -59,13 +65,13 @@ class NnUnet:
     def cases(self) -> list[Case]:
         """Every name in imagesTr and labelsTr, by name, with a file for every channel."""
         ending = self._ending()
-        channels = len(in_order(self.content, "channel_names", self.root))
+        channels = len(names_in_order(self.content, "channel_names", self.root))
         image = re.compile(rf"(.+)_\d{{4}}{re.escape(ending)}")
-        matches = [image.fullmatch(file.name) for file in volumes_in(self.root / "imagesTr")]
+        matches = [image.fullmatch(file.name) for file in list_volumes(self.root / "imagesTr")]
         names = {match[1] for match in matches if match}
         if not names:
-            raise Misuse(f"{self.root / 'imagesTr'} holds no images named <case>_0000{ending}")
-        labels = volumes_in(self.root / "labelsTr")
+            raise UsageError(f"{self.root / 'imagesTr'} holds no images named <case>_0000{ending}")
+        labels = list_volumes(self.root / "labelsTr")
         names |= {f.name.removesuffix(ending) for f in labels if f.name.endswith(ending)}
         return [
             Case(
@@ -85,14 +91,14 @@ class NnUnet:
         channels = len(cases[0].images)
         why = f"is not <case>_NNNN{self._ending()} with a channel 0000..{channels - 1:04d}"
         return [
-            *strays(self.root, cases, why),
-            *miscounted(self.content, len(cases), self.root),
+            *unlisted_files(self.root, cases, why),
+            *check_num_training(self.content, len(cases), self.root),
         ]
 
     def _ending(self) -> str:
         ending = self.content.get("file_ending")
         if ending not in (".nii", ".nii.gz"):
-            raise Misuse(
+            raise UsageError(
                 f"{self.root / 'dataset.json'}: file_ending must be .nii or .nii.gz, got {ending!r}"
             )
         return ending
@@ -110,8 +116,8 @@ class NnUnet:
             raise self._bad_labels()
         return labels
 
-    def _bad_labels(self) -> Misuse:
-        return Misuse(
+    def _bad_labels(self) -> UsageError:
+        return UsageError(
             f"{self.root / 'dataset.json'}: labels must give background 0 and every number after "
             "it once or as part of a list, as in {'background': 0, 'tumour': [1, 2], 'core': 2}, "
             f"got {self.content.get('labels')!r}"

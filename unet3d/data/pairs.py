@@ -8,7 +8,7 @@ from pathlib import Path
 from unet3d.data.case import Case, Description
 from unet3d.data.faults import Finding
 from unet3d.data.raw import is_volume
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 class Pairs:
@@ -38,22 +38,22 @@ class Pairs:
                 or not text.endswith((".nii", ".nii.gz"))
                 or {"**", "..", ""} & set(text.split("/"))
             ):
-                raise Misuse(
+                raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
                     f"that ends in .nii or .nii.gz, as in {key}/*.nii.gz; got {pattern!r}"
                 )
         if not images or len({*self.images, labels}) <= len(self.images):
-            raise Misuse(
+            raise UsageError(
                 "data.images needs one pattern for each channel and data.labels another, "
                 f"got {self.images} and {labels}"
             )
         for key, names in (("channels", channels), ("classes", classes)):
             if isinstance(names, str):
-                raise Misuse(f"data.{key} must be a list of names, got {names!r}")
+                raise UsageError(f"data.{key} must be a list of names, got {names!r}")
         if len(self.images) > 1 and channels is not None and len(channels) != len(self.images):
-            raise Misuse(f"data.channels names {len(channels)} of {len(self.images)} channels")
+            raise UsageError(f"data.channels names {len(channels)} of {len(self.images)} channels")
         if classes is None and not isinstance(num_classes, int):
-            raise Misuse(
+            raise UsageError(
                 "files alone do not say their classes: give data.classes=[background, ...] or "
                 f"data.num_classes=, with the background; got {num_classes!r}"
             )
@@ -68,14 +68,14 @@ class Pairs:
     def cases(self) -> list[Case]:
         """Every name that any pattern finds."""
         if not self.root.is_dir():
-            raise Misuse(f"data.root: no folder {self.root.absolute()}")
+            raise UsageError(f"data.root: no folder {self.root.absolute()}")
         names, taken = set(), set()
         # a*.nii finds a*_label.nii as well: a file belongs to the longest pattern that finds it.
         for key, pattern in sorted(self._patterns(), key=lambda p: -len(p[1])):
             files = {self._file(pattern, name): name for name in self._found(pattern)}
             own = {name for file, name in files.items() if file not in taken}
             if not own:
-                raise Misuse(f"data.{key}: no file in {self.root.absolute()} is like {pattern}")
+                raise UsageError(f"data.{key}: no file in {self.root.absolute()} is like {pattern}")
             names |= own
             taken |= set(files)
         return [

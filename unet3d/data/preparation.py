@@ -10,20 +10,20 @@ import numpy as np
 from unet3d.data.background import Background, check_background, find_background
 from unet3d.data.case import Case
 from unet3d.data.geometry import (
-    cropped,
+    choose_interpolation_orders,
+    compute_resampled_shape,
+    crop,
+    get_full_box,
     nonzero_box,
-    orders_for,
     orientation,
-    oriented,
-    resampled,
-    resampled_labels,
-    shape_at,
+    reorient,
+    resample,
+    resample_labels,
     spacing,
-    whole_box,
 )
-from unet3d.data.nifti import read
+from unet3d.data.nifti import read_volume
 from unet3d.data.statistics import Levels, Statistics, measure
-from unet3d.types import IGNORE, Grid, Misuse
+from unet3d.types import IGNORE_LABEL, FileGrid, UsageError
 
 NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
 
@@ -34,11 +34,11 @@ Intensity = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
+class PreprocessedScan:
     """A prepared image and its place in the file."""
 
     image: np.ndarray  # (C, D, H, W), float32
-    grid: Grid
+    grid: FileGrid
     spacing_mm: tuple[float, float, float]  # of the prepared image
     file_spacing_mm: tuple[float, float, float]  # before resampling, in the same orientation
     affine: np.ndarray  # of the file
@@ -53,7 +53,7 @@ class Scan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
+class Preprocessing:
     """How a volume is made ready; kept in checkpoints, so that prediction does the same.
 
     A channel is normalised to mean 0 and deviation 1: `zscore` of the volume, `zscore_nonzero` of
@@ -74,35 +74,35 @@ class Preparation:
     def __post_init__(self):
         strange = [n for n in self.normalize if n not in NORMALIZATIONS]
         if strange or not self.normalize:
-            raise Misuse(
+            raise UsageError(
                 f"data.normalize must be auto or of {', '.join(NORMALIZATIONS)}, one for all "
                 f"channels or a list with one for each, got {list(self.normalize)}"
             )
         check_background(self.background)
         if self.crop not in ("nonzero", "none"):
-            raise Misuse(f"data.crop must be nonzero or none, got {self.crop!r}")
+            raise UsageError(f"data.crop must be nonzero or none, got {self.crop!r}")
         if sorted(self.orientation) not in ORIENTATIONS:
-            raise Misuse(
+            raise UsageError(
                 "data.orientation must name one of L R, one of P A and one of I S, as RAS does, "
                 f"got {self.orientation!r}"
             )
-        if not 2 <= self.num_classes <= IGNORE:
-            raise Misuse(f"data.num_classes must be 2..{IGNORE}, got {self.num_classes}")
+        if not 2 <= self.num_classes <= IGNORE_LABEL:
+            raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
         if self.ignore_label is not None and 0 <= self.ignore_label < self.num_classes:
-            raise Misuse(
+            raise UsageError(
                 f"data.ignore_label must lie outside the classes 0..{self.num_classes - 1}, "
                 f"got {self.ignore_label}"
             )
         if self.spacing_mm is not None and (
             len(self.spacing_mm) != 3 or not min(self.spacing_mm) > 0
         ):
-            raise Misuse(
+            raise UsageError(
                 "data.spacing_mm must be three numbers above 0, median or null, "
                 f"got {list(self.spacing_mm)}"
             )
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Preparation":
+    def of(cls, settings: Mapping[str, Any]) -> "Preprocessing":
         """From what `settings` gave."""
         return cls(**{k: _tuples(v) for k, v in settings.items()})
 
@@ -116,28 +116,28 @@ class Preparation:
             del found["background"]
         return found
 
-    def scan(self, files: Sequence[Path]) -> Scan:
+    def scan(self, files: Sequence[Path]) -> PreprocessedScan:
         """The channels of a case, from one file or one each."""
-        channels, affine = channels_of(files)
+        channels, affine = read_channels(files)
         axes, flips = orientation(affine, self.orientation)
         file_shape = channels.shape[1:]
-        channels = oriented(channels, axes, flips)
+        channels = reorient(channels, axes, flips)
         background = find_background(channels, self.background)
         crops = self.crop == "nonzero"
-        box = nonzero_box(channels, background) if crops else whole_box(channels)
+        box = nonzero_box(channels, background) if crops else get_full_box(channels)
         size = [stop - start for start, stop in box]
         old_mm = spacing(affine, axes)
         new_mm = self.spacing_mm or old_mm
-        shape = shape_at(size, old_mm, new_mm)
-        grid = Grid(file_shape=file_shape, axes=axes, flips=flips, box=box, shape=shape)
-        levels = tuple(measure(cropped(channel, grid)) for channel in channels)
+        shape = compute_resampled_shape(size, old_mm, new_mm)
+        grid = FileGrid(file_shape=file_shape, axes=axes, flips=flips, box=box, shape=shape)
+        levels = tuple(measure(crop(channel, grid)) for channel in channels)
         image = np.empty((len(channels), *shape), np.float32)
         for c in range(len(channels)):
-            channel = cropped(channels[c], grid).astype(np.float32)
+            channel = crop(channels[c], grid).astype(np.float32)
             channel = self._normalized(channel, c, np.float32(background[c]))
-            image[c] = resampled(channel, shape, orders_for(old_mm, new_mm, 3))
+            image[c] = resample(channel, shape, choose_interpolation_orders(old_mm, new_mm, 3))
         d, h, w = (o * n / s for o, n, s in zip(old_mm, size, shape, strict=True))
-        return Scan(
+        return PreprocessedScan(
             image=image,
             grid=grid,
             spacing_mm=(d, h, w),
@@ -146,18 +146,18 @@ class Preparation:
             levels=levels,
         )
 
-    def label(self, file: Path, scan: Scan) -> np.ndarray:
+    def label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
         """(D, H, W), uint8, on the scan's grid; voxels to ignore are IGNORE."""
         values = self._checked(read_label(file, scan.grid.file_shape), file)
-        values = cropped(oriented(values, scan.grid.axes, scan.grid.flips), scan.grid)
-        orders = orders_for(scan.file_spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resampled_labels(values, scan.grid.shape, orders))
+        values = crop(reorient(values, scan.grid.axes, scan.grid.flips), scan.grid)
+        orders = choose_interpolation_orders(scan.file_spacing_mm, scan.spacing_mm, 1)
+        return np.ascontiguousarray(resample_labels(values, scan.grid.shape, orders))
 
     def _checked(self, values: np.ndarray, file: Path) -> np.ndarray:
         allowed = set(range(self.num_classes)) | {self.ignore_label}
         strange = [float(v) for v in np.unique(values) if v not in allowed]
         if strange:
-            raise Misuse(
+            raise UsageError(
                 f"{file}: labels must be 0..{self.num_classes - 1}"
                 + (f" or {self.ignore_label} (ignored)" if self.ignore_label is not None else "")
                 + f", it holds {', '.join(f'{v:g}' for v in strange[:5])}"
@@ -165,7 +165,7 @@ class Preparation:
             )
         ignored = values == self.ignore_label
         label = np.where(ignored, 0, values).astype(np.uint8)
-        label[ignored] = IGNORE
+        label[ignored] = IGNORE_LABEL
         return label
 
     def _normalized(self, channel: np.ndarray, number: int, background: np.float32) -> np.ndarray:
@@ -194,15 +194,15 @@ class Preparation:
         return channel
 
 
-def channels_of(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     """(C, D, H, W) as the files hold it, and the affine."""
     parts, affine = [], np.eye(4)
     for number, file in enumerate(files):
-        channels, own = read(file)
+        channels, own = read_volume(file)
         if not all(_finite(channel) for channel in channels):
-            raise Misuse(f"{file} holds NaN or infinite values")
+            raise UsageError(f"{file} holds NaN or infinite values")
         if number and channels.shape[1:] != parts[0].shape[1:]:
-            raise Misuse(
+            raise UsageError(
                 f"{file} has shape {list(channels.shape[1:])} and {files[0]} "
                 f"{list(parts[0].shape[1:])}: the channels of a case must be equal in shape"
             )
@@ -225,18 +225,18 @@ def _finite(channel: np.ndarray) -> bool:
 
 def read_label(file: Path, shape: Sequence[int]) -> np.ndarray:
     """(D, H, W) as the file holds it, which must be its image's shape."""
-    channels, _ = read(file)
+    channels, _ = read_volume(file)
     if len(channels) != 1:
-        raise Misuse(f"{file} must hold one label per voxel, it has {len(channels)} channels")
+        raise UsageError(f"{file} must hold one label per voxel, it has {len(channels)} channels")
     if channels.shape[1:] != tuple(shape):
-        raise Misuse(
+        raise UsageError(
             f"{file} has shape {list(channels.shape[1:])} and its image {list(shape)}: "
             "they must be equal"
         )
     return channels[0]
 
 
-def prepare(case: Case, preparation: Preparation) -> tuple[Scan, np.ndarray]:
+def preprocess_case(case: Case, preparation: Preprocessing) -> tuple[PreprocessedScan, np.ndarray]:
     """The image of a case and its label (D, H, W), uint8."""
     scan = preparation.scan(case.images)
     return scan, preparation.label(case.label, scan)

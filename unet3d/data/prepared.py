@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.faults import try_all
-from unet3d.data.geometry import orientation, shape_at, spacing
-from unet3d.data.nifti import opened, volume_shape
-from unet3d.data.preparation import Preparation, prepare
+from unet3d.data.faults import collect_findings
+from unet3d.data.geometry import compute_resampled_shape, orientation, spacing
+from unet3d.data.nifti import open_image, volume_shape
+from unet3d.data.preparation import Preprocessing, preprocess_case
 from unet3d.data.statistics import Statistics
-from unet3d.types import IGNORE, MIB, Misuse, size
+from unet3d.types import IGNORE_LABEL, MIB, UsageError, format_bytes
 
 PLACES_PER_CLASS = 2000
 """So many voxels of each class are remembered, for sampling patches around them."""
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Volume:
+class CachedVolume:
     """A prepared case; the arrays are mapped from disk, not loaded."""
 
     case: Case
@@ -84,83 +84,87 @@ class Volume:
         """D, H, W."""
         return self.label.shape
 
-    def spacing_mm(self, preparation: Preparation) -> tuple[float, float, float]:
+    def spacing_mm(self, preparation: Preprocessing) -> tuple[float, float, float]:
         """Of its voxels, by what prepared it and the file's header."""
         if preparation.spacing_mm is not None:
             return preparation.spacing_mm
-        affine = opened(self.case.images[0]).affine
+        affine = open_image(self.case.images[0]).affine
         return spacing(affine, orientation(affine, preparation.orientation)[0])
 
 
-def prepared(
-    cases: Sequence[Case], preparation: Preparation, cache: Path, *, ram: int | None = None
-) -> list[Volume]:
+def preprocess_all(
+    cases: Sequence[Case], preparation: Preprocessing, cache: Path, *, ram: int | None = None
+) -> list[CachedVolume]:
     """Every case, from the cache or prepared now; all of them are tried before faults are raised.
 
     As many are prepared at a time as there are cores, if half of the free `ram` holds them.
     """
-    volumes = [Volume(c, cache / f"{c.name}-{key(c, preparation)}") for c in cases]
+    volumes = [CachedVolume(c, cache / f"{c.name}-{make_cache_key(c, preparation)}") for c in cases]
     missing = [v for v in volumes if not v.folder.exists()]
     if missing:
         cache.mkdir(parents=True, exist_ok=True)
-        costs = [cost(v.case.images, preparation) for v in missing]
-        threads = side_by_side(max(c.ram for c in costs), ram)
+        costs = [estimate_cost(v.case.images, preparation) for v in missing]
+        threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preparing %d cases into %s: %s on disk, at most %s of RAM for %d at a time",
             len(missing),
             cache,
-            size(sum(c.disk for c in costs)),
-            size(threads * max(c.ram for c in costs)),
+            format_bytes(sum(c.disk for c in costs)),
+            format_bytes(threads * max(c.ram for c in costs)),
             threads,
         )
         with ThreadPoolExecutor(threads) as pool:
-            try_all(pool, lambda v: _make(v, preparation), missing, [v.name for v in missing])
+            collect_findings(
+                pool, lambda v: _make(v, preparation), missing, [v.name for v in missing]
+            )
     return volumes
 
 
 @dataclass(frozen=True)
-class Cost:
+class PreprocessingCost:
     """Bytes that preparing a case takes, from its headers alone."""
 
     ram: int
     disk: int
 
 
-def cost(files: Sequence[Path], preparation: Preparation) -> Cost:
+def estimate_cost(files: Sequence[Path], preparation: Preprocessing) -> PreprocessingCost:
     """An upper bound: the box around what is not zero is not known yet."""
-    images = [opened(file) for file in files]
+    images = [open_image(file) for file in files]
     shapes = [volume_shape(image) for image in images]
     channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
     axes, _ = orientation(images[0].affine, preparation.orientation)
     old_mm = spacing(images[0].affine, axes)
-    shape = shape_at([shapes[0][a] for a in axes], old_mm, preparation.spacing_mm or old_mm)
+    shape = compute_resampled_shape(
+        [shapes[0][a] for a in axes], old_mm, preparation.spacing_mm or old_mm
+    )
     old, new = prod(shapes[0][:3]), prod(shape)
     item = max(4, *(image.get_data_dtype().itemsize for image in images))
     reading = item * channels * old * (2 if len(images) > 1 else 1)
     resampling = 4 * (2 * old + 2 * max(old, new)) + 4 * channels * new
-    return Cost(ram=reading + resampling + 8 * MIB, disk=(4 * channels + 1) * new)
+    return PreprocessingCost(ram=reading + resampling + 8 * MIB, disk=(4 * channels + 1) * new)
 
 
-def side_by_side(cost: int, ram: int | None) -> int:
+def count_parallel_jobs(cost: int, ram: int | None) -> int:
     """How many cases are prepared at a time."""
     cores = os.cpu_count() or 1
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def key(case: Case, preparation: Preparation) -> str:
+def make_cache_key(case: Case, preparation: Preprocessing) -> str:
     """By content and settings; where the files lie and what they are called does not matter."""
     told: list[Any] = [preparation.settings(), FILES]
-    told += [content(file) for file in (*case.images, case.label)]
+    told += [digest_contents(file) for file in (*case.images, case.label)]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
-def content(file: Path) -> list[Any]:
+def digest_contents(file: Path) -> list[Any]:
     """What tells a file from another without reading all of it.
 
     A gzip file ends with the checksum of all it holds; of others the time of writing counts too.
     """
     if not file.is_file():
-        raise Misuse(f"{file.absolute()} is missing")
+        raise UsageError(f"{file.absolute()} is missing")
     with file.open("rb") as stream:
         head = blake2s(stream.read(HEAD)).hexdigest()
         length = stream.seek(0, os.SEEK_END)
@@ -169,11 +173,11 @@ def content(file: Path) -> list[Any]:
     return [length, head, tail] + ([] if file.suffix == ".gz" else [file.stat().st_mtime_ns])
 
 
-def _make(volume: Volume, preparation: Preparation) -> None:
-    with alone(volume.folder) as draft:
+def _make(volume: CachedVolume, preparation: Preprocessing) -> None:
+    with lock_cache(volume.folder) as draft:
         if draft is None:
             return
-        scan, label = prepare(volume.case, preparation)
+        scan, label = preprocess_case(volume.case, preparation)
         _save(draft / "image.npy", scan.image)
         _save(draft / "label.npy", label)
         _save(draft / "places.npy", _places(label))
@@ -181,7 +185,7 @@ def _make(volume: Volume, preparation: Preparation) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Generator[Path | None]:
+def lock_cache(folder: Path) -> Generator[Path | None]:
     """An empty folder that becomes `folder` when all went well; None if it is there already.
 
     Whoever else wants the same folder waits, be it a thread, a rank or another run; what a killed
@@ -230,7 +234,7 @@ def _places(label: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(0)
     rows = [np.empty((0, 4), np.int32)]
     for c in np.unique(label):
-        if c in (0, IGNORE):
+        if c in (0, IGNORE_LABEL):
             continue
         where = np.argwhere(label == c)
         if len(where) > PLACES_PER_CLASS:

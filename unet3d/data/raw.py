@@ -26,7 +26,7 @@ QUIET = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 ENDINGS = (".nii.gz", ".nii")
 
 
-class Unreadable(ValueError):
+class UnreadableFileError(ValueError):
     """Why a file cannot be read as a volume."""
 
 
@@ -59,10 +59,10 @@ def is_volume(file: Path) -> bool:
     return file.name.endswith(ENDINGS) and not file.name.startswith(".")
 
 
-def split_name(file: Path) -> tuple[str, str]:
+def split_nifti_suffix(file: Path) -> tuple[str, str]:
     """The name and the ending of an image, which is empty if the file is none.
 
-    >>> split_name(Path("scans/case.1.nii.gz"))
+    >>> split_nifti_suffix(Path("scans/case.1.nii.gz"))
     ('case.1', '.nii.gz')
     """
     ending = next((e for e in ENDINGS if file.name.endswith(e)), "")
@@ -76,8 +76,8 @@ def read_header(file: Path) -> Header:
     from nibabel.spatialimages import HeaderDataError
 
     if not is_volume(file):
-        raise Unreadable("is not named .nii or .nii.gz")
-    with opened(file) as stream:
+        raise UnreadableFileError("is not named .nii or .nii.gz")
+    with open_stream(file) as stream:
         block = stream.read(540)
     for kind in (Nifti1Header, Nifti2Header):
         if not kind.may_contain_header(block):
@@ -97,26 +97,26 @@ def read_header(file: Path) -> Header:
                 inter=inter or 0.0,
             )
         except (HeaderDataError, ValueError, OverflowError) as error:
-            raise Unreadable(f"has a header that cannot be: {error}") from error
+            raise UnreadableFileError(f"has a header that cannot be: {error}") from error
         if min(found.shape) < 0 or found.offset < 0:
-            raise Unreadable(f"has a header that cannot be: shape {list(found.shape)}")
+            raise UnreadableFileError(f"has a header that cannot be: shape {list(found.shape)}")
         if file.suffix != ".gz":
             there = (file.stat().st_size - found.offset) // max(found.dtype.itemsize, 1)
             if there < prod(found.shape):
-                raise ends_early(there, found)
-            if file.stat().st_size > found.offset + bytes_of(found):
-                raise goes_on(found)
+                raise make_truncated_error(there, found)
+            if file.stat().st_size > found.offset + get_data_bytes(found):
+                raise make_trailing_data_error(found)
         return found
-    raise Unreadable("is not a NIfTI file" if block else "is empty")
+    raise UnreadableFileError("is not a NIfTI file" if block else "is empty")
 
 
-def voxels(file: Path, header: Header) -> Iterator[tuple[int, np.ndarray]]:
+def iter_voxels(file: Path, header: Header) -> Iterator[tuple[int, np.ndarray]]:
     """(channel, values) in the file's order, scaled, as float32; read to the very end.
 
     Channels come one after another, each in pieces of at most CHUNK voxels.
     """
     size = prod(header.shape[:3])
-    with opened(file) as stream:
+    with open_stream(file) as stream:
         stream.seek(header.offset)
         for channel in range(header.num_channels):
             for start in range(0, size, CHUNK):
@@ -124,62 +124,64 @@ def voxels(file: Path, header: Header) -> Iterator[tuple[int, np.ndarray]]:
                 block = stream.read(wanted * header.dtype.itemsize)
                 got = len(block) // header.dtype.itemsize
                 if got < wanted:
-                    raise ends_early(channel * size + start + got, header)
+                    raise make_truncated_error(channel * size + start + got, header)
                 values = np.frombuffer(block, header.dtype)
                 with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
                     if (header.slope, header.inter) != (1, 0):
                         values = values * header.slope + header.inter
                     yield channel, values.astype(np.float32)
         if stream.read(1):  # a compressed file's checksum comes last, and is looked at here
-            raise goes_on(header)
+            raise make_trailing_data_error(header)
 
 
-def stored(file: Path, header: Header) -> np.ndarray:
+def read_stored(file: Path, header: Header) -> np.ndarray:
     """The voxels as they are written, not scaled; mapped where the file is not compressed."""
     if file.suffix != ".gz":
         return np.memmap(file, header.dtype, "c", header.offset, header.shape, order="F")
-    size, done = bytes_of(header), 0
+    size, done = get_data_bytes(header), 0
     if size > MOST_TO_ONE * file.stat().st_size:  # before memory is asked for
-        raise Unreadable(f"is too short for {prod(header.shape):,} voxels")
+        raise UnreadableFileError(f"is too short for {prod(header.shape):,} voxels")
     content = np.empty(size, np.uint8)
-    with opened(file) as stream:
+    with open_stream(file) as stream:
         stream.seek(header.offset)
         while done < size:
             got = stream.readinto(content.data[done : done + CHUNK])
             if not got:
-                raise ends_early(done // header.dtype.itemsize, header)
+                raise make_truncated_error(done // header.dtype.itemsize, header)
             done += got
         if stream.read(1):
-            raise goes_on(header)
+            raise make_trailing_data_error(header)
     return content.view(header.dtype).reshape(header.shape, order="F")
 
 
-def bytes_of(header: Header) -> int:
+def get_data_bytes(header: Header) -> int:
     """Of all voxels."""
     return prod(header.shape) * header.dtype.itemsize
 
 
-def goes_on(header: Header) -> Unreadable:
+def make_trailing_data_error(header: Header) -> UnreadableFileError:
     """What to say of a file with more bytes than its header tells: one of the two is wrong."""
-    return Unreadable(f"goes on after the {prod(header.shape):,} voxels that its header tells of")
+    return UnreadableFileError(
+        f"goes on after the {prod(header.shape):,} voxels that its header tells of"
+    )
 
 
-def ends_early(there: int, header: Header) -> Unreadable:
+def make_truncated_error(there: int, header: Header) -> UnreadableFileError:
     """What to say of a file with fewer voxels than its header tells."""
-    return Unreadable(f"ends after {max(there, 0):,} of {prod(header.shape):,} voxels")
+    return UnreadableFileError(f"ends after {max(there, 0):,} of {prod(header.shape):,} voxels")
 
 
 @contextmanager
-def opened(file: Path) -> Generator[gzip.GzipFile | BufferedReader]:
+def open_stream(file: Path) -> Generator[gzip.GzipFile | BufferedReader]:
     """The bytes of a file, decompressed; whatever is wrong with them is Unreadable."""
     try:
         if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
-            raise Unreadable("is no file with an end")  # a pipe, a device
+            raise UnreadableFileError("is no file with an end")  # a pipe, a device
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             yield stream
     except FileNotFoundError:
-        raise Unreadable("is missing") from None
+        raise UnreadableFileError("is missing") from None
     except OSError as error:
-        raise Unreadable(f"cannot be read: {error.strerror or error}") from error
+        raise UnreadableFileError(f"cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
-        raise Unreadable(f"cannot be decompressed to its end: {error}") from error
+        raise UnreadableFileError(f"cannot be decompressed to its end: {error}") from error

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.nifti import opened, volume_shape
-from unet3d.whole import whole
+from unet3d.data.nifti import open_image, volume_shape
+from unet3d.whole import atomic_write
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
@@ -17,20 +17,20 @@ def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
     import nibabel
 
     header = _header(like, labels.shape, np.uint8)
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         nibabel.save(_type(like)(labels, None, header), draft)
 
 
 @contextmanager
-def written_probabilities(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
+def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
     """An array (K, D, H, W) float32 that lies in the file and not in memory.
 
     The file is not compressed, and its room on the disk is taken at once: a disk that is full says
     so here.
     """
-    space = volume_shape(opened(like))[:3]
+    space = volume_shape(open_image(like))[:3]
     header = _header(like, (*space, classes), np.float32)
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         with draft.open("wb") as file:
             header.write_to(file)
             offset = header.get_data_offset()
@@ -59,12 +59,12 @@ def probability_bytes(space: tuple[int, ...], classes: int) -> int:
 
 def _type(like: Path) -> Any:
     """NIfTI-1 or NIfTI-2, as the image is."""
-    return type(opened(like))
+    return type(open_image(like))
 
 
 def _header(like: Path, shape: tuple[int, ...], dtype: Any) -> Any:
     """The image's, for other voxels: both affines keep their codes, scaling and display go."""
-    header = opened(like).header.copy()
+    header = open_image(like).header.copy()
     header.set_data_shape(shape)
     header.set_data_dtype(dtype)
     header.set_slope_inter(1, 0)

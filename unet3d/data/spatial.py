@@ -21,7 +21,7 @@ nothing is turned into it, scaled along it or moved along it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class SpatialTransform:
     """Voxel o of the patch is read at `matrix @ o`, up to `bend` beside it; then all is flipped."""
 
     matrix: np.ndarray | None = None  # (3, 3); None: read where it is
@@ -35,25 +35,25 @@ class Move:
         half = (np.array(patch) - 1) / 2
         reach = half
         if self.matrix is not None:
-            reach = np.abs(self.matrix) @ half + np.where(thin(patch), 0.0, self.bend)
+            reach = np.abs(self.matrix) @ half + np.where(thin_axes(patch), 0.0, self.bend)
         beyond = np.ceil(reach - half - 1e-6).clip(0).astype(int)
         d, h, w = (p + 2 * int(b) for p, b in zip(patch, beyond, strict=True))
         return d, h, w
 
 
-def thin(sides: Sequence[int]) -> tuple[bool, bool, bool]:
+def thin_axes(sides: Sequence[int]) -> tuple[bool, bool, bool]:
     """Which axes are left alone.
 
-    >>> thin([320, 150, 26]), thin([60, 60, 20])
+    >>> thin_axes([320, 150, 26]), thin_axes([60, 60, 20])
     ((False, False, True), (False, False, False))
     """
     d, h, w = (THIN * n < max(sides) for n in sides)
     return d, h, w
 
 
-def matrix(radians: Sequence[float], scale: float, patch: Sequence[int]) -> np.ndarray:
+def make_affine_matrix(radians: Sequence[float], scale: float, patch: Sequence[int]) -> np.ndarray:
     """Turned about each axis and shown `scale` times as large, but for thin axes."""
-    flat = thin(patch)
+    flat = thin_axes(patch)
     turned = np.eye(3)
     for axis, angle in enumerate(radians):
         others = [n for n in range(3) if n != axis]
@@ -66,14 +66,16 @@ def matrix(radians: Sequence[float], scale: float, patch: Sequence[int]) -> np.n
     return turned @ np.diag(np.where(flat, 1.0, 1 / scale))
 
 
-def read(image: Tensor, label: Tensor, move: Move, patch: Sequence[int]) -> tuple[Tensor, Tensor]:
+def apply_transform(
+    image: Tensor, label: Tensor, move: SpatialTransform, patch: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """(C, *source) and (*source) -> (C, *patch) and (*patch), read once.
 
     The image is interpolated linearly, the label takes the nearest voxel's; outside the source both
     are 0. Without a matrix every voxel is as it was.
     """
     if move.matrix is None:
-        image, label = centre(image, patch), centre(label, patch)
+        image, label = center_crop(image, patch), center_crop(label, patch)
     else:
         places = _places(move, patch, image)[None]
         # In float every label is exact, 255 too.
@@ -87,20 +89,20 @@ def read(image: Tensor, label: Tensor, move: Move, patch: Sequence[int]) -> tupl
     return image, label
 
 
-def centre(source: Tensor, patch: Sequence[int]) -> Tensor:
+def center_crop(source: Tensor, patch: Sequence[int]) -> Tensor:
     """A view of the patch in the middle of the last three axes."""
     for axis, size in zip((-3, -2, -1), patch, strict=True):
         source = source.narrow(axis, (source.shape[axis] - size) // 2, size)
     return source
 
 
-def _places(move: Move, patch: Sequence[int], image: Tensor) -> Tensor:
+def _places(move: SpatialTransform, patch: Sequence[int], image: Tensor) -> Tensor:
     """(*patch, 3), as grid_sample wants it: the last axis first, -1..1 from edge to edge."""
     assert move.matrix is not None
-    device, flat = image.device, thin(patch)
+    device, flat = image.device, thin_axes(patch)
     along = [torch.arange(n, device=device) - (n - 1) / 2 for n in patch]
     d, h, w = along[0][:, None, None], along[1][:, None], along[2]
-    bends = bent(move, patch, device) if move.bend else None
+    bends = make_elastic_field(move, patch, device) if move.bend else None
     places = torch.empty(*patch, 3, device=device)
     for axis, (a, b, c) in enumerate(move.matrix.tolist()):
         place = a * d + b * h + c * w
@@ -110,7 +112,9 @@ def _places(move: Move, patch: Sequence[int], image: Tensor) -> Tensor:
     return places
 
 
-def bent(move: Move, patch: Sequence[int], device: torch.device) -> Tensor:
+def make_elastic_field(
+    move: SpatialTransform, patch: Sequence[int], device: torch.device
+) -> Tensor:
     """(3, *patch): a smooth displacement, along each axis never larger than `move.bend`.
 
     The points of a coarse grid are moved at random; cubic B-splines join them.

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 FOLDS = 5
 SEED = 12345
 
 
-def split(
+def split_cases(
     cases: Sequence[Case],
     fold: int | None,
     file: Path | None = None,
@@ -35,7 +35,7 @@ def split(
             _refuse_split_group(parts, groups, fold, file)
         return parts
     if not 0 <= fold < FOLDS:
-        raise Misuse(f"fold must be 0..{FOLDS - 1} or none, got {fold}")
+        raise UsageError(f"fold must be 0..{FOLDS - 1} or none, got {fold}")
     units = list(range(len(ordered)))  # each case's number, or its group's
     if groups is not None:
         numbers = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
@@ -43,7 +43,7 @@ def split(
     count = len(set(units))
     if count < FOLDS:
         what = "cases" if groups is None else "groups"
-        raise Misuse(
+        raise UsageError(
             f"{count} {what} are too few for {FOLDS} folds: fold=none trains on all of them"
         )
     order = np.arange(count)
@@ -60,7 +60,7 @@ def _refuse_split_group(
 ) -> None:
     training, validation = ({groups[c.name]: c.name for c in part} for part in parts)
     for group in sorted(training.keys() & validation.keys()):
-        raise Misuse(
+        raise UsageError(
             f"{file}: fold {fold} trains on {training[group]} and validates on "
             f"{validation[group]}, which data.group_by puts in one group, {group}: move one of "
             "them, or leave out one of the two keys"
@@ -72,20 +72,22 @@ def _told(cases: Sequence[Case], fold: int, file: Path) -> tuple[list[Case], lis
     try:
         folds = [(set(part["train"]), set(part["val"])) for part in json.loads(file.read_text())]
     except FileNotFoundError:
-        raise Misuse(f"data.splits: there is no {file.absolute()}") from None
+        raise UsageError(f"data.splits: there is no {file.absolute()}") from None
     except (OSError, ValueError, TypeError, KeyError):
-        raise Misuse(
+        raise UsageError(
             f'{file} must be a JSON list with {{"train": [names], "val": [names]}} for each fold'
         ) from None
     if not 0 <= fold < len(folds):
-        raise Misuse(f"fold must be 0..{len(folds) - 1}, as {file} has them, or none, got {fold}")
+        raise UsageError(
+            f"fold must be 0..{len(folds) - 1}, as {file} has them, or none, got {fold}"
+        )
     training, validation = folds[fold]
     unknown = sorted((training | validation) - {case.name for case in cases})
     if unknown:
-        raise Misuse(f"{file} names cases that the data set has not: {', '.join(unknown[:5])}")
+        raise UsageError(f"{file} names cases that the data set has not: {', '.join(unknown[:5])}")
     if training & validation:
         both = sorted(training & validation)
-        raise Misuse(f"{file}: fold {fold} trains and validates on {', '.join(both[:5])}")
+        raise UsageError(f"{file}: fold {fold} trains and validates on {', '.join(both[:5])}")
     if not training:
-        raise Misuse(f"{file}: fold {fold} has no cases to train on")
+        raise UsageError(f"{file}: fold {fold} has no cases to train on")
     return [c for c in cases if c.name in training], [c for c in cases if c.name in validation]

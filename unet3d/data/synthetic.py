@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.generated import Generated, check_grid, make_grid, write_decathlon
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 SHAPES = ("ball", "tube", "box", "shell")
 
@@ -35,7 +35,7 @@ class Synthetic(Generated):
     ):
         check_grid(size, spacing_mm)
         if not 2 <= num_classes <= 20 or num_cases < 1 or noise < 0:
-            raise Misuse(
+            raise UsageError(
                 "synthetic data needs data.num_classes in 2..20 (the background counts), "
                 f"num_cases >= 1 and noise >= 0, got {num_classes}, {num_cases} and {noise}"
             )
@@ -49,7 +49,7 @@ class Synthetic(Generated):
         }
         extent = "x".join(map(str, size))
         name = f"{num_classes}-classes_{num_cases}-cases_{extent}"
-        super().__init__(root, name=name, settings=settings, write=write)
+        super().__init__(root, name=name, settings=settings, write=write_dataset)
 
 
 def class_names(classes: int) -> list[str]:
@@ -62,7 +62,7 @@ def class_names(classes: int) -> list[str]:
     return ["background", *(SHAPES[s] + (f"_{r + 1}" if r else "") for r, s in rounds)]
 
 
-def write(
+def write_dataset(
     folder: Path,
     *,
     classes: int,
@@ -77,7 +77,7 @@ def write(
 
     def draw_case(number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, number))
-        label = draw(rng, classes, size, spacing_mm)
+        label = draw_label(rng, classes, size, spacing_mm)
         return brightness[label] + rng.normal(0, noise, size), label
 
     write_decathlon(
@@ -91,7 +91,7 @@ def write(
     )
 
 
-def draw(
+def draw_label(
     rng: np.random.Generator, classes: int, size: Sequence[int], spacing_mm: Sequence[float]
 ) -> np.ndarray:
     """Labels (D, H, W), uint8: one or two structures of every class, later ones on top."""
@@ -104,11 +104,11 @@ def draw(
             r = radius * rng.uniform(0.75, 1.0)
             centre = rng.uniform(np.minimum(r, extent / 2), np.maximum(extent - r, extent / 2))
             offset = grid - centre[:, None, None, None]
-            label[inside(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
+            label[shape_mask(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
     return label
 
 
-def inside(shape: str, offset: np.ndarray, r: float, rng: np.random.Generator) -> np.ndarray:
+def shape_mask(shape: str, offset: np.ndarray, r: float, rng: np.random.Generator) -> np.ndarray:
     """Which voxels, at `offset` mm (3, D, H, W) from a centre, belong to a shape of radius `r`."""
     distance = np.linalg.norm(offset, axis=0)
     if shape == "ball":

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.generated import Generated, check_grid, make_grid, write_decathlon
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 CLASSES = ("background", "body", "cap", "sheet", "sheath", "tube", "nodule", "speck")
 BRIGHTNESS = (0.0, 1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 2.4)  # in the first channel
@@ -50,7 +50,7 @@ class SyntheticHard(Generated):
     ):
         check_grid(size, spacing_mm)
         if num_cases < 1 or noise < 0 or bias < 0:
-            raise Misuse(
+            raise UsageError(
                 "data.source needs num_cases >= 1, noise >= 0 and bias >= 0, got "
                 f"{num_cases}, {noise} and {bias}"
             )

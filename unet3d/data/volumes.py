@@ -14,27 +14,27 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from unet3d.data.augment import Augment
-from unet3d.data.prepared import Volume
-from unet3d.data.workers import Making
-from unet3d.types import Misuse, Sample
+from unet3d.data.prepared import CachedVolume
+from unet3d.data.workers import InFlightCases
+from unet3d.types import Sample, UsageError
 
 Place = tuple[int, int, bool]
 """(epoch, number, whether it is centred on foreground) of a patch."""
 
 
-class Patch(Sample):
+class PatchSample(Sample):
     """A patch; or, with a key, the larger source from which its augmentation will make it."""
 
     key: NotRequired[int]
     seconds: dict[str, float]  # that each part of making it took
 
 
-class TrainingPatches(Dataset[Patch]):
+class TrainingPatches(Dataset[PatchSample]):
     """Patches of `patch_size`, augmented here or, `later`, by whoever has moved them to a GPU."""
 
     def __init__(
         self,
-        volumes: Sequence[Volume],
+        volumes: Sequence[CachedVolume],
         *,
         patch_size: Sequence[int],
         augment: Augment,
@@ -42,9 +42,9 @@ class TrainingPatches(Dataset[Patch]):
         later: bool = False,
     ):
         if len(patch_size) != 3 or min(patch_size) < 1:
-            raise Misuse(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
+            raise UsageError(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
         self.volumes = list(volumes)
-        self.making = Making(self.volumes)
+        self.making = InFlightCases(self.volumes)
         self.patch_size = tuple(patch_size)
         self.augment = augment
         self.seed = seed
@@ -54,33 +54,33 @@ class TrainingPatches(Dataset[Patch]):
     def __len__(self) -> int:
         return len(self.volumes)
 
-    def __getitem__(self, index: Place) -> Patch:
+    def __getitem__(self, index: Place) -> PatchSample:
         """The patch of (epoch, number)."""
         with self.making(index[1] % len(self.volumes)):
             return self._patch(index)
 
-    def _patch(self, index: Place) -> Patch:
+    def _patch(self, index: Place) -> PatchSample:
         begun = perf_counter()
         volume, key, start = self._drawn(index)
         size = self._source_size(volume, key)
         start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
-        image = torch.from_numpy(cut(volume.image, start, size))
-        label = torch.from_numpy(cut(volume.label, start, size))
+        image = torch.from_numpy(crop_padded(volume.image, start, size))
+        label = torch.from_numpy(crop_padded(volume.label, start, size))
         read = perf_counter()
         seconds = {"reading": read - begun}
         if self.later:
-            return Patch(image=image, label=label, case=volume.name, key=key, seconds=seconds)
+            return PatchSample(image=image, label=label, case=volume.name, key=key, seconds=seconds)
         images, labels = self.augment([image], [label], [key], self.patch_size)
         seconds["augmenting"] = perf_counter() - read
-        return Patch(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
+        return PatchSample(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
 
     def label(self, index: Place) -> np.ndarray:
         """Return the labels (D, H, W) of a patch as they are before augmentation."""
         with self.making(index[1] % len(self.volumes)):
             volume, _, start = self._drawn(index)
-            return cut(volume.label, start, self.patch_size)
+            return crop_padded(volume.label, start, self.patch_size)
 
-    def _drawn(self, index: Place) -> tuple[Volume, int, list[int]]:
+    def _drawn(self, index: Place) -> tuple[CachedVolume, int, list[int]]:
         """Draw the volume, the key of the augmentation, and where the patch begins."""
         epoch, number, foreground = index
         volume = self.volumes[number % len(self.volumes)]
@@ -88,13 +88,13 @@ class TrainingPatches(Dataset[Patch]):
         key = int(rng.integers(2**63))
         return volume, key, self._start(volume, foreground, rng)
 
-    def _source_size(self, volume: Volume, key: int) -> list[int]:
+    def _source_size(self, volume: CachedVolume, key: int) -> list[int]:
         """What the patch is read from, but for what lies outside of the volume wherever it is."""
         wanted = self.augment.move(key, self.patch_size).source_size(self.patch_size)
         sides = zip(wanted, volume.shape, self.patch_size, strict=True)
         return [min(w, max(p, 2 * n - p)) for w, n, p in sides]
 
-    def _start(self, volume: Volume, foreground: bool, rng: np.random.Generator) -> list[int]:
+    def _start(self, volume: CachedVolume, foreground: bool, rng: np.random.Generator) -> list[int]:
         """Where the patch begins; below 0 where the volume is smaller than the patch."""
         room = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
         places = volume.places if foreground else ()
@@ -113,7 +113,7 @@ class TrainingPatches(Dataset[Patch]):
         return [int(rng.integers(r + 1)) if r > 0 else r // 2 for r in room]
 
 
-def cut(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
+def crop_padded(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
     """A patch of the last three axes; what lies outside the array is 0."""
     patch = np.zeros((*array.shape[:-3], *size), array.dtype)
     source, target = [], []
@@ -124,16 +124,16 @@ def cut(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndar
     return patch
 
 
-class WholeVolumes(Dataset[Sample]):
+class ValidationVolumes(Dataset[Sample]):
     """Every volume as it is, each on one of the ranks.
 
     All ranks have as many: an empty sample without a name stands in where there is none left.
     """
 
-    def __init__(self, volumes: Sequence[Volume], *, rank: int = 0, ranks: int = 1):
+    def __init__(self, volumes: Sequence[CachedVolume], *, rank: int = 0, ranks: int = 1):
         self.volumes = list(volumes)[rank::ranks]
         self.length = -(-len(volumes) // ranks)
-        self.making = Making(self.volumes)
+        self.making = InFlightCases(self.volumes)
 
     def __len__(self) -> int:
         return self.length
@@ -151,16 +151,16 @@ class WholeVolumes(Dataset[Sample]):
             )
 
 
-def get_classes(volumes: Sequence[Volume]) -> list[set[int]]:
+def get_classes(volumes: Sequence[CachedVolume]) -> list[set[int]]:
     """The foreground classes that each volume has."""
-    making, found = Making(volumes), []
+    making, found = InFlightCases(volumes), []
     for number, volume in enumerate(volumes):
         with making(number):
             found.append(volume.classes)
     return found
 
 
-class EpochOrder(Sampler[Place]):
+class EpochSampler(Sampler[Place]):
     """Patches in an order that depends on (seed, epoch) alone; whole batches only.
 
     A batch of the run has `batch_size` patches for each of its ranks, and each rank gets its own.
@@ -180,7 +180,7 @@ class EpochOrder(Sampler[Place]):
         ranks: int = 1,
     ):
         if not 0 <= foreground_share <= 1:
-            raise Misuse(f"data.foreground_share must be within 0..1, got {foreground_share}")
+            raise UsageError(f"data.foreground_share must be within 0..1, got {foreground_share}")
         self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
         self.foreground_share = foreground_share
         self.rank, self.ranks = rank, ranks

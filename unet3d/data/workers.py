@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
-from unet3d.data.prepared import Volume
-from unet3d.types import Fault, size
+from unet3d.data.prepared import CachedVolume
+from unet3d.types import RunError, format_bytes
 
 MOST_WORKERS = 1024
 SHARED_MEMORY = Path("/dev/shm")
@@ -26,23 +26,23 @@ MORE_SHARED_MEMORY = (
 )
 
 
-class CaseFault(Fault):
+class SampleError(RunError):
     """A sample could not be made; one line also when it comes out of a worker.
 
     torch raises a worker's exception again with its traceback as the text: that becomes a note.
     """
 
     def __init__(self, said: str):
-        *_, own = said.rpartition(f"{CaseFault.__name__}: ")
+        *_, own = said.rpartition(f"{SampleError.__name__}: ")
         super().__init__(own.strip())
         if own != said:
             self.add_note(said)
 
 
-class Making:
+class InFlightCases:
     """Which case each worker began last, in memory that outlives the worker."""
 
-    def __init__(self, volumes: Sequence[Volume]):
+    def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
         self.begun = RawArray("q", 2 * MOST_WORKERS)  # pid and number of the volume, by worker
 
@@ -57,15 +57,17 @@ class Making:
             yield
         except Exception as error:
             volume = self.volumes[number]
-            raise CaseFault(f"{volume.name}: {broken(volume) or reason(error)}") from error
+            raise SampleError(
+                f"{volume.name}: {find_damaged_file(volume) or format_one_line(error)}"
+            ) from error
 
-    def last(self, pids: Sequence[int]) -> list[Volume]:
+    def last(self, pids: Sequence[int]) -> list[CachedVolume]:
         """What these workers began last."""
         pairs = zip(self.begun[::2], self.begun[1::2], strict=True)
         return [self.volumes[number] for pid, number in pairs if pid in pids]
 
 
-def broken(volume: Volume) -> str | None:
+def find_damaged_file(volume: CachedVolume) -> str | None:
     """Which of a volume's files is gone or cut off, and what helps."""
     for name in ("image", "label", "places"):
         path = volume.folder / f"{name}.npy"
@@ -75,13 +77,13 @@ def broken(volume: Volume) -> str | None:
             return f"{path} is gone: start again, and it is prepared anew"
         except Exception as error:
             return (
-                f"{path} cannot be read ({reason(error)}): remove {volume.folder} and start again, "
+                f"{path} cannot be read ({format_one_line(error)}): remove {volume.folder} and start again, "
                 "and it is prepared anew"
             )
     return None
 
 
-def reason(error: BaseException) -> str:
+def format_one_line(error: BaseException) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -99,29 +101,29 @@ def oom_kills() -> int:
     return 0
 
 
-def fault_of(
-    error: BaseException, making: Sequence[Making], *, num_workers: int, kills_before: int
-) -> Fault | None:
+def explain_worker_error(
+    error: BaseException, making: Sequence[InFlightCases], *, num_workers: int, kills_before: int
+) -> RunError | None:
     """A worker's death, or what torch made of its exception, in one line; None: neither."""
-    texts = list(chain(error))
+    texts = list(iter_exception_texts(error))
     said = " ".join(texts)
     if "unable to allocate shared memory" in said or "unable to mmap" in said:
-        return Fault(f"a data worker found no shared memory: {full()}")
+        return RunError(f"a data worker found no shared memory: {explain_full_shm()}")
     raised = re.match(r"Caught \w+ in \w+ .*process \d+", texts[0])
     if raised:
-        return Fault(f"a data worker failed: {texts[0].strip().splitlines()[-1]}")
+        return RunError(f"a data worker failed: {texts[0].strip().splitlines()[-1]}")
     died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", said)
     if not died:
         return None
     pids = [int(pid) for pid in died[1].split(",")]
     last = [volume for some in making for volume in some.last(pids)]
     names = f" (the last case it began: {', '.join(v.name for v in last)})" if last else ""
-    return Fault(
-        f"a data worker{names} {cause(said, last, num_workers=num_workers, before=kills_before)}"
+    return RunError(
+        f"a data worker{names} {explain_death(said, last, num_workers=num_workers, before=kills_before)}"
     )
 
 
-def cause(said: str, last: Sequence[Volume], *, num_workers: int, before: int) -> str:
+def explain_death(said: str, last: Sequence[CachedVolume], *, num_workers: int, before: int) -> str:
     """What a worker died of, from torch's text, and what helps."""
     fewer = f"use fewer data.num_workers (now {num_workers})"
     killed = re.search(r"killed by signal: ([^.]+)\.", said)
@@ -139,22 +141,24 @@ def cause(said: str, last: Sequence[Volume], *, num_workers: int, before: int) -
             f"the scheduler's log, and {fewer}"
         )
     if number == signal.SIGBUS:
-        files = [(volume.name, broken(volume)) for volume in last]
+        files = [(volume.name, find_damaged_file(volume)) for volume in last]
         cut = [f"{name}: {what}" for name, what in files if what]
-        return f"met a bus error: {cut[0] if cut else full()}"
+        return f"met a bus error: {cut[0] if cut else explain_full_shm()}"
     name = killed[1].strip() if number is None else signal.Signals(number).name
     return f"was ended by {name}; data.num_workers=0 shows whether it is the data"
 
 
-def full() -> str:
+def explain_full_shm() -> str:
     """That shared memory is, and how large."""
     if not SHARED_MEMORY.is_dir():
         return MORE_SHARED_MEMORY.format("it is missing")
     usage = shutil.disk_usage(SHARED_MEMORY)
-    return MORE_SHARED_MEMORY.format(f"{size(usage.free)} of {size(usage.total)} are free now")
+    return MORE_SHARED_MEMORY.format(
+        f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free now"
+    )
 
 
-def chain(error: BaseException | None) -> Generator[str]:
+def iter_exception_texts(error: BaseException | None) -> Generator[str]:
     """The texts of an exception and of those behind it."""
     while error is not None:
         yield str(error)

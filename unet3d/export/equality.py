@@ -18,7 +18,7 @@ a patch that is constant, 2e-2: instance norm divides it by almost nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equality:
+class Parity:
     """What was found on some patches."""
 
     patches: int
@@ -39,9 +39,9 @@ class Equality:
         )
 
 
-def compared(
+def compare_outputs(
     own: Network, other: Network, batches: Iterable[Tensor], decide: Callable[[Tensor], Tensor]
-) -> Equality:
+) -> Parity:
     """Both on the same batches (B, C, D, H, W); `decide` makes labels of logits (K, D, H, W)."""
     patches = voxels = same = 0
     difference = largest = torch.zeros(())
@@ -57,6 +57,6 @@ def compared(
             agreed = decide(one) == decide(another)
             same, voxels = same + int(agreed.sum()), voxels + agreed.numel()
         patches += len(batch)
-    return Equality(
+    return Parity(
         patches=patches, difference=float(difference), largest=float(largest), same=same / voxels
     )

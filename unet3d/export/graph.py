@@ -11,7 +11,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
-from unet3d.types import Fault, Triple
+from unet3d.types import RunError, Triple
 
 INPUT, OUTPUT = "image", "logits"
 
@@ -19,7 +19,7 @@ KNOWN = ("aten", "prim", "prims")
 """Whose operators every torch has, and ONNX a word for."""
 
 
-def traced(network: nn.Module, channels: int, patch: Triple) -> ExportedProgram:
+def export_program(network: nn.Module, channels: int, patch: Triple) -> ExportedProgram:
     """The graph of (batch, C, D, H, W) -> (batch, K, D, H, W), for a batch of any size.
 
     Space is fixed to the patch: a window of a volume is never of another size, a network goes by
@@ -31,22 +31,22 @@ def traced(network: nn.Module, channels: int, patch: Triple) -> ExportedProgram:
             batch = Dim("batch", min=1)
             program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
         except Exception as error:  # whatever torch makes of what a network does
-            raise Fault(
-                f"{type(network).__name__} cannot be traced by torch.export: {reason(error)}"
+            raise RunError(
+                f"{type(network).__name__} cannot be traced by torch.export: {find_root_cause(error)}"
             ) from error
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
-            refuse_foreign(part)
+            check_operators(part)
             for node in part.graph.nodes:
                 node.meta.pop("stack_trace", None)  # paths of the machine that exports
     return program
 
 
-def refuse_foreign(graph: torch.fx.GraphModule) -> None:
+def check_operators(graph: torch.fx.GraphModule) -> None:
     """An operator that a package brings along would be missing wherever that is not installed."""
     for node in graph.graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace not in KNOWN:
-            raise Fault(f"the network uses {node.target}, an operator that torch itself has not")
+            raise RunError(f"the network uses {node.target}, an operator that torch itself has not")
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def quiet() -> Generator[None]:
         logging.disable(before)
 
 
-def reason(error: BaseException) -> str:
+def find_root_cause(error: BaseException) -> str:
     """The first line of what lies behind an error, which exporters wrap in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__

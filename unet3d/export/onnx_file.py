@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from unet3d.export.graph import INPUT, OUTPUT, quiet, reason
-from unet3d.types import Fault
+from unet3d.export.graph import INPUT, OUTPUT, find_root_cause, quiet
+from unet3d.types import RunError
 
 ENDING = ".onnx"
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
@@ -26,7 +26,7 @@ LEAST_BESIDE = 1024
 """Bytes of a tensor that goes into the file beside, if there has to be one."""
 
 
-def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
+def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
     """Write one file, or beside it `<name>.data` with weights of 2 GiB and more; say what it is.
 
     The facts are in the model's metadata, each as JSON.
@@ -44,16 +44,16 @@ def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str
                 verbose=False,
             )
         except Exception as error:
-            raise Fault(
+            raise RunError(
                 f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot say "
-                f"this network in ONNX: {reason(error)}"
+                f"this network in ONNX: {find_root_cause(error)}"
             ) from error
     assert made is not None
     model = made.model_proto
     foreign = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
     if foreign:
-        raise Fault(f"ONNX itself has no {', '.join(sorted(foreign))}, which the network uses")
-    bare(model)
+        raise RunError(f"ONNX itself has no {', '.join(sorted(foreign))}, which the network uses")
+    strip_metadata(model)
     model.producer_name, model.producer_version = "unet3d", str(facts["unet3d"])
     onnx.helper.set_model_props(model, {key: json.dumps(fact) for key, fact in facts.items()})
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
@@ -67,7 +67,7 @@ def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str
     return f"ONNX opset {OPSET}"
 
 
-def bare(model: Any) -> None:
+def strip_metadata(model: Any) -> None:
     """Without what torch notes of the Python that a node comes from, paths among it."""
     graph = model.graph
     parts = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer, [graph])
@@ -75,7 +75,7 @@ def bare(model: Any) -> None:
         del part.metadata_props[:]
 
 
-class Opened:
+class OnnxSession:
     """A file as onnxruntime runs it on the CPU."""
 
     def __init__(self, path: Path):
@@ -87,8 +87,8 @@ class Opened:
         try:
             self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         except Exception as error:
-            raise Fault(
-                f"onnxruntime {version('onnxruntime')} cannot load {path.name}: {reason(error)}"
+            raise RunError(
+                f"onnxruntime {version('onnxruntime')} cannot load {path.name}: {find_root_cause(error)}"
             ) from error
 
     def __call__(self, batch: Tensor) -> Tensor:

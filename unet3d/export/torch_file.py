@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from unet3d.export.graph import quiet, reason
-from unet3d.types import Fault
+from unet3d.export.graph import find_root_cause, quiet
+from unet3d.types import RunError
 
 ENDING = ".pt2"
 NEEDS = ()
 FACTS = "unet3d.json"
 
 
-def write(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
+def write_torch_export(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
     """Write the file, the facts in it as an extra file, and say what it is."""
     with quiet():
         torch.export.save(program, path, extra_files={FACTS: json.dumps(facts, indent=1)})
     return f"torch.export of torch {torch.__version__}"
 
 
-class Opened:
+class ExportedSession:
     """A file as torch runs it on the CPU."""
 
     def __init__(self, path: Path):
@@ -32,7 +32,9 @@ class Opened:
             with quiet():
                 self.module = torch.export.load(path).module()
         except Exception as error:
-            raise Fault(f"torch cannot load {path.name} again: {reason(error)}") from error
+            raise RunError(
+                f"torch cannot load {path.name} again: {find_root_cause(error)}"
+            ) from error
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, C, D, H, W) -> logits (B, K, D, H, W)."""

@@ -8,7 +8,7 @@ BYTES = 8
 """What cleaning takes at most for each voxel."""
 
 
-def keep_largest(labels: np.ndarray, classes: Sequence[int]) -> None:
+def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
     """Turn all but the largest piece of each class into background, in place.
 
     Voxels that touch, be it at a corner, are one piece.

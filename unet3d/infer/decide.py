@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.infer.walk import Bar, Span, Walk
-from unet3d.types import Fault, Triple
+from unet3d.infer.walk import Span, Tile, WindowSchedule
+from unet3d.types import RunError, Triple
 
 Decision = Callable[[Tensor], Tensor]
 """Logits (K, ...) of some voxels -> their labels (...), or whatever else is written of them."""
 
 
-def largest(logits: Tensor) -> Tensor:
+def argmax_labels(logits: Tensor) -> Tensor:
     """The class of each voxel, uint8."""
     return logits.argmax(0).to(torch.uint8)
 
@@ -27,7 +27,7 @@ def probabilities(logits: Tensor) -> Tensor:
     return logits.softmax(0)
 
 
-class Painted:
+class RegionsToLabels:
     """Overlapping regions, painted one upon the other in their order, each with its label."""
 
     def __init__(self, labels: Sequence[int]):
@@ -49,7 +49,7 @@ class Output:
     target: np.ndarray
 
 
-class Line:
+class AxisInterpolator:
     """Linear interpolation along an axis: `new` voxels with the outer edges of `old` ones."""
 
     def __init__(self, old: int, new: int, device: torch.device):
@@ -78,26 +78,31 @@ class Line:
         return below.lerp_(above, self._share[part].view(shape))
 
 
-class Decider:
+class LabelWriter:
     """Takes the bars of a walk, in its order, and writes what is decided of them.
 
     `columns` are the prepared volume's that count; bars before them are only interpolated with.
     """
 
     def __init__(
-        self, outputs: Sequence[Output], *, walk: Walk, columns: Span, device: torch.device
+        self,
+        outputs: Sequence[Output],
+        *,
+        walk: WindowSchedule,
+        columns: Span,
+        device: torch.device,
     ):
         self.order, self.columns = walk.order, columns
         box = outputs[0].target.shape[-3:]
-        self.lines = [Line(walk.size[axis], box[axis], device) for axis in walk.order]
+        self.lines = [AxisInterpolator(walk.size[axis], box[axis], device) for axis in walk.order]
         self.outputs = [Output(o.decide, _ordered(o.target, walk.order)) for o in outputs]
         self.last_rows: dict[Span, Tensor] = {}  # of the bars above, by their columns
         self.last_columns: dict[Span, Tensor] = {}  # of the bars to the left, by their rows
 
-    def take(self, bar: Bar, logits: Tensor) -> None:
+    def take(self, bar: Tile, logits: Tensor) -> None:
         """Write what can be decided with this bar (K, D, H, W)."""
         if not torch.isfinite(logits.sum()):
-            raise Fault("the network's output is NaN or infinite")
+            raise RunError("the network's output is NaN or infinite")
         own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, along)
         rows, columns, along = self.lines
         upper, left = self.last_rows.get(bar.columns), self.last_columns.pop(bar.rows, None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import prod
 
-from unet3d.infer.walk import Span, Walk, length, positions
+from unet3d.infer.walk import Span, WindowSchedule, compute_span_length, compute_window_starts
 from unet3d.types import Triple
 
 FLOAT = 4
@@ -13,7 +13,7 @@ FLOAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class InferenceProblem:
     """A volume and the networks that are to segment it."""
 
     shape: Triple  # of the prepared volume
@@ -36,18 +36,18 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Strip:
+class Slab:
     """A walk of its own, and the columns that are decided in it."""
 
-    walk: Walk
+    walk: WindowSchedule
     columns: Span
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class InferencePlan:
     """How a volume is walked, and what that takes at most."""
 
-    strips: tuple[Strip, ...]
+    strips: tuple[Slab, ...]
     sums_in_ram: bool
     ram: int
     gpu: int  # 0 if windows are computed on the CPU
@@ -68,40 +68,41 @@ class Plan:
         return self.ram <= budget.ram and self.gpu <= (budget.gpu or 0)
 
 
-def plan(job: Job, budget: Budget) -> Plan:
+def choose_plan(job: InferenceProblem, budget: Budget) -> InferencePlan:
     """The first that fits: with sums on the GPU, in RAM, in more and more strips.
 
     If none does, the one that takes least, for the one who asks to say what is missing.
     """
-    whole = sorted(plans(job, budget, strips=False), key=_preference)
+    whole = sorted(list_plans(job, budget, strips=False), key=_preference)
     for found in whole:
         if found.fits(budget):
             return found
-    cut = sorted(plans(job, budget, strips=True), key=_preference)
+    cut = sorted(list_plans(job, budget, strips=True), key=_preference)
     for found in cut:
         if found.fits(budget):
             return found
     return min(whole + cut, key=lambda found: (found.gpu, found.ram))
 
 
-def _preference(found: Plan) -> tuple[int, bool, int]:
+def _preference(found: InferencePlan) -> tuple[int, bool, int]:
     return found.windows, found.sums_in_ram, found.ram + found.gpu
 
 
-def plans(job: Job, budget: Budget, *, strips: bool) -> Iterator[Plan]:
+def list_plans(job: InferenceProblem, budget: Budget, *, strips: bool) -> Iterator[InferencePlan]:
     """Every order of the axes; whole, or in every number of strips."""
     for d, h, w in permutations(range(3)):
         order = (d, h, w)
-        begins = positions(job.shape[h], job.patch[h], job.overlap)
+        begins = compute_window_starts(job.shape[h], job.patch[h], job.overlap)
         for count in range(2, len(begins) + 1) if strips else (1,):
             parts = tuple(_strips(job, order, begins, count))
             windows = sum(len(part.walk.windows) for part in parts)
             once = prod(
-                len(positions(n, p, job.overlap)) for n, p in zip(job.shape, job.patch, strict=True)
+                len(compute_window_starts(n, p, job.overlap))
+                for n, p in zip(job.shape, job.patch, strict=True)
             )
             for sums_in_ram in (True,) if budget.gpu is None else (False, True):
                 ram, gpu = _bytes(job, parts, sums_in_ram=sums_in_ram, gpu=budget.gpu is not None)
-                yield Plan(
+                yield InferencePlan(
                     strips=parts,
                     sums_in_ram=sums_in_ram,
                     ram=ram,
@@ -110,14 +111,14 @@ def plans(job: Job, budget: Budget, *, strips: bool) -> Iterator[Plan]:
                 )
 
 
-def _strips(job: Job, order: Triple, begins: list[int], count: int) -> Iterator[Strip]:
+def _strips(job: InferenceProblem, order: Triple, begins: list[int], count: int) -> Iterator[Slab]:
     """Columns from a window's begin to another's; the one before is interpolated with."""
     size = job.shape[order[1]]
     interpolated = size != job.box[order[1]]
     edges = [0, *(begins[n * len(begins) // count] for n in range(1, count)), size]
     for start, stop in pairwise(edges):
         first = max(0, start - interpolated)
-        walk = Walk(
+        walk = WindowSchedule(
             size=job.shape,
             patch=job.patch,
             overlap=job.overlap,
@@ -125,10 +126,12 @@ def _strips(job: Job, order: Triple, begins: list[int], count: int) -> Iterator[
             columns=(first, stop),
             batch_size=job.batch_size,
         )
-        yield Strip(walk, (start, stop))
+        yield Slab(walk, (start, stop))
 
 
-def _bytes(job: Job, strips: tuple[Strip, ...], *, sums_in_ram: bool, gpu: bool) -> tuple[int, int]:
+def _bytes(
+    job: InferenceProblem, strips: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
+) -> tuple[int, int]:
     """(RAM, GPU): what is held, the sums, and the most of what comes and goes beside them."""
     walks = [strip.walk for strip in strips]
     sums = max(_sums(job, walk) for walk in walks)
@@ -140,21 +143,21 @@ def _bytes(job: Job, strips: tuple[Strip, ...], *, sums_in_ram: bool, gpu: bool)
     return job.held, sums + max(passing, job.window_bytes)
 
 
-def _sums(job: Job, walk: Walk) -> int:
+def _sums(job: InferenceProblem, walk: WindowSchedule) -> int:
     """The open bars, the windows' weights, and the rows and columns kept to interpolate with."""
     a, b, c = walk.order
     numbers = walk.open_voxels * (job.classes + 1) + prod(job.patch)
     if job.shape[a] != job.box[a]:
-        numbers += job.classes * length(walk.wanted) * job.shape[c]
+        numbers += job.classes * compute_span_length(walk.wanted) * job.shape[c]
     if job.shape[b] != job.box[b]:
         numbers += job.classes * 2 * job.patch[a] * job.shape[c]
     return FLOAT * numbers
 
 
-def _passing(job: Job, walk: Walk) -> int:
+def _passing(job: InferenceProblem, walk: WindowSchedule) -> int:
     """A batch with its logits and the piece of them that is added, or a row that is decided."""
     _, b, c = walk.order
-    rows, columns = (max(map(length, cuts)) for cuts in walk.cuts)
+    rows, columns = (max(map(compute_span_length, cuts)) for cuts in walk.cuts)
     window = (job.channels + job.classes) * prod(job.patch)
     piece = job.classes * rows * columns * job.patch[c]
     along = max(job.shape[c], job.box[c])

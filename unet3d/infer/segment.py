@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unet3d.infer.decide import Decider, Output
-from unet3d.infer.plan import Plan
-from unet3d.infer.windows import Network, walked
+from unet3d.infer.decide import LabelWriter, Output
+from unet3d.infer.plan import InferencePlan
+from unet3d.infer.windows import Network, run_windows
 
 
 def segment(
     image: Tensor,
     networks: Sequence[Network],
-    plan: Plan,
+    plan: InferencePlan,
     outputs: Sequence[Output],
     *,
     mirrored: Sequence[Sequence[int]] = ((),),
@@ -26,8 +26,8 @@ def segment(
     """
     keep = torch.device("cpu") if plan.sums_in_ram else device
     for strip in plan.strips:
-        decider = Decider(outputs, walk=strip.walk, columns=strip.columns, device=keep)
-        walked(
+        decider = LabelWriter(outputs, walk=strip.walk, columns=strip.columns, device=keep)
+        run_windows(
             image,
             strip.walk,
             networks,

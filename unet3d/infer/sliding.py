@@ -6,10 +6,10 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from unet3d.infer.decide import Decision, largest
-from unet3d.infer.walk import Bar, Walk
-from unet3d.infer.windows import Network, walked
-from unet3d.types import Misuse
+from unet3d.infer.decide import Decision, argmax_labels
+from unet3d.infer.walk import Tile, WindowSchedule
+from unet3d.infer.windows import Network, run_windows
+from unet3d.types import UsageError
 
 
 class SlidingWindow:
@@ -21,15 +21,15 @@ class SlidingWindow:
         *,
         overlap: float = 0.5,
         batch_size: int = 1,
-        decide: Decision = largest,
+        decide: Decision = argmax_labels,
     ):
         if not 0 <= overlap < 1 or batch_size < 1:
-            raise Misuse(
+            raise UsageError(
                 "infer needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
         if len(patch_size) != 3 or min(patch_size) < 1:
-            raise Misuse(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
+            raise UsageError(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
         d, h, w = patch_size
         self.patch_size = d, h, w
         self.overlap = overlap
@@ -43,7 +43,7 @@ class SlidingWindow:
     def _labels(self, image: Tensor, network: Network) -> Tensor:
         _, d, h, w = image.shape
         walks = [
-            Walk(
+            WindowSchedule(
                 size=(d, h, w),
                 patch=self.patch_size,
                 overlap=self.overlap,
@@ -55,9 +55,9 @@ class SlidingWindow:
         walk = min(walks, key=lambda walk: walk.open_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
-        def take(bar: Bar, logits: Tensor) -> None:
+        def take(bar: Tile, logits: Tensor) -> None:
             place = walk.placed(bar.rows, bar.columns, (0, walk.size[walk.order[2]]))
             labels[tuple(slice(*span) for span in place)] = self.decide(logits)
 
-        walked(image, walk, [network], take, device=image.device, keep=image.device)
+        run_windows(image, walk, [network], take, device=image.device, keep=image.device)
         return labels

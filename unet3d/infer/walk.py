@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Bar:
+class Tile:
     """Rows and columns that the same windows cover, from the `first` to the `last` by number."""
 
     rows: Span
@@ -27,7 +27,7 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
+class WindowSchedule:
     """Which windows in which order, and what is open meanwhile."""
 
     size: Triple  # of the volume
@@ -46,7 +46,8 @@ class Walk:
     def starts(self) -> list[list[int]]:
         """Of the windows along the rows, the columns and the bars."""
         rows, columns, along = (
-            positions(self.size[axis], self.patch[axis], self.overlap) for axis in self.order
+            compute_window_starts(self.size[axis], self.patch[axis], self.overlap)
+            for axis in self.order
         )
         begin, end = self.wanted
         thick = self.patch[self.order[1]]
@@ -63,20 +64,22 @@ class Walk:
         """The rows and the columns of the bars."""
         a, b, _ = self.order
         rows, columns, _ = self.starts
-        return cut(rows, self.patch[a], (0, self.size[a])), cut(columns, self.patch[b], self.wanted)
+        return split_at_edges(rows, self.patch[a], (0, self.size[a])), split_at_edges(
+            columns, self.patch[b], self.wanted
+        )
 
     @cached_property
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[Tile]:
         """As they are finished: each after the bars before it along the rows and the columns."""
         a, b, _ = self.order
         _, columns, along = self.starts
         found = []
         for row, column in product(*self.cuts):
-            of_rows = covering(self.starts[0], self.patch[a], row)
-            of_columns = covering(columns, self.patch[b], column)
+            of_rows = find_windows_over(self.starts[0], self.patch[a], row)
+            of_columns = find_windows_over(columns, self.patch[b], column)
             first = (of_rows[0] * len(columns) + of_columns[0]) * len(along)
             last = (of_rows[-1] * len(columns) + of_columns[-1] + 1) * len(along) - 1
-            found.append(Bar(row, column, first, last))
+            found.append(Tile(row, column, first, last))
         return sorted(found, key=lambda bar: (bar.last, bar.rows, bar.columns))
 
     @cached_property
@@ -84,7 +87,11 @@ class Walk:
         """The most that is open at a time."""
         change = [0] * (len(self.windows) // self.batch_size + 2)
         for bar in self.bars:
-            voxels = length(bar.rows) * length(bar.columns) * self.size[self.order[2]]
+            voxels = (
+                compute_span_length(bar.rows)
+                * compute_span_length(bar.columns)
+                * self.size[self.order[2]]
+            )
             change[bar.first // self.batch_size] += voxels
             change[bar.last // self.batch_size + 1] -= voxels
         return max(accumulate(change))
@@ -108,10 +115,10 @@ class Walk:
         return [spans[axis] for axis in range(3)]
 
 
-def positions(size: int, patch: int, overlap: float) -> list[int]:
+def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
     """Where windows begin along an axis, as MONAI has it.
 
-    >>> positions(20, 8, 0.5), positions(5, 8, 0.5)
+    >>> compute_window_starts(20, 8, 0.5), compute_window_starts(5, 8, 0.5)
     ([0, 4, 8, 12], [-1])
     """
     if size <= patch:
@@ -120,10 +127,10 @@ def positions(size: int, patch: int, overlap: float) -> list[int]:
     return [*range(0, size - patch, step), size - patch]
 
 
-def cut(starts: Sequence[int], patch: int, within: Span) -> list[Span]:
+def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span]:
     """The stretches between the windows' begins and ends.
 
-    >>> cut([0, 4, 8], 8, (2, 16))
+    >>> split_at_edges([0, 4, 8], 8, (2, 16))
     [(2, 4), (4, 8), (8, 12), (12, 16)]
     """
     edges = {edge for start in starts for edge in (start, start + patch)}
@@ -131,11 +138,11 @@ def cut(starts: Sequence[int], patch: int, within: Span) -> list[Span]:
     return list(pairwise(sorted({begin, end, *(e for e in edges if begin < e < end)})))
 
 
-def covering(starts: Sequence[int], patch: int, span: Span) -> list[int]:
+def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> list[int]:
     """The numbers of the windows over a stretch."""
     return [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
 
 
-def length(span: Span) -> int:
+def compute_span_length(span: Span) -> int:
     """How many voxels."""
     return span[1] - span[0]

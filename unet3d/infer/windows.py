@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unet3d.infer.walk import Bar, Span, Walk, length
+from unet3d.infer.walk import Span, Tile, WindowSchedule, compute_span_length
 from unet3d.types import Triple
 
 Network = Callable[[Tensor], Tensor]
@@ -18,7 +18,7 @@ FAINT = 1e-3
 """The least weight of a window's voxel against its middle one, as in MONAI."""
 
 
-def importance(patch: Triple) -> Tensor:
+def make_gaussian_importance(patch: Triple) -> Tensor:
     """The weight of each voxel of a window: a gaussian of an eighth of its sides, never faint."""
     weights = torch.ones(())
     for side in patch:
@@ -27,10 +27,10 @@ def importance(patch: Triple) -> Tensor:
     return weights.clamp(min=FAINT)
 
 
-def mirrorings(axes: Sequence[int]) -> list[tuple[int, ...]]:
+def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     """All combinations of flips along some axes of a volume, no flip among them.
 
-    >>> mirrorings([0, 2])
+    >>> list_flips([0, 2])
     [(), (2,), (0,), (0, 2)]
     """
     choices = product(*((False, True) for _ in axes))
@@ -40,9 +40,9 @@ def mirrorings(axes: Sequence[int]) -> list[tuple[int, ...]]:
 class Accumulator:
     """Weighted sums of logits in the open bars; the sum of the weights is their last channel."""
 
-    def __init__(self, walk: Walk, device: torch.device):
+    def __init__(self, walk: WindowSchedule, device: torch.device):
         self.walk = walk
-        self.weights = importance(walk.patch).to(device)
+        self.weights = make_gaussian_importance(walk.patch).to(device)
         self.open: dict[tuple[Span, Span], Tensor] = {}
 
     def add(self, window: Triple, logits: Tensor, flipped: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class Accumulator:
             part[:-1].addcmul_(piece.flip(turned) if turned else piece, weights)
             part[-1] += weights
 
-    def close(self, bar: Bar) -> Tensor:
+    def close(self, bar: Tile) -> Tensor:
         """The mean logits (K, D, H, W) of a finished bar, no longer held here."""
         block = self.open.pop((bar.rows, bar.columns))
         block[:-1] /= block[-1]
@@ -73,15 +73,15 @@ class Accumulator:
 
     def _opened(self, rows: Span, columns: Span, classes: int) -> Tensor:
         whole = (0, self.walk.size[self.walk.order[2]])
-        shape = map(length, self.walk.placed(rows, columns, whole))
+        shape = map(compute_span_length, self.walk.placed(rows, columns, whole))
         return torch.zeros(classes + 1, *shape, device=self.weights.device)
 
 
-def walked(
+def run_windows(
     image: Tensor,
-    walk: Walk,
+    walk: WindowSchedule,
     networks: Sequence[Network],
-    take: Callable[[Bar, Tensor], None],
+    take: Callable[[Tile, Tensor], None],
     *,
     mirrored: Sequence[Sequence[int]] = ((),),
     device: torch.device,
@@ -97,7 +97,7 @@ def walked(
     bars = deque(walk.bars)
     for begin in range(0, len(walk.windows), walk.batch_size):
         windows = walk.windows[begin : begin + walk.batch_size]
-        batch = torch.stack([cut_out(image, at, walk.patch) for at in windows]).to(device)
+        batch = torch.stack([extract_window(image, at, walk.patch) for at in windows]).to(device)
         for network, flipped in product(networks, mirrored):
             logits = network(batch.flip([axis + 2 for axis in flipped])).to(keep)
             for number, window in enumerate(windows):
@@ -109,7 +109,7 @@ def walked(
             take(bar, sums.close(bar))
 
 
-def cut_out(image: Tensor, at: Triple, patch: Triple) -> Tensor:
+def extract_window(image: Tensor, at: Triple, patch: Triple) -> Tensor:
     """A window of (C, D, H, W); what lies outside is 0."""
     inside, missing = [], []
     for n, start, side in zip(image.shape[1:], at, patch, strict=True):

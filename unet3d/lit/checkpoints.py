@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from unet3d.whole import whole
+from unet3d.whole import atomic_write
 
 SHARE = 0.01
 """Of a run's time may go into writing `last.ckpt` again and again."""
@@ -21,7 +21,7 @@ SHARE = 0.01
 PREVIOUS = "previous.ckpt"
 
 
-class WholeCheckpoints(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target and moves it there once the disk has it.
 
     Lightning's own way goes through $TMPDIR without fsync, and a kill left an empty `last.ckpt`.
@@ -32,18 +32,18 @@ class WholeCheckpoints(TorchCheckpointIO):
     ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as draft, draft.open("wb") as file:
+        with atomic_write(target) as draft, draft.open("wb") as file:
             torch.save(checkpoint, file)
 
 
-def amended(path: Path, facts: dict[str, Any]) -> None:
+def update_metadata(path: Path, facts: dict[str, Any]) -> None:
     """Add to what a checkpoint says of its network."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     content["unet3d"] |= facts
-    WholeCheckpoints().save_checkpoint(content, path)
+    AtomicCheckpointIO().save_checkpoint(content, path)
 
 
-def damage(path: Path) -> str | None:
+def find_corruption(path: Path) -> str | None:
     """Why a file is not the checkpoint that was written, by the checksum of each part; or None."""
     with path.open("rb") as file:
         try:
@@ -99,8 +99,8 @@ class LastCheckpoint(Callback):
         begun = time.monotonic()
         if trainer.is_global_zero:
             if self.path.exists():
-                kept(self.path, self.path.with_name(PREVIOUS))
-            write(trainer, self.path)
+                replace_with_copy(self.path, self.path.with_name(PREVIOUS))
+            write_checkpoint(trainer, self.path)
         self.saved_at = time.monotonic()
         self.took, self.saved_step = self.saved_at - begun, trainer.global_step
 
@@ -118,7 +118,7 @@ class BestCheckpoint(Callback):
             return
         self.best = dice
         if trainer.is_global_zero:
-            write(trainer, self.path)
+            write_checkpoint(trainer, self.path)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -127,7 +127,7 @@ class BestCheckpoint(Callback):
         self.best = state_dict["best"]
 
 
-def write(trainer: pl.Trainer, path: Path) -> None:
+def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:
     """All that a run needs to go on; what was logged until now is on the disk as well."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -136,7 +136,7 @@ def write(trainer: pl.Trainer, path: Path) -> None:
     trainer.strategy.checkpoint_io.save_checkpoint(content, path)
 
 
-def kept(path: Path, target: Path) -> None:
+def replace_with_copy(path: Path, target: Path) -> None:
     """Let `target` be the file that `path` is now; there is a file at `path` all the while."""
     link = path.with_name(f".{os.getpid()}-{target.name}")
     link.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def kept(path: Path, target: Path) -> None:
     link.unlink(missing_ok=True)  # it stays if both were one file already
 
 
-def swept(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Delete the drafts that killed runs have left."""
     for draft in folder.glob(".[0-9]*-*.ckpt"):
         draft.unlink(missing_ok=True)

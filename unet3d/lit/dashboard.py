@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from unet3d.meter.pictures import layer_bars, timeline
-from unet3d.meter.predict import Prediction
+from unet3d.meter.predict import MemoryEstimate
 from unet3d.types import MIB
 
 PAGES = {
@@ -53,7 +53,7 @@ class Dashboard(Callback):
         self,
         config: Mapping[str, Any],
         choices: Mapping[str, Any],
-        prediction: Prediction | None,
+        prediction: MemoryEstimate | None,
         title: str,
     ):
         self.config, self.choices = config, choices
@@ -69,12 +69,12 @@ class Dashboard(Callback):
         begun, told, _ = hparams(dict(self.choices), {f"final/{name}": 0.0 for name in FINAL})
         for writer in self.writers:
             writer.add_text("config", f"```yaml\n{config}```", step)
-            writer.add_custom_scalars(pages(pl_module.device.type))
+            writer.add_custom_scalars(make_scalar_layout(pl_module.device.type))
             for summary in (begun, told):
                 writer._get_file_writer().add_summary(summary)
         if self.prediction is not None:
             for name, draw in (("timeline", timeline), ("layers", layer_bars)):
-                picture = pixels(draw(self.prediction, self.title))
+                picture = figure_to_array(draw(self.prediction, self.title))
                 for writer in self.writers:
                     writer.add_image(f"memory/{name}", picture, step, dataformats="HWC")
             self._kinds(step)
@@ -101,7 +101,7 @@ class Dashboard(Callback):
         self.writers = []
 
 
-def pages(device: str) -> dict[str, dict[str, list[Any]]]:
+def make_scalar_layout(device: str) -> dict[str, dict[str, list[Any]]]:
     """As TensorBoard's Custom Scalars take them; a CPU's run has no GPU to show."""
     return {
         page: {
@@ -113,7 +113,7 @@ def pages(device: str) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def pixels(figure: Any) -> np.ndarray:
+def figure_to_array(figure: Any) -> np.ndarray:
     """(H, W, 3), without a window or a file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

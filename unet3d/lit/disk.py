@@ -9,10 +9,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.writer import FileWriter
 
-from unet3d.lit.checkpoints import WholeCheckpoints
+from unet3d.lit.checkpoints import AtomicCheckpointIO
 
 
-class LastingCheckpoints(WholeCheckpoints):
+class FaultTolerantCheckpointIO(AtomicCheckpointIO):
     """A checkpoint that cannot be written does not end the run, and is tried again in its turn.
 
     The one before it stays, since a checkpoint is whole or not there.
@@ -34,13 +34,13 @@ class LastingCheckpoints(WholeCheckpoints):
             before = "the one before it stays" if path.exists() else "there is none before it"
             line = f"{path}: {cause.strerror}"
             if path.name not in self.missing:
-                say(f"{line}; {before}, training goes on")
+                warn_once(f"{line}; {before}, training goes on")
             self.missing[path.name] = f"{line}; {before}"
         else:
             self.missing.pop(path.name, None)
 
 
-class LastingTensorBoard(TensorBoardLogger):
+class FaultTolerantTensorBoardLogger(TensorBoardLogger):
     """Curves that cannot be written do not end the run."""
 
     @property
@@ -50,7 +50,7 @@ class LastingTensorBoard(TensorBoardLogger):
         fresh = self._experiment is None
         writer = super().experiment
         if fresh:
-            last_on(writer._get_file_writer())
+            make_fault_tolerant(writer._get_file_writer())
         return writer
 
     def save(self) -> None:
@@ -63,7 +63,7 @@ class LastingTensorBoard(TensorBoardLogger):
             self.experiment.flush()
 
 
-class Events:
+class AppendOnlyEventFile:
     """An event file that takes whole records or nothing.
 
     TensorBoard writes in a thread that an error ends with a traceback; the run ended when it next
@@ -88,7 +88,9 @@ class Events:
         except OSError as error:
             if not self.said:
                 self.said = True
-                say(f"{self.path.parent}: {error.strerror}; curves have gaps, training goes on")
+                warn_once(
+                    f"{self.path.parent}: {error.strerror}; curves have gaps, training goes on"
+                )
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -98,14 +100,14 @@ class Events:
         self.closed = True
 
 
-def last_on(writer: FileWriter) -> None:
+def make_fault_tolerant(writer: FileWriter) -> None:
     """Let a writer go on when its file cannot be written."""
     events: Any = writer.event_writer
     records = events._async_writer._writer
     records._writer.close()
-    records._writer = Events(Path(events._file_name))
+    records._writer = AppendOnlyEventFile(Path(events._file_name))
 
 
-def say(line: str) -> None:
+def warn_once(line: str) -> None:
     """On standard error, beside a progress bar or from a thread."""
     print(f"unet3d: {line}", file=sys.stderr)

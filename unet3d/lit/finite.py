@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from unet3d.lit.ranks import any_rank
-from unet3d.types import Fault, KeepsByLevel, Misuse
+from unet3d.types import HasRetentionPolicy, RunError, UsageError
 
 
-class FiniteSteps:
+class NonFiniteGuard:
     """Leaves out steps that would break the weights: `most` in a run, and one more is a Fault.
 
     The host looks at figures of the device once per batch, when it has the loss. A fused optimizer
@@ -25,7 +25,7 @@ class FiniteSteps:
 
     def __init__(self, most: int = 0):
         if not isinstance(most, int) or most < 0:
-            raise Misuse(f"max_skipped_steps must be an int >= 0, got {most}")
+            raise UsageError(f"max_skipped_steps must be an int >= 0, got {most}")
         self.most = most
         self.skipped = 0
         self.loss = math.nan  # of the last batch
@@ -38,7 +38,7 @@ class FiniteSteps:
 
     def begin(self, model: nn.Module) -> None:
         """Remember running statistics: a forward that gives NaN would spoil them for ever."""
-        now = statistics(model)
+        now = get_running_stats(model)
         if len(self.statistics) != len(now):
             self.statistics = [buffer.clone() for buffer in now]
         elif now:
@@ -59,7 +59,7 @@ class FiniteSteps:
         self.cases += batch["case"]
         if not any_rank(task.trainer, not good):  # all ranks step, or none
             return
-        for buffer, value in zip(statistics(model), self.statistics, strict=True):
+        for buffer, value in zip(get_running_stats(model), self.statistics, strict=True):
             buffer.copy_(value)
         if self.leaving:
             return  # another batch of this step was bad as well
@@ -71,7 +71,7 @@ class FiniteSteps:
 
         def told() -> str:
             cases = ", ".join(dict.fromkeys(batch["case"]))
-            why = origin(model, batch["image"], outputs)
+            why = locate_nonfinite(model, batch["image"], outputs)
             return f"the loss is {loss.item()} at {step}, cases {cases}: {why}"
 
         self._leave_out(task, told)
@@ -117,7 +117,7 @@ class FiniteSteps:
             more = "max_skipped_steps=10 would leave out up to 10 such steps"
             if self.most:
                 more = f"max_skipped_steps={self.most} were left out before"
-            raise Fault(f"{told()}; {more}")
+            raise RunError(f"{told()}; {more}")
         task.log("train/skipped_steps", float(self.skipped))
         if self.skipped.bit_count() == 1:  # 1, 2, 4, 8, ...
             task.print(f"{told()}; this step is left out ({self.skipped} of at most {self.most})")
@@ -133,42 +133,44 @@ class FiniteSteps:
         )
 
 
-def statistics(model: nn.Module) -> list[Tensor]:
+def get_running_stats(model: nn.Module) -> list[Tensor]:
     """What a forward in training changes, counters aside."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
-def origin(model: nn.Module, image: Tensor, outputs: Any) -> str:
+def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
     """Where the first value arose that is not finite."""
-    if finite(outputs):
+    if all_finite(outputs):
         return "the network's output is finite, the loss itself is not"
-    if not finite(image):
+    if not all_finite(image):
         return "the image itself is not finite"
     try:
-        name = first_broken(model, image)
+        name = find_first_nonfinite_module(model, image)
     except torch.OutOfMemoryError:
         return "to find the layer takes more memory than there is"
     if name is None:
         return "run again as plain modules, the network's output is finite"
     weights = model.get_submodule(name).parameters(recurse=False)
-    broken = "" if finite(list(weights)) else ", whose weights are not finite"
+    broken = "" if all_finite(list(weights)) else ", whose weights are not finite"
     return f"the first value that is not finite came out of {name or 'the network'}{broken}"
 
 
 @torch.no_grad()
-def first_broken(model: nn.Module, image: Tensor) -> str | None:
+def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
     """The first module whose output is not finite; the model stays as it was."""
     found: list[str] = []
     hooks = [
         module.register_forward_hook(
-            lambda module, args, output, name=name: None if finite(output) else found.append(name)
+            lambda module, args, output, name=name: (
+                None if all_finite(output) else found.append(name)
+            )
         )
         for name, module in model.named_modules()
     ]
     devices = [image.device] if image.device.type == "cuda" else []
     try:
         with as_plain(model), torch.random.fork_rng(devices):
-            if not finite(model.forward(image)):
+            if not all_finite(model.forward(image)):
                 found.append("")
     finally:
         for hook in hooks:
@@ -180,18 +182,18 @@ def first_broken(model: nn.Module, image: Tensor) -> str | None:
 def as_plain(model: nn.Module) -> Generator[None]:
     """Plain modules instead of lean blocks, whose parts no hook would see; buffers are put back."""
     before = [buffer.clone() for buffer in model.buffers()]
-    keep = model.keep if isinstance(model, KeepsByLevel) else None
+    keep = model.keep if isinstance(model, HasRetentionPolicy) else None
     try:
-        if isinstance(model, KeepsByLevel):
+        if isinstance(model, HasRetentionPolicy):
             model.keep = None
         yield
     finally:
-        if isinstance(model, KeepsByLevel):
+        if isinstance(model, HasRetentionPolicy):
             model.keep = keep
         for buffer, value in zip(model.buffers(), before, strict=True):
             buffer.copy_(value)
 
 
-def finite(values: Any) -> bool:
+def all_finite(values: Any) -> bool:
     """Whether all numbers of all tensors are."""
     return all(bool(x.isfinite().all()) for x in tree_leaves(values) if isinstance(x, Tensor))

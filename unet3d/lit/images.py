@@ -9,9 +9,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from unet3d.data.geometry import axis_names, oriented
+from unet3d.data.geometry import axis_names, reorient
 from unet3d.report.slices import VIEWS, draw_case, fullest_slices
-from unet3d.types import IGNORE, Sample, Triple
+from unet3d.types import IGNORE_LABEL, Sample, Triple
 
 
 class CaseImages(Callback):
@@ -59,11 +59,11 @@ class CaseImages(Callback):
     def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
         """Return (H, W, 3) of volumes (D, H, W)."""
         grey, labels, found = (
-            oriented(volume.cpu().numpy(), self.axes, self.flips)
+            reorient(volume.cpu().numpy(), self.axes, self.flips)
             for volume in (image.float(), reference, prediction)
         )
         if case not in self.slices:
-            self.slices[case] = fullest_slices(np.where(labels == IGNORE, 0, labels))
+            self.slices[case] = fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
         return draw_case(
             grey,
             labels,

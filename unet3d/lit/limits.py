@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.lit.ranks import any_rank
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
-class Limits(Callback):
+class StoppingLimits(Callback):
     """Ends a run after so many steps or seconds; then what it has reached is validated.
 
     Lightning's own limits of steps and time would not let a run that was stopped within that last
@@ -72,16 +72,16 @@ class Limits(Callback):
         self.before = state_dict["elapsed"]
 
 
-def seconds(max_time: Any) -> float | None:
+def parse_max_time(max_time: Any) -> float | None:
     """Of trainer.max_time.
 
-    >>> seconds("00:01:30:00")
+    >>> parse_max_time("00:01:30:00")
     5400.0
     """
     if max_time is None:
         return None
     match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(max_time))
     if match is None:
-        raise Misuse(f"trainer.max_time must be DD:HH:MM:SS, got {max_time!r}")
+        raise UsageError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time!r}")
     d, h, m, s = map(int, match.groups())
     return float(((d * 24 + h) * 60 + m) * 60 + s)

@@ -50,7 +50,7 @@ class StepMemory(Callback):
         if self.phase != "optimizer":
             return  # a micro-batch that only accumulates
         self._leave(trainer)
-        whole = joined(self.step)
+        whole = max_over_phases(self.step)
         tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in whole.known().items()}
         if self.predicted is not None and self.predicted.allocated is not None:
             tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
@@ -85,7 +85,7 @@ class StepMemory(Callback):
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
             if phases is not None:
                 by_phase = {phase: record.known() for phase, record in phases.items()}
-                found[name] = joined(phases).known() | {"phases": by_phase}
+                found[name] = max_over_phases(phases).known() | {"phases": by_phase}
         if self.validation is not None:
             found["validation"] = self.validation.known()
         return found
@@ -94,7 +94,7 @@ class StepMemory(Callback):
     def peak(self) -> MemoryRecord | None:
         """The peak of a steady step, or of the only one."""
         phases = self.steady or self.first
-        return joined(phases) if phases else None
+        return max_over_phases(phases) if phases else None
 
     def _enter(self, phase: str, trainer: pl.Trainer) -> None:
         if self.phase is not None:
@@ -109,7 +109,7 @@ class StepMemory(Callback):
         self.phase = None
 
 
-def joined(phases: dict[str, MemoryRecord]) -> MemoryRecord:
+def max_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
     """The peak over all phases."""
     whole = MemoryRecord()
     for record in phases.values():

@@ -12,18 +12,18 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from unet3d.data.loaders import Feed
-from unet3d.lit.limits import Limits
-from unet3d.types import Misuse
+from unet3d.data.loaders import TrainLoader
+from unet3d.lit.limits import StoppingLimits
+from unet3d.types import UsageError
 
 
-class Position(Callback):
+class ResumeState(Callback):
     """Behind the run are `batch` batches of an epoch; it moves when the optimizer has stepped.
 
     What a step draws at random, as dropout does, depends on (seed, epoch, batch, rank) alone.
     """
 
-    def __init__(self, feed: Feed, limits: Limits, *, seed: int):
+    def __init__(self, feed: TrainLoader, limits: StoppingLimits, *, seed: int):
         self.feed, self.limits, self.seed = feed, limits, seed
         self.epoch = self.batch = 0
         self.logged = 0  # steps that loggers have counted
@@ -61,7 +61,7 @@ class Position(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if stepped(trainer):
+        if is_optimizer_step(trainer):
             loop = trainer.fit_loop.epoch_loop
             self.epoch, self.batch = trainer.current_epoch, batch_idx + 1
             self.logged = loop._batches_that_stepped + 1
@@ -132,19 +132,19 @@ class Position(Callback):
         }
 
 
-def stepped(trainer: pl.Trainer) -> bool:
+def is_optimizer_step(trainer: pl.Trainer) -> bool:
     """Whether the batch that ends took an optimizer step, or only gathered gradients."""
     return not trainer.fit_loop._should_accumulate()
 
 
-def forget_beyond(trainer: pl.Trainer, step: int) -> None:
+def purge_events_after(trainer: pl.Trainer, step: int) -> None:
     """Let TensorBoard not show what a run in this folder logged from a step on."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = step
 
 
-def logged_before(position: Position, checkpoint: dict[str, Any], where: Any) -> int:
+def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], where: Any) -> int:
     """How many steps a checkpoint's run has logged; refuse one of a run that counts otherwise."""
     states = checkpoint.get("callbacks")
     state = states.get(position.state_key) if isinstance(states, dict) else None
@@ -155,11 +155,11 @@ def logged_before(position: Position, checkpoint: dict[str, Any], where: Any) ->
         or any(type(state.get(name)) is not kind for name, kind in known.items())
         or type(checkpoint.get("global_step")) is not int
     ):
-        raise Misuse(f"resume={where}: it says nothing of a run to go on with; init= takes it")
+        raise UsageError(f"resume={where}: it says nothing of a run to go on with; init= takes it")
     for what, here in position.frame().items():
         there = state["of"].get(what)
         if there != here:
-            raise Misuse(
+            raise UsageError(
                 f"resume={where}: its run had {what} {there} and this one has {here}, so its "
                 "place in the data means nothing here; use init= to begin anew from its weights"
             )

@@ -3,11 +3,11 @@
 from lightning.pytorch.plugins.precision import HalfPrecision
 from torch.nn import Module
 
-from unet3d.model.half import in_half
+from unet3d.model.half import cast_to_half
 
 
-class PureHalf(HalfPrecision):
+class TrueHalfPrecision(HalfPrecision):
     """Weights and activations in half; batch and instance norms stay in float32."""
 
     def convert_module(self, module: Module) -> Module:
-        return in_half(module, self._desired_input_dtype)
+        return cast_to_half(module, self._desired_input_dtype)

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from unet3d.lit.limits import Limits
+from unet3d.lit.limits import StoppingLimits
 
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{rate_noinv_fmt}{postfix}]"
 
@@ -55,7 +55,7 @@ class TimeLeft:
 class Timed(Callback):
     """Keeps how far the run is, in words."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: StoppingLimits):
         super().__init__()
         self.limits, self.left, self.end = limits, TimeLeft(), ""
 
@@ -82,7 +82,7 @@ class Timed(Callback):
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar for each epoch, with the time left of training before it."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: StoppingLimits):
         super().__init__(leave=True)
         self.timed = Timed(limits)
 

@@ -4,7 +4,7 @@ import logging
 import warnings
 
 
-def hush() -> None:
+def silence_lightning() -> None:
     """Leave Lightning's warnings that a user can act on, and nothing else."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in (

@@ -15,15 +15,15 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from unet3d.machine.ranks import Ranks, meeting_point
-from unet3d.types import Fault
+from unet3d.machine.ranks import Ranks, resolve_rendezvous
+from unet3d.types import RunError
 
 PULSE_SECONDS = 1.0
 PREPARING = timedelta(days=30)
 """How long others wait while the first rank makes the data ready."""
 
 
-class Environment(ClusterEnvironment):
+class RankEnvironment(ClusterEnvironment):
     """Tells Lightning which process this is: it starts none, and looks for no other scheduler."""
 
     def __init__(self, ranks: Ranks):
@@ -74,14 +74,14 @@ class Ddp(DDPStrategy):
 
 
 @contextmanager
-def connected(
+def process_group(
     ranks: Ranks, *, launch: str, device: str, timeout_seconds: float
-) -> Generator["Pulse | None"]:
+) -> Generator["HeartbeatThread | None"]:
     """The process group of a run; whoever waits longer for another rank than that gives up."""
     if ranks.world == 1:
         yield None
         return
-    host, port = meeting_point(launch)
+    host, port = resolve_rendezvous(launch)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # for torch: that port is not torchrun's
     if device == "cuda":
@@ -94,16 +94,16 @@ def connected(
             timeout=timedelta(seconds=timeout_seconds),
         )
     except RuntimeError as error:
-        raise Fault(
+        raise RunError(
             f"rank {ranks.rank} does not meet the others at {host}:{port}: {error}"
         ) from error
-    pulse = Pulse(ranks)
+    pulse = HeartbeatThread(ranks)
     pulse.start()
     yield pulse
     dist.destroy_process_group()  # not after an error: it would wait for the others
 
 
-class Pulse(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Shows the other ranks that this process is alive: one that is stopped shows nothing.
 
     Once the process that started this one is gone, killed, nobody could stop the run or hear of it,
@@ -156,7 +156,7 @@ class Pulse(threading.Thread):
 
 
 @contextmanager
-def first_alone(ranks: Ranks) -> Generator[None]:
+def rank_zero_first(ranks: Ranks) -> Generator[None]:
     """What the first rank does in here the others do after it, and find done."""
     if ranks.world == 1:
         yield
@@ -178,7 +178,7 @@ def any_rank(trainer: pl.Trainer, flag: bool) -> bool:
     return bool(told)
 
 
-def of_all_ranks(trainer: pl.Trainer, found: list[Any]) -> list[Any]:
+def gather_in_case_order(trainer: pl.Trainer, found: list[Any]) -> list[Any]:
     """What the ranks found in cases that they took in turns, in the order of the cases."""
     if trainer.world_size == 1:
         return found
@@ -188,7 +188,7 @@ def of_all_ranks(trainer: pl.Trainer, found: list[Any]) -> list[Any]:
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 
 
-def lost_contact(error: BaseException) -> bool:
+def is_communication_error(error: BaseException) -> bool:
     """Whether an error says that another rank does not answer."""
     if isinstance(error, dist.DistError):
         return True

@@ -9,14 +9,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.position import stepped
+from unet3d.lit.position import is_optimizer_step
 from unet3d.lit.ranks import any_rank
-from unet3d.types import Stopped
+from unet3d.types import Interrupted
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-class Signals:
+class SignalListener:
     """What was heard. While `waits`, a signal is noted and no more; else it ends the process.
 
     Lightning's own handlers broadcast within the handler, which deadlocks, and exit with status 0.
@@ -27,7 +27,7 @@ class Signals:
         self.waits = False
 
     @contextmanager
-    def listening(self) -> Generator["Signals"]:
+    def listening(self) -> Generator["SignalListener"]:
         """Hear signals in here."""
         before = {number: signal.signal(number, self._hear) for number in HEARD}
         try:
@@ -40,7 +40,7 @@ class Signals:
         impatient = self.heard == number == signal.SIGINT
         self.heard = number
         if impatient or not self.waits:
-            raise Stopped(number)
+            raise Interrupted(number)
 
 
 class Preemption(Callback):
@@ -49,7 +49,7 @@ class Preemption(Callback):
     What the validation was for is done when the run goes on: the checkpoint says that it is due.
     """
 
-    def __init__(self, signals: Signals, last: LastCheckpoint):
+    def __init__(self, signals: SignalListener, last: LastCheckpoint):
         self.signals, self.last = signals, last
 
     def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
@@ -59,7 +59,7 @@ class Preemption(Callback):
         self.signals.waits = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if stepped(trainer) and self._asked(trainer):
+        if is_optimizer_step(trainer) and self._asked(trainer):
             self._save(trainer)
             # Lightning leaves once this step is logged, or a validation begins: see below.
             trainer._signal_connector.received_sigterm = True
@@ -86,7 +86,7 @@ class Preemption(Callback):
 
     def _leave(self) -> None:
         assert self.signals.heard is not None
-        raise Stopped(self.signals.heard)
+        raise Interrupted(self.signals.heard)
 
     def on_fit_end(self, *_: Any) -> None:
         self.signals.waits = False

@@ -31,7 +31,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class StepTiming:
     """Seconds of one optimizer step."""
 
     whole: float
@@ -49,7 +49,7 @@ class StepSpeed(Callback):
         self.batches: list[Any] = []  # waits and parts of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
-        self.recent: deque[Timed] = deque(maxlen=WINDOW)
+        self.recent: deque[StepTiming] = deque(maxlen=WINDOW)
         self.use: int | None = None  # of the GPU in percent
         self.asked = 0.0  # when the driver was
         self.said: set[str] = set()
@@ -83,11 +83,11 @@ class StepSpeed(Callback):
         if not self.stepping:
             return
         now = time.perf_counter()
-        step = Timed(
+        step = StepTiming(
             whole=now - self.begun,
             # The loss of this step has been looked at, so a GPU is past its batch: no new stop.
             waiting=sum(wait.seconds() for wait, _ in self.batches),
-            making=summed([parts for _, parts in self.batches]),
+            making=sum_parts([parts for _, parts in self.batches]),
         )
         share = step.waiting / step.whole
         self.seconds.append(step.whole)
@@ -108,14 +108,14 @@ class StepSpeed(Callback):
     def _gpu_use(self, device: torch.device, now: float) -> dict[str, float]:
         """As the driver saw it in its last sample; it makes a few of them a second."""
         if device.type == "cuda" and now - self.asked >= 1:
-            self.use, self.asked = nvml.utilisation(device), now
+            self.use, self.asked = nvml.get_utilization(device), now
         return {} if self.use is None else {"speed/gpu_use_percent": float(self.use)}
 
     def _complain(self, pl_module: pl.LightningModule) -> None:
         step = mean(self.recent)
         if step.waiting <= WORTH[pl_module.device.type] * step.whole:
             return
-        cause, line = complaint(step, self.num_workers, cores())
+        cause, line = format_bottleneck(step, self.num_workers, cores())
         if cause not in self.said:
             self.said.add(cause)
             pl_module.print(line)
@@ -133,7 +133,7 @@ class StepSpeed(Callback):
         }
 
 
-def complaint(step: Timed, num_workers: int, most_workers: int) -> tuple[str, str]:
+def format_bottleneck(step: StepTiming, num_workers: int, most_workers: int) -> tuple[str, str]:
     """Which part of making data is slow, and a line that says so and what may help."""
     making, work = sum(step.making.values()), step.whole - step.waiting
     said = (
@@ -160,16 +160,16 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def mean(steps: Collection[Timed]) -> Timed:
+def mean(steps: Collection[StepTiming]) -> StepTiming:
     """Of each figure."""
-    parts = summed([step.making for step in steps])
-    return Timed(
+    parts = sum_parts([step.making for step in steps])
+    return StepTiming(
         whole=sum(step.whole for step in steps) / len(steps),
         waiting=sum(step.waiting for step in steps) / len(steps),
         making={part: seconds / len(steps) for part, seconds in parts.items()},
     )
 
 
-def summed(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+def sum_parts(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     """Part by part."""
     return {name: sum(p[name] for p in parts) for name in parts[0]} if parts else {}

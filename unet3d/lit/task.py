@@ -9,14 +9,14 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from unet3d.infer.sliding import SlidingWindow
-from unet3d.lit.finite import FiniteSteps
-from unet3d.lit.ranks import of_all_ranks
+from unet3d.lit.finite import NonFiniteGuard
+from unet3d.lit.ranks import gather_in_case_order
 from unet3d.metric.dice import Dice
-from unet3d.metric.distances import Distances
+from unet3d.metric.distances import ValidationHD95
 from unet3d.types import Sample
 
 
-class SegmentationTask(pl.LightningModule):
+class SegmentationModule(pl.LightningModule):
     """A network, what it is judged by, and how it learns.
 
     `card` goes into every checkpoint: plain values from which the network can be built again and
@@ -29,7 +29,7 @@ class SegmentationTask(pl.LightningModule):
         model: nn.Module,
         loss: nn.Module,
         metric: Dice,
-        distances: Distances | None,
+        distances: ValidationHD95 | None,
         infer: SlidingWindow,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         card: dict[str, Any],
@@ -43,7 +43,7 @@ class SegmentationTask(pl.LightningModule):
         self.infer = infer
         self.optimizer = optimizer
         self.card = card
-        self.finite = FiniteSteps(max_skipped_steps)
+        self.finite = NonFiniteGuard(max_skipped_steps)
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """The loss of a batch of patches."""
@@ -79,13 +79,13 @@ class SegmentationTask(pl.LightningModule):
             self.distances.reset()
 
     def on_validation_epoch_end(self) -> None:
-        self.metric.matrices = of_all_ranks(self.trainer, self.metric.matrices)
+        self.metric.matrices = gather_in_case_order(self.trainer, self.metric.matrices)
         scores = self.metric.compute()
         for name, (reference, predicted) in self.metric.voxels().items():
             if reference:
                 scores[f"volume_ratio/{name}"] = predicted / reference
         if self.distances is not None:
-            self.distances.found = of_all_ranks(self.trainer, self.distances.found)
+            self.distances.found = gather_in_case_order(self.trainer, self.distances.found)
             scores |= self.distances.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)

@@ -6,8 +6,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.lit.limits import Limits
-from unet3d.lit.task import SegmentationTask
+from unet3d.lit.limits import StoppingLimits
+from unet3d.lit.task import SegmentationModule
 from unet3d.report.diagnosis import (
     DECAYED,
     EARLY,
@@ -31,7 +31,7 @@ class TrainingHealth(Callback):
     each its own loss; the first one prints.
     """
 
-    def __init__(self, limits: Limits, remedies: Remedies, absent: Sequence[str] = ()):
+    def __init__(self, limits: StoppingLimits, remedies: Remedies, absent: Sequence[str] = ()):
         self.limits, self.remedies, self.absent = limits, remedies, list(absent)
         self.losses = LossHistory()
         self.dice: list[float] = []  # the mean of each validation
@@ -39,10 +39,12 @@ class TrainingHealth(Callback):
         self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
         self.told: list[str] = []  # what has been said and still holds
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: SegmentationTask, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
+    ) -> None:
         self.losses.add(pl_module.finite.loss)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: SegmentationTask) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
             return
         scores, voxels = pl_module.metric.compute(), pl_module.metric.voxels()

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.loss.slabs import slabs, wide
-from unet3d.types import IGNORE
+from unet3d.loss.slabs import list_chunks, upcast
+from unet3d.types import IGNORE_LABEL
 
 
-def members(regions: Iterable[int | Sequence[int]]) -> Tensor:
+def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
     """(R, 256) bool: whether a label belongs to a region."""
     rows = [torch.zeros(256, dtype=torch.bool).index_fill_(0, _numbers(r), True) for r in regions]
     return torch.stack(rows)
@@ -42,15 +42,15 @@ class DiceBCEFunction(Function):
     ) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
             b, r = logits.shape[:2]
-            sums = wide(logits.new_zeros(())).new_zeros(4, b, r)
+            sums = upcast(logits.new_zeros(())).new_zeros(4, b, r)
             overlap, predicted, reference, entropy = sums
             voxels = sums.new_zeros(())
-            for rows in slabs(logits):
+            for rows in list_chunks(logits):
                 slab = labels[:, rows].long()
-                valid = slab != IGNORE
+                valid = slab != IGNORE_LABEL
                 voxels += valid.sum()
                 for c in range(r):
-                    x, here = wide(logits[:, c, rows]), table[c][slab]
+                    x, here = upcast(logits[:, c, rows]), table[c][slab]
                     p = torch.where(valid, x.sigmoid(), 0)
                     cross = F.softplus(x) - torch.where(here, x, 0)
                     entropy[:, c] += torch.where(valid, cross, 0).flatten(1).sum(1)
@@ -76,11 +76,11 @@ class DiceBCEFunction(Function):
             weight = torch.full_like(union, ctx.dice / union.numel())
             pull, push = (2 * weight / union), (weight * scores / union)
             result = torch.empty_like(logits)
-            for rows in slabs(logits):
+            for rows in list_chunks(logits):
                 slab = labels[:, rows].long()
-                scale = grad * (slab != IGNORE)
+                scale = grad * (slab != IGNORE_LABEL)
                 for c in range(logits.shape[1]):
-                    p, here = wide(logits[:, c, rows]).sigmoid(), table[c][slab]
+                    p, here = upcast(logits[:, c, rows]).sigmoid(), table[c][slab]
                     slope = push[:, c, None, None, None] - torch.where(
                         here, pull[:, c, None, None, None], 0
                     )

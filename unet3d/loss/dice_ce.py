@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.loss.dice_bce import DiceBCEFunction, members
-from unet3d.loss.slabs import slabs, wide
-from unet3d.types import IGNORE, Misuse
+from unet3d.loss.dice_bce import DiceBCEFunction, make_region_table
+from unet3d.loss.slabs import list_chunks, upcast
+from unet3d.types import IGNORE_LABEL, UsageError
 
 
 class DiceCE(nn.Module):
@@ -38,12 +38,12 @@ class DiceCE(nn.Module):
     ):
         super().__init__()
         if min(dice, ce) < 0 or dice + ce == 0 or smooth <= 0:
-            raise Misuse(
+            raise UsageError(
                 "loss needs dice >= 0, ce >= 0, not both 0, and smooth > 0, "
                 f"got {dice}, {ce} and {smooth}"
             )
         self.dice, self.ce, self.smooth, self.batch_dice = dice, ce, smooth, batch_dice
-        table = None if regions is None else members(regions.values())
+        table = None if regions is None else make_region_table(regions.values())
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class DiceCE(nn.Module):
         outputs = [logits] if isinstance(logits, Tensor) else list(logits)
         weights = [2.0**-i for i in range(len(outputs))]
         losses = [
-            w * self._one(y, resized(labels, y.shape[2:]))
+            w * self._one(y, resize_labels(labels, y.shape[2:]))
             for w, y in zip(weights, outputs, strict=True)
         ]
         return torch.stack(losses).sum() / sum(weights)
@@ -63,7 +63,7 @@ class DiceCE(nn.Module):
         return DiceBCEFunction.apply(logits, labels, self.table, *choices)
 
 
-def resized(labels: Tensor, size: Sequence[int]) -> Tensor:
+def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:
     """Labels (B, D, H, W) at another resolution, by the nearest voxel."""
     for axis, (new, old) in enumerate(zip(size, labels.shape[1:], strict=True), start=1):
         if new != old:
@@ -85,12 +85,12 @@ class _DiceCE(Function):
     ) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
             b, k = logits.shape[:2]
-            sums = wide(logits.new_zeros(())).new_zeros(4, b, k)
+            sums = upcast(logits.new_zeros(())).new_zeros(4, b, k)
             overlap, predicted, reference, entropy = sums
-            for rows in slabs(logits):
-                log_p = F.log_softmax(wide(logits[:, :, rows]), dim=1)
+            for rows in list_chunks(logits):
+                log_p = F.log_softmax(upcast(logits[:, :, rows]), dim=1)
                 slab = labels[:, rows]
-                valid = slab != IGNORE
+                valid = slab != IGNORE_LABEL
                 for c in range(k):
                     here = slab == c
                     log_c = log_p[:, c]
@@ -122,13 +122,13 @@ class _DiceCE(Function):
             weight[:, 0] = 0
             pull, push = (2 * weight / union), (weight * scores / union)
             result = torch.empty_like(logits)
-            for rows in slabs(logits):
-                p = F.softmax(wide(logits[:, :, rows]), dim=1)
+            for rows in list_chunks(logits):
+                p = F.softmax(upcast(logits[:, :, rows]), dim=1)
                 slab = labels[:, rows]
                 inner = torch.zeros_like(p[:, 0])
                 for c in range(k):
                     inner += p[:, c] * _slope(c, slab, pull, push)
-                scale = grad * (slab != IGNORE)
+                scale = grad * (slab != IGNORE_LABEL)
                 for c in range(k):
                     g = p[:, c] * (_slope(c, slab, pull, push) - inner)
                     g += (p[:, c] - (slab == c).to(p.dtype)) * (ctx.ce / counted)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.types import IGNORE
+from unet3d.types import IGNORE_LABEL
 
 
 def dice_ce(
@@ -20,7 +20,7 @@ def dice_ce(
 ) -> Tensor:
     """Logits (B, K, D, H, W), labels (B, D, H, W) -> scalar."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    valid = labels != IGNORE
+    valid = labels != IGNORE_LABEL
     truth = (
         F.one_hot(labels.long().where(valid, 0), logits.shape[1]).movedim(-1, 1) * valid[:, None]
     )
@@ -44,7 +44,7 @@ def dice_bce(
 ) -> Tensor:
     """The same for regions that overlap: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    valid = (labels != IGNORE)[:, None]
+    valid = (labels != IGNORE_LABEL)[:, None]
     truth = torch.stack([torch.isin(labels, torch.tensor(r)) for r in regions], dim=1).to(logits)
     p = logits.sigmoid() * valid
     over = (0, 2, 3, 4) if batch_dice else (2, 3, 4)

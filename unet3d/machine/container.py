@@ -14,12 +14,12 @@ def memory_limit(mount: Path = MOUNT, own: Path = OWN) -> int | None:
     return min((limit for limit, _ in _memory(mount, own)), default=None)
 
 
-def memory_left(mount: Path = MOUNT, own: Path = OWN) -> int | None:
+def get_available_memory(mount: Path = MOUNT, own: Path = OWN) -> int | None:
     """What the limits leave to take, cached files counted as free; None: no limit."""
     return min((max(0, limit - used) for limit, used in _memory(mount, own)), default=None)
 
 
-def cores(mount: Path = MOUNT, own: Path = OWN) -> float | None:
+def get_cpu_quota(mount: Path = MOUNT, own: Path = OWN) -> float | None:
     """How many cores' worth of time processes get, whatever number of cores they see."""
     shares = []
     for folder in _groups("cpu", mount, own):

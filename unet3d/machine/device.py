@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 PRECISIONS = {
     "32": "32-true",
@@ -16,13 +16,13 @@ PRECISIONS = {
 """What users write, and Lightning's name for it."""
 
 
-def accelerator(asked: str, key: str = "trainer.accelerator") -> str:
+def resolve_device(asked: str, key: str = "trainer.accelerator") -> str:
     """Resolve auto, cpu, gpu or cuda to cpu or cuda; `key` is what asked."""
     if asked not in ("auto", "cpu", "gpu", "cuda"):
-        raise Misuse(f"{key} must be auto, cpu or gpu, got {asked!r}")
+        raise UsageError(f"{key} must be auto, cpu or gpu, got {asked!r}")
     there = torch.cuda.is_available()
     if asked in ("gpu", "cuda") and not there:
-        raise Misuse(f"{key}={asked}: torch {torch.__version__} finds no CUDA device here")
+        raise UsageError(f"{key}={asked}: torch {torch.__version__} finds no CUDA device here")
     return "cuda" if there and asked != "cpu" else "cpu"
 
 
@@ -45,17 +45,17 @@ class Precision:
         return PRECISIONS[self.used]
 
 
-def precision(asked: object, device: str) -> Precision:
+def resolve_precision(asked: object, device: str) -> Precision:
     """Resolve `precision=` for a device, openly."""
     name = str(asked)
     if name not in PRECISIONS:
-        raise Misuse(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
     if device == "cuda":
         if name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise Misuse(f"precision={name}: this GPU has no bf16; use precision=16")
+            raise UsageError(f"precision={name}: this GPU has no bf16; use precision=16")
         return Precision(name, name)
     if name == "16-true":
-        raise Misuse("precision=16-true needs a GPU (a CPU gave NaN); use 32 or bf16-true")
+        raise UsageError("precision=16-true needs a GPU (a CPU gave NaN); use 32 or bf16-true")
     if name in ("16", "bf16"):
         if not has_fast_bf16():
             return Precision(name, "32", "this CPU has no fast half-precision convolutions")

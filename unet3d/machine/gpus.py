@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from unet3d import nvml
-from unet3d.machine.software import tried
+from unet3d.machine.software import call_or_none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,14 @@ class Gpu:
     others: list[nvml.Process] | None  # that hold memory
 
 
-def gpus() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Those that the driver shows, with torch's number, and those that torch alone tells of."""
-    numbers = numbered()
-    shown = [driven(uuid, numbers.pop(uuid, None)) for uuid in nvml.uuids()]
-    return [*shown, *(of_torch(number) for number in numbers.values())]
+    numbers = map_torch_indices()
+    shown = [query_nvml(uuid, numbers.pop(uuid, None)) for uuid in nvml.list_gpu_uuids()]
+    return [*shown, *(query_torch(number) for number in numbers.values())]
 
 
-def numbered() -> dict[str, int]:
+def map_torch_indices() -> dict[str, int]:
     """What torch calls each GPU, by UUID; a slice of a GPU has one of its own."""
     if not torch.cuda.is_available():
         return {}
@@ -41,28 +41,28 @@ def numbered() -> dict[str, int]:
     return found
 
 
-def driven(device: nvml.Device, number: int | None) -> Gpu:
+def query_nvml(device: nvml.Device, number: int | None) -> Gpu:
     """All that the driver tells."""
-    memory, running = nvml.memory(device), nvml.processes(device)
+    memory, running = nvml.memory(device), nvml.list_processes(device)
     return Gpu(
-        name=nvml.name(device),
+        name=nvml.get_gpu_name(device),
         uuid=device if isinstance(device, str) else None,
         number=number,
         total=None if memory is None else memory.total,
         free=None if memory is None else memory.free,
-        capability=nvml.capability(device),
-        utilisation=nvml.utilisation(device),
+        capability=nvml.get_compute_capability(device),
+        utilisation=nvml.get_utilization(device),
         others=None if running is None else [p for p in running if p.pid != os.getpid()],
     )
 
 
-def of_torch(number: int) -> Gpu:
+def query_torch(number: int) -> Gpu:
     """A slice, or any GPU where NVIDIA's library is missing."""
     device = torch.device("cuda", number)
-    told, properties = driven(device, number), torch.cuda.get_device_properties(number)
+    told, properties = query_nvml(device, number), torch.cuda.get_device_properties(number)
     free = told.free
     if free is None:
-        asked = tried(lambda: torch.cuda.mem_get_info(number))
+        asked = call_or_none(lambda: torch.cuda.mem_get_info(number))
         free = None if asked is None else asked[0]
     return Gpu(
         name=told.name or properties.name,

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 LAUNCHES = ("here", "torchrun", "slurm")
 """Who starts the processes: unet3d itself, on this machine; torchrun; srun."""
@@ -30,7 +30,7 @@ class Ranks:
         return self.world // self.per_node
 
 
-def started_by(environ: Mapping[str, str] = os.environ) -> str | None:
+def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
     """Who started this process as one of several, if anybody did."""
     if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE", 1)) > 1:
         return "torchrun"
@@ -39,19 +39,21 @@ def started_by(environ: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
-def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
+def read_ranks(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
     """From the environment; of one process where nobody says otherwise."""
     if launch not in LAUNCHES:
-        raise Misuse(f"trainer.launch must be one of {', '.join(LAUNCHES)}, got {launch!r}")
-    starter = started_by(environ)
+        raise UsageError(f"trainer.launch must be one of {', '.join(LAUNCHES)}, got {launch!r}")
+    starter = detect_launcher(environ)
     if starter not in (None, launch):
-        raise Misuse(
+        raise UsageError(
             f"{starter} started {environ.get('WORLD_SIZE') or environ['SLURM_STEP_NUM_TASKS']} "
             f"processes, which would each train alone: add trainer={starter}"
         )
     if launch == "slurm":
         if "SLURM_STEP_NUM_TASKS" not in environ:  # a job script has all the others
-            raise Misuse("trainer=slurm is for processes that srun starts: see scripts/slurm.sh")
+            raise UsageError(
+                "trainer=slurm is for processes that srun starts: see scripts/slurm.sh"
+            )
         tasks = environ["SLURM_STEP_TASKS_PER_NODE"]  # 2, 4(x3) or, uneven, 2(x3),1
         return _even(
             rank=int(environ["SLURM_PROCID"]),
@@ -70,7 +72,7 @@ def ranks_of(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
             launcher=int(environ[LAUNCHER]) if LAUNCHER in environ else None,
         )
     if launch == "torchrun":
-        raise Misuse("trainer=torchrun is for processes that torchrun starts: see the README")
+        raise UsageError("trainer=torchrun is for processes that torchrun starts: see the README")
     return Ranks()
 
 
@@ -78,11 +80,13 @@ def _even(
     *, rank: int, local: int, world: int, per_node: int, said: str, launcher: int | None = None
 ) -> Ranks:
     if per_node == 0 or world % per_node:
-        raise Misuse(f"every machine needs as many processes as the others, got {world} as {said}")
+        raise UsageError(
+            f"every machine needs as many processes as the others, got {world} as {said}"
+        )
     return Ranks(rank=rank, local=local, world=world, per_node=per_node, launcher=launcher)
 
 
-def meeting_point(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+def resolve_rendezvous(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Where the processes of a run meet: a machine and a port; the first rank opens it.
 
     torchrun's own port keeps what the processes before a restart said there: addresses of the dead

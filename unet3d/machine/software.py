@@ -41,25 +41,25 @@ class Software:
     packages: dict[str, str | None]
 
 
-def software() -> Software:
+def inspect_software() -> Software:
     """Ask for all of it."""
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         rocm=torch.version.hip,
-        cudnn=tried(cudnn),
-        nccl=tried(nccl),
-        gloo=bool(tried(torch.distributed.is_gloo_available)),
-        architectures=tuple(tried(torch.cuda.get_arch_list) or ()),
-        cpu_compiler=found(native.compiler()),
-        triton_compiler=found(triton_compiler()),
+        cudnn=call_or_none(cudnn),
+        nccl=call_or_none(nccl),
+        gloo=bool(call_or_none(torch.distributed.is_gloo_available)),
+        architectures=tuple(call_or_none(torch.cuda.get_arch_list) or ()),
+        cpu_compiler=find_program(native.compiler()),
+        triton_compiler=find_program(triton_compiler()),
         python_headers=python_headers(),
-        packages={name: installed(name) for name in PACKAGES},
+        packages={name: get_package_version(name) for name in PACKAGES},
     )
 
 
-def tried(question: Callable[[], T]) -> T | None:
+def call_or_none(question: Callable[[], T]) -> T | None:
     """The answer; None where asking fails: a doctor sees machines on which something is broken."""
     try:
         return question()
@@ -96,12 +96,12 @@ def python_headers() -> bool:
     return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
-def found(command: str | None) -> str | None:
+def find_program(command: str | None) -> str | None:
     """Where a command lies."""
     return None if command is None else shutil.which(command.split()[0])
 
 
-def installed(name: str) -> str | None:
+def get_package_version(name: str) -> str | None:
     """The version of a package."""
     try:
         return version(name)

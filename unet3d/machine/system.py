@@ -11,9 +11,9 @@ import torch
 
 from unet3d.machine import container
 from unet3d.machine.device import has_fast_bf16
-from unet3d.machine.memory import available_bytes, meminfo
-from unet3d.machine.preflight import SHM, existing, file_limits
-from unet3d.machine.ranks import started_by
+from unet3d.machine.memory import get_available_bytes, meminfo
+from unet3d.machine.preflight import SHM, file_limits, find_existing_dir
+from unet3d.machine.ranks import detect_launcher
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -26,7 +26,7 @@ MARKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class DiskSpace:
     """A place for files: how large it is, and what of it is free."""
 
     folder: str
@@ -52,37 +52,37 @@ class System:
     ram_limit: int | None
     swap: int | None
     swap_free: int | None
-    shared: Room | None  # /dev/shm
+    shared: DiskSpace | None  # /dev/shm
     open_files: int
     open_files_most: int  # that the limit may be raised to
 
 
-def system() -> System:
+def inspect_system() -> System:
     """Ask for all of it; nothing is changed."""
     memory = meminfo()
     soft, hard = file_limits()
     return System(
-        name=name(),
+        name=get_os_name(),
         container=next((engine for engine, mark in MARKS.items() if mark.exists()), None),
         launcher=launcher(),
-        processor=processor(),
-        cores=cores(),
+        processor=get_cpu_model(),
+        cores=count_usable_cores(),
         cores_there=os.cpu_count(),
-        cores_limit=container.cores(),
+        cores_limit=container.get_cpu_quota(),
         threads=torch.get_num_threads(),
         fast_bf16=has_fast_bf16(),
         ram=memory.get("MemTotal"),
-        ram_free=available_bytes(torch.device("cpu")),
+        ram_free=get_available_bytes(torch.device("cpu")),
         ram_limit=container.memory_limit(),
         swap=memory.get("SwapTotal"),
         swap_free=memory.get("SwapFree"),
-        shared=room(SHM) if SHM.is_dir() else None,
+        shared=get_disk_space(SHM) if SHM.is_dir() else None,
         open_files=soft,
         open_files_most=hard,
     )
 
 
-def name() -> str:
+def get_os_name() -> str:
     """The system, its kernel and its kind of processor."""
     try:
         release = platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -93,7 +93,7 @@ def name() -> str:
     return ", ".join(filter(None, (release, kernel)))
 
 
-def processor(file: Path = CPUINFO) -> str | None:
+def get_cpu_model(file: Path = CPUINFO) -> str | None:
     """Its maker's name for it."""
     try:
         lines = file.read_text().splitlines()
@@ -103,7 +103,7 @@ def processor(file: Path = CPUINFO) -> str | None:
     return next(named, None) or platform.processor() or None
 
 
-def cores() -> int:
+def count_usable_cores() -> int:
     """Those that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -112,7 +112,7 @@ def cores() -> int:
 
 def launcher(environ: Mapping[str, str] = os.environ) -> str | None:
     """Who started this process, and which of its processes it is."""
-    starter = started_by(environ)
+    starter = detect_launcher(environ)
     if starter == "torchrun":
         return f"torchrun, rank {environ.get('RANK')} of {environ.get('WORLD_SIZE')}"
     if "SLURM_JOB_ID" not in environ:
@@ -123,7 +123,7 @@ def launcher(environ: Mapping[str, str] = os.environ) -> str | None:
     return f"{job}, task {environ['SLURM_PROCID']} of {environ['SLURM_STEP_NUM_TASKS']}"
 
 
-def room(folder: Path) -> Room:
+def get_disk_space(folder: Path) -> DiskSpace:
     """Where a folder is, or would be."""
-    usage = shutil.disk_usage(existing(folder))
-    return Room(folder=str(folder), total=usage.total, free=usage.free)
+    usage = shutil.disk_usage(find_existing_dir(folder))
+    return DiskSpace(folder=str(folder), total=usage.total, free=usage.free)

@@ -18,10 +18,10 @@ LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
 
 
-def rounded(nbytes: int) -> int:
+def round_block_size(nbytes: int) -> int:
     """What an allocation takes.
 
-    >>> rounded(1), rounded(513)
+    >>> round_block_size(1), round_block_size(513)
     (512, 1024)
     """
     return max(UNIT, -(-nbytes // UNIT) * UNIT)
@@ -52,7 +52,7 @@ class CachingAllocator:
         """Take memory for a block."""
         if nbytes == 0:
             return
-        size = rounded(nbytes)
+        size = round_block_size(nbytes)
         small = size <= SMALL
         idle = self._idle[small]
         at = bisect_left(idle, (size, -1))

@@ -45,7 +45,7 @@ CPU = torch._C.DispatchKey.AutocastCPU
 
 
 @contextmanager
-def cuda_rules() -> Generator[None]:
+def cuda_autocast_rules() -> Generator[None]:
     """Within, `torch.autocast("cpu", ...)` casts as it would on CUDA."""
     library = torch.library.Library("aten", "IMPL")
     try:

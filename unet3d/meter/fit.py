@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unet3d.meter.allocator import UNIT, replay
-from unet3d.meter.predict import Prediction
+from unet3d.meter.predict import MemoryEstimate
 from unet3d.meter.record import MemoryRecord
 from unet3d.types import MIB
 
@@ -13,12 +13,12 @@ CONTEXT = 600 * MIB
 """Left aside on a card for what torch's allocator does not see: CUDA's context, cuDNN's kernels."""
 
 
-class AnyBatch:
+class BatchExtrapolation:
     """What a step takes at any batch size from 2 up, exactly as a trace of its own would say."""
 
-    def __init__(self, two: Prediction, three: Prediction):
-        events = list(in_order(two.trace.events))
-        self.affine = events == list(in_order(three.trace.events))
+    def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
+        events = list(canonicalize_order(two.trace.events))
+        self.affine = events == list(canonicalize_order(three.trace.events))
         self._events = events
         self._steady = two.steady
         if self.affine:
@@ -41,10 +41,10 @@ class AnyBatch:
         )
 
 
-def in_order(events: list[int]) -> Iterator[int]:
+def canonicalize_order(events: list[int]) -> Iterator[int]:
     """The events with every run of frees sorted: autocast drops its cache in no fixed order.
 
-    >>> list(in_order([1, 2, -2, -1, 3]))
+    >>> list(canonicalize_order([1, 2, -2, -1, 3]))
     [1, 2, -1, -2, 3]
     """
     run: list[int] = []
@@ -58,7 +58,7 @@ def in_order(events: list[int]) -> Iterator[int]:
     yield from sorted(run, reverse=True)
 
 
-def largest_batch(predictions: AnyBatch, budget: int) -> int:
+def search_largest_batch(predictions: BatchExtrapolation, budget: int) -> int:
     """The largest batch whose reserved memory stays within `budget` bytes; below 2 means none."""
 
     def fits(batch: int) -> bool:

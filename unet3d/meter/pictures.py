@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unet3d.meter.predict import KINDS, Prediction
-from unet3d.types import MIB, size
+from unet3d.meter.predict import KINDS, MemoryEstimate
+from unet3d.types import MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ COLOURS = dict(
 )
 
 
-def kinds_over_time(prediction: Prediction) -> dict[str, np.ndarray]:
+def kinds_over_time(prediction: MemoryEstimate) -> dict[str, np.ndarray]:
     """For every kind, the bytes alive after each event of the steady step."""
     begun, ended = prediction.steady
     found = {}
@@ -51,7 +51,7 @@ def kinds_over_time(prediction: Prediction) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in found.items() if values.any()}
 
 
-def large_events(prediction: Prediction) -> np.ndarray:
+def large_events(prediction: MemoryEstimate) -> np.ndarray:
     """The events of the steady step that change over a thousandth of the peak, and the peak."""
     begun, ended = prediction.steady
     events = np.abs(np.array(prediction.trace.events[begun:ended])) - 1
@@ -60,7 +60,7 @@ def large_events(prediction: Prediction) -> np.ndarray:
     return np.flatnonzero(large)
 
 
-def timeline(prediction: Prediction, title: str) -> "Figure":
+def timeline(prediction: MemoryEstimate, title: str) -> "Figure":
     """The steady step from its first allocation to its last, by kind, with the peak named."""
     from matplotlib.figure import Figure
 
@@ -84,7 +84,7 @@ def timeline(prediction: Prediction, title: str) -> "Figure":
     block = prediction.trace.blocks[abs(event) - 1]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)
     axes.annotate(
-        f"peak {size(int(top))}\n{block.path or block.phase}: {block.op}",
+        f"peak {format_bytes(int(top))}\n{block.path or block.phase}: {block.op}",
         (at, top / MIB),
         xytext=(8, 10),
         textcoords="offset points",
@@ -104,7 +104,7 @@ def timeline(prediction: Prediction, title: str) -> "Figure":
     return figure
 
 
-def layer_bars(prediction: Prediction, title: str) -> "Figure":
+def layer_bars(prediction: MemoryEstimate, title: str) -> "Figure":
     """A row per call of a layer, in order: what is allocated after it, and what it changed."""
     from matplotlib.figure import Figure
 
@@ -146,7 +146,7 @@ def layer_bars(prediction: Prediction, title: str) -> "Figure":
     return figure
 
 
-def study_bars(drawn: Sequence[tuple[str, Prediction]], title: str) -> "Figure":
+def study_bars(drawn: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
     """A bar per value that was tried, split by what is alive at its peak."""
     from matplotlib.figure import Figure
 

@@ -11,10 +11,10 @@ import numpy as np
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.meter.allocator import replay, rounded
-from unet3d.meter.autocast import cuda_rules
+from unet3d.meter.allocator import replay, round_block_size
+from unet3d.meter.autocast import cuda_autocast_rules
 from unet3d.meter.record import MemoryRecord
-from unet3d.meter.trace import Block, Mark, Trace
+from unet3d.meter.trace import Block, Span, Trace
 from unet3d.types import HasBlocks
 
 STEPS = 2
@@ -59,7 +59,7 @@ class Layer:
     reserved: int
 
 
-class Prediction:
+class MemoryEstimate:
     """Pure arithmetic on the events of a trace. All sizes are in bytes."""
 
     def __init__(self, trace: Trace, *, parameters: int, levels: dict[str, int]):
@@ -71,7 +71,9 @@ class Prediction:
     def sizes(self) -> np.ndarray:
         """Of every block, as the device's allocator counts it."""
         exact = [block.nbytes for block in self.trace.blocks]
-        return np.array([rounded(n) if n and self.trace.cuda else n for n in exact], np.int64)
+        return np.array(
+            [round_block_size(n) if n and self.trace.cuda else n for n in exact], np.int64
+        )
 
     @cached_property
     def curve(self) -> np.ndarray:
@@ -192,16 +194,16 @@ class Prediction:
             reserved=int(self.reserved_curve[begun:ended].max()),
         )
 
-    def _layer(self, call: Mark) -> Layer:
+    def _layer(self, call: Span) -> Layer:
         before = int(self.curve[call.begun - 1])
         after = int(self.curve[call.ended - 1])
         reserved = int(self.reserved_curve[call.ended - 1]) if self.trace.cuda else 0
         return Layer(call.name, call.type, call.phase, after, after - before, reserved)
 
 
-def predict(make_step: Callable[[], Step], *, cuda: bool) -> Prediction:
+def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimate:
     """Run a step on tensors without memory and say what it would take."""
-    with FakeTensorMode(), cuda_rules() if cuda else nullcontext():
+    with FakeTensorMode(), cuda_autocast_rules() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)
         with trace.watching(step.model):
@@ -214,4 +216,4 @@ def predict(make_step: Callable[[], Step], *, cuda: bool) -> Prediction:
         paths = {module: path for path, module in model.named_modules()}
         blocks = model.blocks() if isinstance(model, HasBlocks) else ()
         levels = {paths[module]: level for level, module in blocks}
-    return Prediction(trace, parameters=parameters, levels=levels)
+    return MemoryEstimate(trace, parameters=parameters, levels=levels)

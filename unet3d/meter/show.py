@@ -3,26 +3,28 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unet3d.meter.predict import KINDS, Layer, Prediction
+from unet3d.meter.predict import KINDS, Layer, MemoryEstimate
 from unet3d.meter.record import MemoryRecord
-from unet3d.types import MIB, size
+from unet3d.types import MIB, format_bytes
 
 
-def peak_table(prediction: Prediction) -> str:
+def peak_table(prediction: MemoryEstimate) -> str:
     """The peak, by phase and by kind."""
     least, most = prediction.interval
     peak = prediction.peak
     rows = [("predicted peak of a step", "allocated MiB", "reserved MiB")]
-    rows.append(("whole step", mib(peak.allocated), mib(peak.reserved)))
+    rows.append(("whole step", format_mib(peak.allocated), format_mib(peak.reserved)))
     for phase, record in prediction.phases.items():
-        rows.append((f"  {phase}", mib(record.allocated), mib(record.reserved)))
+        rows.append((f"  {phase}", format_mib(record.allocated), format_mib(record.reserved)))
     kinds = [("at the peak", "MiB", "share")]
     total = sum(prediction.kinds.values())
-    kinds += [(kind, mib(n), f"{100 * n / total:.0f} %") for kind, n in prediction.kinds.items()]
-    parts = [columns(rows), columns(kinds)]
+    kinds += [
+        (kind, format_mib(n), f"{100 * n / total:.0f} %") for kind, n in prediction.kinds.items()
+    ]
+    parts = [format_columns(rows), format_columns(kinds)]
     if most > least:
         parts.append(
-            f"allocated lies between {mib(least)} and {mib(most)} MiB: cuDNN's workspace, which "
+            f"allocated lies between {format_mib(least)} and {format_mib(most)} MiB: cuDNN's workspace, which "
             "depends on the GPU, cannot be seen from here"
         )
     return "\n\n".join(parts)
@@ -33,23 +35,31 @@ def layer_table(layers: Sequence[Layer]) -> str:
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
     for layer in layers:
         change = f"{layer.change:+,}"
-        sizes = (mib(layer.allocated), change, mib(layer.reserved))
+        sizes = (format_mib(layer.allocated), change, format_mib(layer.reserved))
         rows.append((layer.name, layer.type, layer.phase, *sizes))
-    return columns(rows, left=3)
+    return format_columns(rows, left=3)
 
 
-def study_table(points: Sequence[tuple[str, Prediction, MemoryRecord | None]]) -> str:
+def study_table(points: Sequence[tuple[str, MemoryEstimate, MemoryRecord | None]]) -> str:
     """One row per (value, prediction, measured peak), split by kind."""
     measured = any(real is not None for _, _, real in points)
     rows = [("", "peak MiB", *(["measured MiB"] if measured else []), "reserved MiB", *KINDS)]
     for label, found, real in points:
-        beside = [mib(real.allocated) if real else "-"] if measured else []
-        kinds = [mib(found.kinds.get(kind, 0)) for kind in KINDS]
-        rows.append((label, mib(found.peak.allocated), *beside, mib(found.peak.reserved), *kinds))
-    return columns(rows)
+        beside = [format_mib(real.allocated) if real else "-"] if measured else []
+        kinds = [format_mib(found.kinds.get(kind, 0)) for kind in KINDS]
+        rows.append(
+            (
+                label,
+                format_mib(found.peak.allocated),
+                *beside,
+                format_mib(found.peak.reserved),
+                *kinds,
+            )
+        )
+    return format_columns(rows)
 
 
-def sentence(prediction: Prediction, savings: Sequence[tuple[str, int]]) -> str:
+def summarize_estimate(prediction: MemoryEstimate, savings: Sequence[tuple[str, int]]) -> str:
     """Where the memory is and what would help most; `savings` are (override, bytes), best first."""
     parts = []
     levels = prediction.levels
@@ -63,12 +73,12 @@ def sentence(prediction: Prediction, savings: Sequence[tuple[str, int]]) -> str:
     helping = [(override, saved) for override, saved in savings if saved > 0]
     if helping:
         parts.append(
-            ", ".join(f"{override} saves {size(saved)}" for override, saved in helping[:2])
+            ", ".join(f"{override} saves {format_bytes(saved)}" for override, saved in helping[:2])
         )
     return "; ".join(parts) + "."
 
 
-def as_json(prediction: Prediction) -> dict[str, Any]:
+def estimate_to_dict(prediction: MemoryEstimate) -> dict[str, Any]:
     """Whole bytes, for other programs."""
     least, most = prediction.interval
     return {
@@ -100,22 +110,22 @@ def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
     ]
 
 
-def measured_table(prediction: Prediction, phases: dict[str, MemoryRecord]) -> str:
+def measured_table(prediction: MemoryEstimate, phases: dict[str, MemoryRecord]) -> str:
     """Predicted and measured peaks side by side, with the prediction's error."""
     rows = [("measured on this GPU", "predicted MiB", "measured MiB", "error")]
     for phase, record in phases.items():
         predicted, found = prediction.phases[phase].allocated or 0, record.allocated or 0
         error = f"{100 * (predicted / found - 1):+.2f} %" if found else "-"
-        rows.append((phase, mib(predicted), mib(found), error))
-    return columns(rows)
+        rows.append((phase, format_mib(predicted), format_mib(found), error))
+    return format_columns(rows)
 
 
-def mib(nbytes: int | None) -> str:
+def format_mib(nbytes: int | None) -> str:
     """Bytes as MiB; a dash where the device has no such figure."""
     return "-" if nbytes is None else f"{nbytes / MIB:,.1f}"
 
 
-def columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Rows under each other: the first `left` columns to the left, numbers to the right."""
     table = [list(map(str, row)) for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unet3d.meter.allocator import rounded
+from unet3d.meter.allocator import round_block_size
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Span:
     """A stretch of the list of events: the call of a module, or a phase."""
 
     name: str
@@ -70,8 +70,8 @@ class Trace(TorchDispatchMode):
         self.cuda = cuda
         self.blocks: list[Block] = []
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
-        self.calls: list[Mark] = []  # of modules without children
-        self.phases: list[Mark] = []
+        self.calls: list[Span] = []  # of modules without children
+        self.phases: list[Span] = []
         self.workspaces: list[tuple[int, int]] = []  # (event, bytes): what cuDNN may take at most
         self.phase = "setup"
         self._phase_begun = 0
@@ -92,7 +92,7 @@ class Trace(TorchDispatchMode):
         """End the phase that was and begin another."""
         self._end_backward_call()
         now = len(self.events)
-        self.phases.append(Mark(self.phase, "", self.phase, self._phase_begun, now))
+        self.phases.append(Span(self.phase, "", self.phase, self._phase_begun, now))
         self.phase, self._phase_begun = phase, now
         self._made_before, self._last_path = _sequence_number(), ""
 
@@ -107,7 +107,7 @@ class Trace(TorchDispatchMode):
     def taken(self) -> int:
         """Bytes of all blocks that are alive, as the device's allocator counts them."""
         sizes = (block.nbytes for block, _ in self._live.values())
-        return sum(rounded(n) if n and self.cuda else n for n in sizes)
+        return sum(round_block_size(n) if n and self.cuda else n for n in sizes)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Generator["Trace"]:
@@ -280,7 +280,7 @@ class Trace(TorchDispatchMode):
             self._node_paths.setdefault(number, path)  # a child has named its own already
         if called == self._called and self.phase == "forward":
             self._leaves[path] = type(module).__name__
-            self.calls.append(Mark(path, self._leaves[path], "forward", begun, len(self.events)))
+            self.calls.append(Span(path, self._leaves[path], "forward", begun, len(self.events)))
 
     _call = ""  # the module whose backward runs
     _call_begun = 0
@@ -293,7 +293,7 @@ class Trace(TorchDispatchMode):
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
             kind, now = self._leaves[self._call], len(self.events)
-            self.calls.append(Mark(self._call, kind, "backward", self._call_begun, now))
+            self.calls.append(Span(self._call, kind, "backward", self._call_begun, now))
         self._call = ""
 
     def _gradient_is_done(self, parameter: Tensor) -> None:

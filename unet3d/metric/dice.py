@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from unet3d.types import IGNORE
+from unet3d.types import IGNORE_LABEL
 
 
 def confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Count voxels of one volume: (K, K) int64, reference in rows, prediction in columns."""
-    valid = labels != IGNORE
+    valid = labels != IGNORE_LABEL
     pairs = labels[valid].long() * num_classes + prediction[valid].long()
     return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
 

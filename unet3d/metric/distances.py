@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from unet3d.metric.scores import scores
-from unet3d.types import IGNORE
+from unet3d.metric.scores import score_case
+from unet3d.types import IGNORE_LABEL
 
 MOST_POINTS = 1_000_000
 """Voxels of both surfaces of a class. The noise of a network that has learned nothing yet has more;
 to measure it takes minutes and says nothing, so such a case is left out."""
 
 
-class Distances:
+class ValidationHD95:
     """Collects volumes by `update` and sums them up by `compute`.
 
     `judged` are the labels of each class, `spacing_mm` the voxels of each case. What is absent is
@@ -34,12 +34,12 @@ class Distances:
     def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
         """Take in the predicted classes and the true ones, both (B, D, H, W)."""
         for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
-            of_classes = scores(
+            of_classes = score_case(
                 p,
                 t,
                 spacing_mm=self.spacing_mm[case],
                 classes=self.judged,
-                ignore_label=IGNORE,
+                ignore_label=IGNORE_LABEL,
                 most_points=MOST_POINTS,
             )
             self.found.append([of_class["hd95_mm"] for of_class in of_classes.values()])

@@ -9,7 +9,7 @@ DEFINITION = (
 RESAMPLES, AT_ONCE = 10_000, 500
 
 
-def means(
+def bootstrap_means(
     values: np.ndarray,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Of (cases, classes), NaN where a case is left out: each class's, and over the classes.

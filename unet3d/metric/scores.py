@@ -31,7 +31,7 @@ RULES = {
 Box = tuple[slice, ...]
 
 
-def scores(
+def score_case(
     prediction: np.ndarray,
     reference: np.ndarray,
     *,
@@ -46,7 +46,7 @@ def scores(
     A class is one or more labels above 0; classes may overlap. The largest arrays made on the way
     are booleans of the box around one class.
     """
-    prediction, reference = without_ignored(prediction, reference, ignore_label)
+    prediction, reference = mask_ignored(prediction, reference, ignore_label)
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
     boxes = [_boxes(a) for a in (prediction, reference)]
@@ -76,7 +76,7 @@ def scores(
     return found
 
 
-def without_ignored(
+def mask_ignored(
     prediction: np.ndarray, reference: np.ndarray, ignore_label: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both with background where the reference is to be ignored."""
@@ -85,7 +85,7 @@ def without_ignored(
     return np.where(ignored, 0, prediction), np.where(ignored, 0, reference)
 
 
-def labels_in(volume: np.ndarray) -> list[int]:
+def find_labels(volume: np.ndarray) -> list[int]:
     """The different values of a volume, a slab at a time."""
     return sorted({int(v) for slab in np.moveaxis(volume, -1, 0) for v in np.unique(slab)})
 

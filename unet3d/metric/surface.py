@@ -26,19 +26,19 @@ def surface_scores(
     What lies outside the arrays is background: both may be cropped to the box around the two. NaN
     if the two surfaces have more than `most_points` voxels: time goes with their number.
     """
-    of_prediction, of_reference = surface(prediction), surface(reference)
+    of_prediction, of_reference = find_surface_voxels(prediction), find_surface_voxels(reference)
     if most_points is not None:
         points = np.count_nonzero(of_prediction) + np.count_nonzero(of_reference)
         if points > most_points:
             return np.nan, np.nan
-    there = distances(of_prediction, of_reference, spacing_mm)
-    back = distances(of_reference, of_prediction, spacing_mm)
+    there = measure_surface_distances(of_prediction, of_reference, spacing_mm)
+    back = measure_surface_distances(of_reference, of_prediction, spacing_mm)
     hd95 = max(np.percentile(there, 95), np.percentile(back, 95))
     both = np.concatenate([there, back]).astype(np.float32)  # as which 3 * 0.1 mm is within 0.3 mm
     return float(hd95), float(np.mean(both <= np.float32(tolerance_mm)))
 
 
-def surface(structure: np.ndarray) -> np.ndarray:
+def find_surface_voxels(structure: np.ndarray) -> np.ndarray:
     """The voxels of a structure with at least one of their six neighbours outside of it."""
     inside = structure.copy()
     for axis in range(structure.ndim):
@@ -49,7 +49,9 @@ def surface(structure: np.ndarray) -> np.ndarray:
     return structure & ~inside
 
 
-def distances(start: np.ndarray, end: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
+def measure_surface_distances(
+    start: np.ndarray, end: np.ndarray, spacing_mm: Sequence[float]
+) -> np.ndarray:
     """From every voxel of `start` to the nearest of `end`; their order means nothing."""
     from scipy.spatial import KDTree
 

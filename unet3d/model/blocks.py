@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.types import Misuse, Triple
+from unet3d.types import Triple, UsageError
 
 T = TypeVar("T")
 
@@ -26,10 +26,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def pick(options: dict[str, T], name: str, what: str) -> T:
+def lookup(options: dict[str, T], name: str, what: str) -> T:
     """Look an option up by the name that a user wrote."""
     if name not in options:
-        raise Misuse(f"{what} must be one of {', '.join(options)}, got {name!r}")
+        raise UsageError(f"{what} must be one of {', '.join(options)}, got {name!r}")
     return options[name]
 
 
@@ -46,11 +46,11 @@ class ConvNormAct(nn.Sequential):
     ):
         super().__init__()
         if any(k % 2 == 0 for k in kernel):
-            raise Misuse(f"model.kernel must be odd, got {kernel}")
+            raise UsageError(f"model.kernel must be odd, got {kernel}")
         d, h, w = kernel
         self.conv = nn.Conv3d(in_channels, out_channels, kernel, padding=(d // 2, h // 2, w // 2))
-        self.norm = pick(NORMS, norm, "model.norm")(out_channels)
-        self.act = pick(ACTIVATIONS, activation, "model.activation")()
+        self.norm = lookup(NORMS, norm, "model.norm")(out_channels)
+        self.act = lookup(ACTIVATIONS, activation, "model.activation")()
 
 
 class ConvBlock(nn.Sequential):
@@ -100,7 +100,7 @@ def upsampling(
     """
     if name in ("trilinear", "nearest"):
         return Interpolate(window, name), channels
-    out, bias = pick(
+    out, bias = lookup(
         {"transposed": (skip_channels, True), "transposed_wide": (channels, False)},
         name,
         "model.upsampling (trilinear and nearest aside)",
@@ -108,7 +108,7 @@ def upsampling(
     return nn.ConvTranspose3d(channels, out, window, stride=window, bias=bias), out
 
 
-def fit(x: Tensor, like: Tensor) -> Tensor:
+def pad_to(x: Tensor, like: Tensor) -> Tensor:
     """Pad `x` with zeros on both sides to the size of `like`, whose odd rows pooling drops."""
     missing = [n - m for n, m in zip(like.shape[2:], x.shape[2:], strict=True)]
     if not any(missing):

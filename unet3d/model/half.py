@@ -5,7 +5,7 @@ from torch.nn import Module, Parameter
 from torch.nn.modules.batchnorm import _NormBase
 
 
-def in_half(module: Module, dtype: torch.dtype) -> Module:
+def cast_to_half(module: Module, dtype: torch.dtype) -> Module:
     """Convert all parameters and buffers in place, but for norms that average over voxels."""
     for part in module.modules():
         if isinstance(part, _NormBase):

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.model import blocks
-from unet3d.model.blocks import ConvBlock, fit
-from unet3d.model.lean.blocks import decode, encode, image_map
-from unet3d.types import Keep, Misuse, PoolFactory, Size, Triple
+from unet3d.model.blocks import ConvBlock, pad_to
+from unet3d.model.lean.blocks import make_input_map, run_decoder_block, run_encoder_block
+from unet3d.types import PoolFactory, RetentionPolicy, Size, Triple, UsageError
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list with one size per level."""
 
 
-LEAN = Keep(encoders=("last",), decoders=("all",))
+LEAN = RetentionPolicy(encoders=("last",), decoders=("all",))
 """What a network keeps that has not been told."""
 
 
@@ -60,10 +60,10 @@ class UNet3D(nn.Module):
         dec = decoder_widths(decoder_channels, enc)
         convs = [convolutions] * depth if isinstance(convolutions, int) else list(convolutions)
         if len(convs) != depth or min(convs) < 1:
-            raise Misuse(f"model.convolutions must be one number >= 1 per level, got {convs}")
+            raise UsageError(f"model.convolutions must be one number >= 1 per level, got {convs}")
         kernels = per_level(kernel, depth, "model.kernel")
         self.windows = per_level(window, depth - 1, "model.window")
-        self.keep: Keep | None = LEAN
+        self.keep: RetentionPolicy | None = LEAN
         self.norm = norm
 
         def block(level: int, first: int, middle: int, last: int) -> ConvBlock:
@@ -115,14 +115,14 @@ class UNet3D(nn.Module):
                 outputs.insert(0, self.heads[level](x))
         return outputs
 
-    def _lean(self, image: Tensor, keep: Keep) -> list[Tensor]:
+    def _lean(self, image: Tensor, keep: RetentionPolicy) -> list[Tensor]:
         if any(m._backward_hooks or m._backward_pre_hooks for m in self.modules()):
-            raise Misuse(
+            raise UsageError(
                 "lean blocks write over the gradients that a backward hook would see: use "
                 "checkpointing=blocks, whose modules are plain"
             )
         skips, outputs = [], []
-        x = image_map(image, next(self.parameters()).dtype)
+        x = make_input_map(image, next(self.parameters()).dtype)
         for level, module in enumerate(self.encoder):
             x, skip = module(x, keep.encoder(level))
             skips.append(skip)
@@ -154,7 +154,7 @@ class UNet3D(nn.Module):
             size = [n // w for n, w in zip(size, window, strict=True)]
         averaged = {"batch": len(x) if self.training else 2, "instance": 1}.get(self.norm, 2)
         if min(size) < 1 or averaged * prod(size) == 1:  # no norm of a single value
-            raise Misuse(
+            raise UsageError(
                 f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} "
                 f"patch for the {self.norm} norm: use a larger data.patch_size, fewer levels "
                 "(model.depth) or smaller pooling windows (model.window)"
@@ -174,7 +174,7 @@ class EncoderLevel(nn.Module):
         """Tensor -> tensor; or, told what to `keep`, map -> the map that goes down, and skip."""
         if keep is None:
             return self.convs(x)
-        return encode(x, list(self.convs), self.pool, self.window, keep)
+        return run_encoder_block(x, list(self.convs), self.pool, self.window, keep)
 
 
 class DecoderLevel(nn.Module):
@@ -195,8 +195,10 @@ class DecoderLevel(nn.Module):
     ) -> Any:
         """Tensors -> tensor; or, told what to `keep`, maps -> the map that goes up, and logits."""
         if keep is not None:
-            return decode(x, skip, self.up, list(self.convs), head, last=level == 0, keep=keep)
-        x = torch.cat([skip, fit(self.up(x), skip)], dim=1)
+            return run_decoder_block(
+                x, skip, self.up, list(self.convs), head, last=level == 0, keep=keep
+            )
+        x = torch.cat([skip, pad_to(self.up(x), skip)], dim=1)
         del skip
         return self.convs(x)
 
@@ -210,14 +212,14 @@ def encoder_widths(
     [64, 128, 256, 256]
     """
     if not 2 <= depth <= MOST_LEVELS or width < 1:
-        raise Misuse(
+        raise UsageError(
             f"a U-Net needs model.depth in 2..{MOST_LEVELS} and model.width >= 1, "
             f"got {depth} and {width}"
         )
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
     if not 2 <= len(widths) <= MOST_LEVELS or min(widths) < 1:
         given = str(list(widths))[:200]
-        raise Misuse(f"model.channels needs 2..{MOST_LEVELS} levels, each >= 1, got {given}")
+        raise UsageError(f"model.channels needs 2..{MOST_LEVELS} levels, each >= 1, got {given}")
     return list(widths)
 
 
@@ -232,7 +234,7 @@ def decoder_widths(decoder_channels: str | Sequence[int], encoder: list[int]) ->
     if decoder_channels == "above":
         return [encoder[0], *encoder[:-2]]
     if isinstance(decoder_channels, str) or len(decoder_channels) != len(encoder) - 1:
-        raise Misuse(
+        raise UsageError(
             f"model.decoder_channels must be same, above or {len(encoder) - 1} ints (one per level "
             f"but the last), got {decoder_channels!r}"
         )
@@ -252,7 +254,7 @@ def per_level(value: PerLevel, levels: int, name: str) -> list[Triple]:
         entries = [value] * levels
     sizes: list[Any] = [(e, e, e) if isinstance(e, int) else tuple(e) for e in entries]
     if len(sizes) != levels or any(len(s) != 3 or min(s) < 1 for s in sizes):
-        raise Misuse(
+        raise UsageError(
             f"{name} must be an int, three ints, or a list of {levels} of these, got {value!r}"
         )
     return sizes

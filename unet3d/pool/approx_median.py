@@ -14,9 +14,15 @@ from torch import Tensor, nn
 
 from unet3d.pool import kernels
 from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
-from unet3d.pool.layout import empty, is_channels_last, memory_format, outputs, prepared
+from unet3d.pool.layout import (
+    allocate_outputs,
+    is_channels_last,
+    make_empty_like,
+    memory_format,
+    to_supported_layout,
+)
 from unet3d.pool.windows import Windows
-from unet3d.types import Misuse, Size
+from unet3d.types import Size, UsageError
 
 
 class ApproxMedianPool3d(nn.Module):
@@ -27,13 +33,15 @@ class ApproxMedianPool3d(nn.Module):
     ):
         super().__init__()
         if not tau > 0:
-            raise Misuse(f"pool.tau must be above 0, got {tau}; pool=median is the limit tau -> 0")
+            raise UsageError(
+                f"pool.tau must be above 0, got {tau}; pool=median is the limit tau -> 0"
+            )
         self.windows = Windows.of(kernel_size, stride, padding)
         self.tau = float(tau)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        return approx_median_pool3d(prepared(x), *self.windows.axes, self.tau)
+        return approx_median_pool3d(to_supported_layout(x), *self.windows.axes, self.tau)
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
@@ -62,7 +70,7 @@ def approx_median_pool3d(
 ) -> Tensor:
     """The smooth medians."""
     windows = Windows.of(size, stride, padding)
-    if fast := kernels.of(x):
+    if fast := kernels.select_kernels(x):
         return fast.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
     return y.contiguous(memory_format=memory_format(is_channels_last(x)))
@@ -72,7 +80,7 @@ def approx_median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
-    return outputs(x, "approx_median", Windows.of(size, stride, padding))[0]
+    return allocate_outputs(x, "approx_median", Windows.of(size, stride, padding))[0]
 
 
 @torch.library.custom_op("unet3d::approx_median_pool3d_backward", mutates_args=())
@@ -86,7 +94,7 @@ def approx_median_pool3d_backward(
 ) -> Tensor:
     """The input's gradient, from the input."""
     windows, last = Windows.of(size, stride, padding), is_channels_last(x)
-    if fast := kernels.of(x):
+    if fast := kernels.select_kernels(x):
         return fast.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
     return result.contiguous(memory_format=memory_format(last))
@@ -101,7 +109,7 @@ def _(
     padding: Sequence[int],
     tau: float,
 ) -> Tensor:
-    return empty(x.shape, grad, is_channels_last(x))
+    return make_empty_like(x.shape, grad, is_channels_last(x))
 
 
 def _context(ctx, inputs: tuple, output: Tensor) -> None:

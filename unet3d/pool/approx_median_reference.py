@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from unet3d.pool.median_reference import has_nan, middles, take
+from unet3d.pool.median_reference import gather_at, has_nan, take_middle_values
 from unet3d.pool.windows import Windows
 
 
@@ -13,10 +13,10 @@ def approx_median(x: Tensor, windows: Windows, tau: float) -> Tensor:
     """The mean of the soft means around both middle values of a window; autograd can follow."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     with torch.no_grad():
-        places = middles(values, windows)
+        places = take_middle_values(values, windows)
     y = torch.zeros((), dtype=values.dtype, device=x.device)
     for place in places:
-        middle = take(values, windows, place)
+        middle = gather_at(values, windows, place)
         total, offset = _sums(values, windows, middle, tau)
         y = y + (middle + offset / total) / 2
     return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype)
@@ -31,8 +31,8 @@ def approx_median_gradient(grad: Tensor, x: Tensor, windows: Windows, tau: float
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     half = grad.to(values.dtype) / 2
     parts = [torch.zeros_like(half) for _ in range(windows.elements)]
-    for place in middles(values, windows):
-        middle = take(values, windows, place)
+    for place in take_middle_values(values, windows):
+        middle = gather_at(values, windows, place)
         total, offset = _sums(values, windows, middle, tau)
         through = torch.zeros_like(middle)
         for part, (weight, d) in zip(parts, _weights(values, windows, middle, tau), strict=True):

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from unet3d.pool import kernels
 from unet3d.pool.avg_reference import average, average_gradient
-from unet3d.pool.layout import empty, is_channels_last, memory_format, outputs, prepared
+from unet3d.pool.layout import (
+    allocate_outputs,
+    is_channels_last,
+    make_empty_like,
+    memory_format,
+    to_supported_layout,
+)
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
@@ -24,7 +30,7 @@ class AvgPool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        return avg_pool3d(prepared(x), *self.windows.axes)
+        return avg_pool3d(to_supported_layout(x), *self.windows.axes)
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
@@ -37,14 +43,14 @@ def avg_pool3d(
 ) -> Tensor:
     """The means."""
     windows = Windows.of(size, stride, padding)
-    if fast := kernels.of(x):
+    if fast := kernels.select_kernels(x):
         return fast.forward(x, "avg", windows)[0]
     return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
 
 
 @avg_pool3d.register_fake
 def _(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-    return outputs(x, "avg", Windows.of(size, stride, padding))[0]
+    return allocate_outputs(x, "avg", Windows.of(size, stride, padding))[0]
 
 
 @torch.library.custom_op("unet3d::avg_pool3d_backward", mutates_args=())
@@ -58,7 +64,7 @@ def avg_pool3d_backward(
 ) -> Tensor:
     """The input's gradient: the transpose of the mean, whose derivative is the mean again."""
     windows = Windows.of(size, stride, padding)
-    if fast := kernels.of(grad):
+    if fast := kernels.select_kernels(grad):
         return fast.backward(grad, "avg", windows, shape, channels_last)
     format = memory_format(channels_last)
     return average_gradient(grad, shape, windows).contiguous(memory_format=format)
@@ -73,7 +79,7 @@ def _(
     padding: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    return empty(shape, grad, channels_last)
+    return make_empty_like(shape, grad, channels_last)
 
 
 def _context(ctx, inputs: tuple, output: Tensor) -> None:

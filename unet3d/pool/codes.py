@@ -22,7 +22,7 @@ from torch import Tensor
 from unet3d.pool.windows import Windows
 
 
-class Code(IntEnum):
+class IndexCode(IntEnum):
     """How places are written down; the numbers are those of cpp/grid.h."""
 
     NONE = 0
@@ -32,41 +32,43 @@ class Code(IntEnum):
     TWO = 4
 
 
-class Places(NamedTuple):
+class SelectedIndices(NamedTuple):
     """The lower and the upper element that each window takes; the same where it takes one."""
 
     low: Tensor  # (B, C, D', H', W'), int16
     high: Tensor
 
 
-def code_of(pool: str, windows: Windows) -> Code:
+def choose_code(pool: str, windows: Windows) -> IndexCode:
     """How a pooling writes its places down.
 
-    >>> [code_of("median", Windows.of(*w)).name for w in [(2, 2, 0), (3, 2, 1), ((4, 4, 2), 4, 0)]]
+    >>> [choose_code("median", Windows.of(*w)).name for w in [(2, 2, 0), (3, 2, 1), ((4, 4, 2), 4, 0)]]
     ['MASK', 'PAIR', 'TWO']
     """
     if pool not in ("max", "median"):
-        return Code.NONE
+        return IndexCode.NONE
     if windows.elements <= 8:
-        return Code.MASK
+        return IndexCode.MASK
     if pool == "max":
-        return Code.PLACE
+        return IndexCode.PLACE
     counts = (
         range(1 if p else k, k + 1) for k, p in zip(windows.size, windows.padding, strict=True)
     )
     largest = max((n for n in map(prod, product(*counts)) if n % 2 == 0), default=0)
-    return Code.PAIR if largest * (largest - 1) // 2 <= 256 else Code.TWO
+    return IndexCode.PAIR if largest * (largest - 1) // 2 <= 256 else IndexCode.TWO
 
 
-def encode(places: Places, code: Code, windows: Windows, shape: Sequence[int]) -> Tensor:
+def encode(
+    places: SelectedIndices, code: IndexCode, windows: Windows, shape: Sequence[int]
+) -> Tensor:
     """Write places down; `shape` is the pooling's input's."""
     low, high = places
-    if code == Code.MASK:
+    if code == IndexCode.MASK:
         one = torch.ones((), dtype=torch.int16, device=low.device)
         return (one << low | one << high).to(torch.uint8)
-    if code == Code.PLACE:
+    if code == IndexCode.PLACE:
         return low.to(torch.uint8)
-    if code == Code.TWO:
+    if code == IndexCode.TWO:
         return torch.cat([low, high]).to(torch.uint8)
     box = _Box(windows, shape, low.device)
     a, b = box.local(low), box.local(high)
@@ -74,27 +76,29 @@ def encode(places: Places, code: Code, windows: Windows, shape: Sequence[int]) -
     return torch.where(box.elements % 2 == 1, a, more * (more - 1) // 2 + less).to(torch.uint8)
 
 
-def decode(recorded: Tensor, code: Code, windows: Windows, shape: Sequence[int]) -> Places:
+def decode(
+    recorded: Tensor, code: IndexCode, windows: Windows, shape: Sequence[int]
+) -> SelectedIndices:
     """Read places back."""
-    if code == Code.TWO:
+    if code == IndexCode.TWO:
         low, high = recorded.to(torch.int16).chunk(2)
-        return Places(low, high)
+        return SelectedIndices(low, high)
     number = recorded.to(torch.int16)
-    if code == Code.PLACE:
-        return Places(number, number)
-    if code == Code.MASK:
+    if code == IndexCode.PLACE:
+        return SelectedIndices(number, number)
+    if code == IndexCode.MASK:
         low, high = torch.full_like(number, -1), torch.zeros_like(number)
         for place in range(windows.elements):
             taken = (number >> place & 1).bool()
             low = torch.where(taken & (low < 0), place, low)
             high = torch.where(taken, place, high)
-        return Places(low, high)
+        return SelectedIndices(low, high)
     box = _Box(windows, shape, recorded.device)
     more = ((1 + (1 + 8 * number.float()).sqrt()) / 2).to(torch.int16)
     single = box.elements % 2 == 1
     high = torch.where(single, number, more)
     low = torch.where(single, number, number - more * (more - 1) // 2)
-    return Places(box.place(low), box.place(high))
+    return SelectedIndices(box.place(low), box.place(high))
 
 
 class _Box:

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unet3d.native import Kernels, address
-from unet3d.pool.codes import code_of
-from unet3d.pool.layout import empty, is_channels_last, outputs
-from unet3d.pool.network import middle_network
+from unet3d.native import CppKernels, get_data_ptr
+from unet3d.pool.codes import choose_code
+from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like
+from unet3d.pool.network import build_median_network
 from unet3d.pool.windows import Windows
 
 POOLS = ("median", "max", "avg", "approx_median")  # in the order of cpp/grid.h
 WORTH_A_THREAD = 1 << 14  # elements
 
-kernels = Kernels(Path(__file__).parent / "cpp" / "pool.cpp", "pooling")
+kernels = CppKernels(Path(__file__).parent / "cpp" / "pool.cpp", "pooling")
 
 
 class _Job(ctypes.Structure):
@@ -32,18 +32,18 @@ class _Job(ctypes.Structure):
     )
 
 
-def serves(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the compiled kernels take x: small tensors do not start a compiler."""
     return kernels.serve(x)
 
 
 def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
     """The output and the recorded places."""
-    y, recorded = outputs(x, pool, windows)
+    y, recorded = allocate_outputs(x, pool, windows)
     if y.numel():
         job = _job(x.shape, pool, windows, tau, is_channels_last(x))
         door = kernels[x.dtype].pool_forward
-        door(ctypes.byref(job), address(x), address(y), address(recorded))
+        door(ctypes.byref(job), get_data_ptr(x), get_data_ptr(y), get_data_ptr(recorded))
     return y, recorded
 
 
@@ -58,11 +58,11 @@ def backward(
     tau: float = 0.0,
 ) -> Tensor:
     """The gradient by the input: from recorded places, from the input itself, or from neither."""
-    result = empty(shape, grad, channels_last)
+    result = make_empty_like(shape, grad, channels_last)
     if result.numel():
         job = _job(shape, pool, windows, tau, channels_last)
         door = kernels[grad.dtype].pool_backward
-        door(ctypes.byref(job), *map(address, (grad, recorded, x, result)))
+        door(ctypes.byref(job), *map(get_data_ptr, (grad, recorded, x, result)))
     return result
 
 
@@ -77,7 +77,7 @@ def _job(
     return _Job(
         grid=(ctypes.c_int64 * 17)(outer, *space, inner, *windows.output_shape(shape), *axes),
         pool=POOLS.index(pool),
-        code=code_of(pool, windows),
+        code=choose_code(pool, windows),
         threads=torch.get_num_threads() if elements >= WORTH_A_THREAD else 1,
         comparators=comparators,
         network=ctypes.cast(network, ctypes.c_void_p),
@@ -87,6 +87,6 @@ def _job(
 
 @cache
 def _network(elements: int, padded: bool) -> tuple[ctypes.Array, int]:
-    network = middle_network(elements, pair=padded or elements % 2 == 0)
+    network = build_median_network(elements, pair=padded or elements % 2 == 0)
     flat = [number for comparator in network for number in comparator]
     return (ctypes.c_int32 * len(flat))(*flat), len(network)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from unet3d.native import has_triton
 from unet3d.pool.approx_median_reference import approx_median_gradient
-from unet3d.pool.codes import code_of
-from unet3d.pool.layout import empty, is_channels_last, memory_format, outputs
-from unet3d.pool.network import EIGHT, Comparator, middle_network
+from unet3d.pool.codes import choose_code
+from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like, memory_format
+from unet3d.pool.network import EIGHT, Comparator, build_median_network
 from unet3d.pool.windows import Windows
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -20,7 +20,7 @@ PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integ
 }
 
 
-def serves(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the kernels take x."""
     return x.dtype in PAIR_TYPES and has_triton("poolings")
 
@@ -29,7 +29,7 @@ def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[T
     """The output and the recorded places."""
     from unet3d.pool.forward_triton import forward_kernel
 
-    y, recorded = outputs(x, pool, windows)
+    y, recorded = allocate_outputs(x, pool, windows)
     if y.numel():
         grid, arguments = forward_launch(x, y, recorded, pool, windows, tau)
         forward_kernel[grid](**arguments)
@@ -54,7 +54,7 @@ def backward(
             grad, x, windows, tau
         )  # plain torch: several times the memory
         return rare.contiguous(memory_format=memory_format(channels_last))
-    result = empty(shape, grad, channels_last)
+    result = make_empty_like(shape, grad, channels_last)
     if not result.numel():
         return result
     source = grad if recorded is None else recorded  # a pooling without a code reads none
@@ -83,7 +83,7 @@ def forward_launch(
         "code": recorded,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
         **{"DO": d, "HO": h, "OUTPUTS": per_plane, "TOTAL": y.numel(), "tau": tau},
-        **{"POOL": pool, "CODE": int(code_of(pool, windows)), "NETWORK": _network(windows)},
+        **{"POOL": pool, "CODE": int(choose_code(pool, windows)), "NETWORK": _network(windows)},
         **_constants(windows, "KSP"),
         **{"GROUP": c if last else w, "LAST": last, "PAIRS": pairs, "BLOCK": block},
         "HALF": x.dtype in HALVES,
@@ -140,7 +140,7 @@ def covering_launch(
     return (planes, -(-per_plane // block)), {
         **{"grad": grad, "code": recorded, "to": result, "D": space[0], "H": space[1]},
         **{"DO": d, "HO": h, "WO": w, "ELEMENTS": per_plane, "TOTAL": grad.numel()},
-        **{"POOL": pool, "CODE": int(code_of(pool, windows))},
+        **{"POOL": pool, "CODE": int(choose_code(pool, windows))},
         **_constants(windows, "KSP"),
         **{"W": space[2], "C": c if last else 1, "LAST": last, "BLOCK": block},
     }
@@ -166,7 +166,9 @@ def _in_pairs(x: Tensor, windows: Windows) -> bool:
 def _network(windows: Windows) -> tuple[Comparator, ...]:
     if windows.elements == 8 and not any(windows.padding):
         return EIGHT
-    return middle_network(windows.elements, pair=any(windows.padding) or windows.elements % 2 == 0)
+    return build_median_network(
+        windows.elements, pair=any(windows.padding) or windows.elements % 2 == 0
+    )
 
 
 def _block(per_plane: int, windows: Windows) -> int:

@@ -7,10 +7,10 @@ from torch import Tensor
 from unet3d.pool import cpu
 
 
-def of(x: Tensor) -> ModuleType | None:
+def select_kernels(x: Tensor) -> ModuleType | None:
     """A module with `forward` and `backward`, as in cpu.py, or None."""
     if x.device.type == "cuda":
         from unet3d.pool import cuda
 
-        return cuda if cuda.serves(x) else None
-    return cpu if cpu.serves(x) else None
+        return cuda if cuda.supports(x) else None
+    return cpu if cpu.supports(x) else None

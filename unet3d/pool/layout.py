@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from unet3d.pool.codes import Code, code_of
+from unet3d.pool.codes import IndexCode, choose_code
 from unet3d.pool.windows import Windows
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -21,18 +21,18 @@ def memory_format(channels_last: bool) -> torch.memory_format:
     return torch.channels_last_3d if channels_last else torch.contiguous_format
 
 
-def empty(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
+def make_empty_like(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
     """Memory for a (B, C, D, H, W) result of `like`'s type and device."""
     format = memory_format(channels_last)
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format)
 
 
-def outputs(x: Tensor, pool: str, windows: Windows) -> tuple[Tensor, Tensor]:
+def allocate_outputs(x: Tensor, pool: str, windows: Windows) -> tuple[Tensor, Tensor]:
     """Memory for a pooling's output and for the places that it records, which may be none."""
     b, c = x.shape[:2]
     space = windows.output_shape(x.shape)
     format = memory_format(is_channels_last(x))
-    copies = {Code.NONE: 0, Code.TWO: 2}.get(code_of(pool, windows), 1)
+    copies = {IndexCode.NONE: 0, IndexCode.TWO: 2}.get(choose_code(pool, windows), 1)
     y = torch.empty((b, c, *space), dtype=x.dtype, device=x.device, memory_format=format)
     recorded = torch.empty(
         (b * copies, c, *space), dtype=torch.uint8, device=x.device, memory_format=format
@@ -40,10 +40,10 @@ def outputs(x: Tensor, pool: str, windows: Windows) -> tuple[Tensor, Tensor]:
     return y, recorded
 
 
-def prepared(x: Tensor) -> Tensor:
+def to_supported_layout(x: Tensor) -> Tensor:
     """The input as kernels take it; a copy only where it lies in neither layout."""
     if x.dim() != 5 or not x.is_floating_point():
-        raise Misuse(
+        raise UsageError(
             f"a pooling takes floating point (B, C, D, H, W), got {x.dtype} {tuple(x.shape)}"
         )
     # A custom op would answer forward-mode differentiation with a tangent of zero, silently.

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from unet3d.pool.codes import Places
+from unet3d.pool.codes import SelectedIndices
 from unet3d.pool.windows import Windows
 
 
-def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, Places]:
+def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
     """The greatest element of each window and its place, as nn.MaxPool3d chooses it."""
     inside = windows.inside(x)
     best, place = None, None
@@ -20,4 +20,4 @@ def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, Places]:
         best, place = torch.where(wins, view, best), torch.where(wins, i, place)
     assert best is not None
     assert place is not None
-    return best, Places(place, place)
+    return best, SelectedIndices(place, place)

@@ -12,8 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.pool import kernels
-from unet3d.pool.codes import code_of, encode
-from unet3d.pool.layout import is_channels_last, memory_format, outputs, prepared
+from unet3d.pool.codes import choose_code, encode
+from unet3d.pool.layout import (
+    allocate_outputs,
+    is_channels_last,
+    memory_format,
+    to_supported_layout,
+)
 from unet3d.pool.median_reference import median
 from unet3d.pool.spread import selection_backward, selection_context
 from unet3d.pool.windows import Windows
@@ -29,7 +34,7 @@ class MedianPool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        return median_pool3d(prepared(x), *self.windows.axes)[0]
+        return median_pool3d(to_supported_layout(x), *self.windows.axes)[0]
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
@@ -42,11 +47,11 @@ def median_pool3d(
 ) -> tuple[Tensor, Tensor]:
     """The medians, and the places of the elements that they come from."""
     windows = Windows.of(size, stride, padding)
-    if fast := kernels.of(x):
+    if fast := kernels.select_kernels(x):
         return fast.forward(x, "median", windows)
     y, places = median(x, windows)
     format = memory_format(is_channels_last(x))
-    recorded = encode(places, code_of("median", windows), windows, x.shape)
+    recorded = encode(places, choose_code("median", windows), windows, x.shape)
     return y.contiguous(memory_format=format), recorded.contiguous(memory_format=format)
 
 
@@ -54,7 +59,7 @@ def median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    return outputs(x, "median", Windows.of(size, stride, padding))
+    return allocate_outputs(x, "median", Windows.of(size, stride, padding))
 
 
 median_pool3d.register_autograd(selection_backward("median"), setup_context=selection_context)

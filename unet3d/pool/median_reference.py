@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from unet3d.pool.codes import Places
+from unet3d.pool.codes import SelectedIndices
 from unet3d.pool.windows import Windows
 
 
-def median(x: Tensor, windows: Windows) -> tuple[Tensor, Places]:
+def median(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
     """The median of each window, and the places of the elements that it is the mean of."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
-    places = middles(values, windows)
-    y = take(values, windows, places.low) / 2 + take(values, windows, places.high) / 2
+    places = take_middle_values(values, windows)
+    y = gather_at(values, windows, places.low) / 2 + gather_at(values, windows, places.high) / 2
     return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype), places
 
 
-def middles(x: Tensor, windows: Windows) -> Places:
+def take_middle_values(x: Tensor, windows: Windows) -> SelectedIndices:
     """The lower and the upper middle element of each window.
 
     An element's rank is the number of those before it in a stable sort; padding sorts last. In a
@@ -40,10 +40,10 @@ def middles(x: Tensor, windows: Windows) -> Places:
         low.masked_fill_((rank == (count - 1) // 2) & inside[i], i)
         high.masked_fill_((rank == count // 2) & inside[i], i)
         seen = seen + inside[i].short()
-    return Places(low, high)
+    return SelectedIndices(low, high)
 
 
-def take(x: Tensor, windows: Windows, places: Tensor) -> Tensor:
+def gather_at(x: Tensor, windows: Windows, places: Tensor) -> Tensor:
     """The element at `places` of each window."""
     taken = x.new_zeros(places.shape)
     for i, view in enumerate(windows.views(x, fill=0)):

@@ -15,12 +15,12 @@ EIGHT: tuple[Comparator, ...] = (
 
 
 @cache
-def middle_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
+def build_median_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
     """Put rank (K - 1) // 2 of K = `wires` values on the wire of that number.
 
     For a `pair` also the next rank on the next wire.
 
-    >>> middle_network(3, pair=False)
+    >>> build_median_network(3, pair=False)
     ((0, 1, 3), (0, 2, 2), (1, 2, 1))
     """
     middle = (wires - 1) // 2

@@ -13,7 +13,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.network import EIGHT, middle_network
+from unet3d.pool.network import EIGHT, build_median_network
 from unet3d.pool.windows import Windows
 
 MOST_COMPARED = 32
@@ -29,7 +29,7 @@ class Median(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        low, high = middles(x, self.windows)
+        low, high = compute_middle_values(x, self.windows)
         return low / 2 + high / 2
 
 
@@ -44,7 +44,7 @@ class ApproxMedian(nn.Module):
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
         elements = torch.stack(list(self.windows.views(x, fill=torch.inf)))  # (K, B, C, D', H', W')
         means = []
-        for middle in middles(x, self.windows):
+        for middle in compute_middle_values(x, self.windows):
             distance = elements - middle
             weight = torch.exp(-distance.abs() / self.tau)
             distance = torch.where(weight > 0, distance, 0)  # 0 times inf, of padding, is NaN
@@ -60,7 +60,7 @@ TWINS: dict[type[nn.Module], Callable] = {
 }
 
 
-def plain(network: nn.Module) -> None:
+def replace_with_plain(network: nn.Module) -> None:
     """Put the twins of our poolings into a network, at any depth."""
     for module in list(network.modules()):
         for name, part in module.named_children():
@@ -68,7 +68,7 @@ def plain(network: nn.Module) -> None:
                 setattr(module, name, TWINS[type(part)](part))
 
 
-def middles(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+def compute_middle_values(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     """The lower and the upper middle value of each window, of its elements inside the volume."""
     values = list(windows.views(x, fill=torch.inf))
     count = len(values)
@@ -78,7 +78,7 @@ def middles(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     if count > MOST_COMPARED:
         values = torch.stack(values, -1).sort(-1).values
         return values[..., low], values[..., high]
-    comparators = EIGHT if count == 8 else middle_network(count, count % 2 == 0)
+    comparators = EIGHT if count == 8 else build_median_network(count, count % 2 == 0)
     for one, other, kept in comparators:
         a, b = values[one], values[other]
         if kept & 1:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from unet3d.pool import kernels
-from unet3d.pool.codes import Places, code_of, decode
-from unet3d.pool.layout import empty, is_channels_last, memory_format
+from unet3d.pool.codes import SelectedIndices, choose_code, decode
+from unet3d.pool.layout import is_channels_last, make_empty_like, memory_format
 from unet3d.pool.windows import Windows
 
 
@@ -28,10 +28,10 @@ def pool_spread(
 ) -> Tensor:
     """The input's gradient: an output's goes to the one element it took, or half to each of two."""
     windows = Windows.of(size, stride, padding)
-    if fast := kernels.of(grad):
+    if fast := kernels.select_kernels(grad):
         return fast.backward(grad, pool, windows, shape, channels_last, recorded=recorded)
-    places = decode(recorded, code_of(pool, windows), windows, shape)
-    return spread(grad, places, windows, shape).contiguous(
+    places = decode(recorded, choose_code(pool, windows), windows, shape)
+    return scatter_gradient(grad, places, windows, shape).contiguous(
         memory_format=memory_format(channels_last)
     )
 
@@ -47,7 +47,7 @@ def _(
     padding: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    return empty(shape, grad, channels_last)
+    return make_empty_like(shape, grad, channels_last)
 
 
 @torch.library.custom_op("unet3d::pool_collect", mutates_args=())
@@ -61,8 +61,10 @@ def pool_collect(
 ) -> Tensor:
     """The mean of x over the elements that each window took: the derivative of pool_spread."""
     windows = Windows.of(size, stride, padding)
-    places = decode(recorded, code_of(pool, windows), windows, x.shape)
-    return collect(x, places, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
+    places = decode(recorded, choose_code(pool, windows), windows, x.shape)
+    return gather_selected(x, places, windows).contiguous(
+        memory_format=memory_format(is_channels_last(x))
+    )
 
 
 @pool_collect.register_fake
@@ -75,10 +77,12 @@ def _(
     padding: Sequence[int],
 ) -> Tensor:
     windows = Windows.of(size, stride, padding)
-    return empty((*x.shape[:2], *windows.output_shape(x.shape)), x, is_channels_last(x))
+    return make_empty_like((*x.shape[:2], *windows.output_shape(x.shape)), x, is_channels_last(x))
 
 
-def spread(grad: Tensor, places: Places, windows: Windows, shape: Sequence[int]) -> Tensor:
+def scatter_gradient(
+    grad: Tensor, places: SelectedIndices, windows: Windows, shape: Sequence[int]
+) -> Tensor:
     """What pool_spread is, in plain torch."""
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
     share = torch.where(places.low == places.high, wide, wide / 2)
@@ -87,7 +91,7 @@ def spread(grad: Tensor, places: Places, windows: Windows, shape: Sequence[int])
     return windows.spread(shape, parts).to(grad.dtype)
 
 
-def collect(x: Tensor, places: Places, windows: Windows) -> Tensor:
+def gather_selected(x: Tensor, places: SelectedIndices, windows: Windows) -> Tensor:
     """What pool_collect is, in plain torch."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     total = torch.zeros((), dtype=wide.dtype, device=x.device)

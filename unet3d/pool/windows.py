@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.types import Misuse, Size
+from unet3d.types import Size, UsageError
 
 
-def three(value: Size, name: str) -> tuple[int, int, int]:
+def to_triple(value: Size, name: str) -> tuple[int, int, int]:
     """An int for all axes or one per axis, as three ints.
 
-    >>> three(2, "kernel_size"), three([1, 2, 2], "kernel_size")
+    >>> to_triple(2, "kernel_size"), to_triple([1, 2, 2], "kernel_size")
     ((2, 2, 2), (1, 2, 2))
     """
     values = (value,) * 3 if isinstance(value, int) else tuple(value)
     if len(values) != 3 or not all(isinstance(v, int) for v in values):
-        raise Misuse(f"{name} of a pooling must be an int or three ints, got {value!r}")
+        raise UsageError(f"{name} of a pooling must be an int or three ints, got {value!r}")
     return values
 
 
@@ -35,18 +35,18 @@ class Windows:
     @classmethod
     def of(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
         """Check the arguments that users write, in nn.MaxPool3d's meaning."""
-        size = three(kernel_size, "kernel_size")
-        steps = size if stride is None else three(stride, "stride")
-        pads = three(padding, "padding")
+        size = to_triple(kernel_size, "kernel_size")
+        steps = size if stride is None else to_triple(stride, "stride")
+        pads = to_triple(padding, "padding")
         if min(size) < 1 or min(steps) < 1 or min(pads) < 0:
-            raise Misuse(
+            raise UsageError(
                 "a pooling needs kernel_size >= 1, stride >= 1, padding >= 0, "
                 f"got {size}, {steps}, {pads}"
             )
         if any(2 * p > k for p, k in zip(pads, size, strict=True)):
-            raise Misuse(f"padding must be at most half of kernel_size, got {pads} for {size}")
+            raise UsageError(f"padding must be at most half of kernel_size, got {pads} for {size}")
         if prod(size) > 256:  # a place in a window is kept in a byte
-            raise Misuse(f"a pooling window may hold at most 256 elements, got {size}")
+            raise UsageError(f"a pooling window may hold at most 256 elements, got {size}")
         return cls(size, steps, pads)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Windows:
             for n, k, s, p in zip(space, self.size, self.stride, self.padding, strict=True)
         )
         if min(d, h, w) < 1:
-            raise Misuse(
+            raise UsageError(
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
                 "use fewer levels, a smaller window, or a larger patch"
             )

@@ -23,14 +23,14 @@ from unet3d.report.slices import (
     upright,
     window,
 )
-from unet3d.whole import whole
+from unet3d.whole import atomic_write
 
 MARGIN_MM = 10
 PANEL_INCHES = 3.4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class CaseFigure:
     """Volumes (D, H, W) whose axes point right, anterior and superior."""
 
     reference: np.ndarray
@@ -40,7 +40,7 @@ class Compared:
     classes: Mapping[str, Sequence[int]]  # each a number of labels; they may overlap
 
 
-def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str, str]) -> None:
+def draw_case(case: CaseFigure, path: Path, *, title: str, legend: Mapping[str, str]) -> None:
     """Write the picture; `legend` says of each class what to put beside its colour."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -52,7 +52,7 @@ def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str
     worst = int(wrong.argmax()) if wrong[fullest] < wrong.max() else fullest
     names = {fullest: "most of the classes"}
     names[worst] = "most errors" if worst != fullest else "most of the classes and most errors"
-    shown = box(case, axis)
+    shown = find_crop_box(case, axis)
     rows = panels(case, axis, list(names), shown)
 
     sides_mm = [(w.stop - w.start) * mm for w, mm in zip(shown, (first, second), strict=True)]
@@ -65,7 +65,7 @@ def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str
             panel.imshow(upright(picture), aspect=second / first, interpolation="nearest")
             panel.set(title=what, xticks=[], yticks=[])
             panel.title.set_fontsize(9)
-        reference = painted(get_plane(case.reference, axis, index)[shown], case.classes)
+        reference = make_class_map(get_plane(case.reference, axis, index)[shown], case.classes)
         _outline(row[-1], upright(reference))
         _letter(row[0], axis)
         wrong_here = f"{wrong[index]:,} wrong voxels" if wrong[index] else "no wrong voxel"
@@ -85,12 +85,12 @@ def draw_compared(case: Compared, path: Path, *, title: str, legend: Mapping[str
         frameon=False,
     )
     figure.suptitle(title, wrap=True)
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")
 
 
 def panels(
-    case: Compared, axis: int, slices: Sequence[int], shown: tuple[slice, slice]
+    case: CaseFigure, axis: int, slices: Sequence[int], shown: tuple[slice, slice]
 ) -> list[dict[str, np.ndarray]]:
     """The colored planes (first axis, second axis, 3) of each slice, by what they show."""
     colors = class_colors(case.classes)
@@ -98,7 +98,10 @@ def panels(
     for index in slices:
         volumes = {"reference": case.reference, "prediction, reference outlined": case.prediction}
         rows.append(
-            {k: painted(get_plane(v, axis, index)[shown], case.classes) for k, v in volumes.items()}
+            {
+                k: make_class_map(get_plane(v, axis, index)[shown], case.classes)
+                for k, v in volumes.items()
+            }
         )
     if case.image is None:
         return [{k: colors[classes] for k, classes in row.items()} for row in rows]
@@ -139,7 +142,7 @@ def _letter(panel: Any, axis: int) -> None:
         )
 
 
-def painted(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
+def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
     """The number of each voxel's class from 1, 0 for none; where classes overlap, the smaller."""
     highest = max(max(members) for members in classes.values())
     numbers = np.zeros(highest + 2, np.int32)
@@ -149,11 +152,14 @@ def painted(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndar
     return numbers[labels.astype(np.int32).clip(0, highest + 1)]
 
 
-def wrong_voxels(case: Compared, axis: int) -> np.ndarray:
+def wrong_voxels(case: CaseFigure, axis: int) -> np.ndarray:
     """How many voxels of each slice have another class in the prediction."""
     slabs = zip(*(np.moveaxis(a, axis, 0) for a in (case.prediction, case.reference)), strict=True)
     return np.array(
-        [np.count_nonzero(painted(p, case.classes) != painted(r, case.classes)) for p, r in slabs]
+        [
+            np.count_nonzero(make_class_map(p, case.classes) != make_class_map(r, case.classes))
+            for p, r in slabs
+        ]
     )
 
 
@@ -169,17 +175,17 @@ def slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
     return wide[0] if wide else max(across, key=lambda axis: across[axis].prod())
 
 
-def shown_slice(case: Compared, axis: int) -> int:
+def shown_slice(case: CaseFigure, axis: int) -> int:
     """The fullest slice of the reference; of the prediction if it is empty."""
     for volume in (case.reference, case.prediction):
-        slices = (painted(labels, case.classes) for labels in np.moveaxis(volume, axis, 0))
+        slices = (make_class_map(labels, case.classes) for labels in np.moveaxis(volume, axis, 0))
         found = fullest_slice(slices, len(case.classes) + 1)
         if found is not None:
             return found
     return case.reference.shape[axis] // 2
 
 
-def box(case: Compared, axis: int) -> tuple[slice, slice]:
+def find_crop_box(case: CaseFigure, axis: int) -> tuple[slice, slice]:
     """The part of a slice that holds both structures in any slice, with a margin.
 
     Its shorter side is at least half of the longer one, in mm, as far as the volume goes.

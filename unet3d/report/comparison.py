@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.report.diagnosis import plural
-from unet3d.report.report import figures
-from unet3d.types import Misuse
-from unet3d.whole import whole
+from unet3d.report.report import select_headline_metrics
+from unet3d.types import UsageError
+from unet3d.whole import atomic_write
 
-UNTOLD = (
+HIDDEN_KEYS = (
     *("resume", "init", "data.root", "data.cache", "debug", "save_every_seconds"),
     *("trainer.enable_progress_bar", "data.num_workers"),
 )
@@ -22,7 +22,7 @@ BEATEN_BY = {"dice": -1, "peak_mib": 1, "step_seconds": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class RunSummary:
     """A run, as its report tells it."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Compared:
     @property
     def figures(self) -> dict[str, float]:
         """See `report.figures`."""
-        return figures(self.report)
+        return select_headline_metrics(self.report)
 
     @property
     def dice(self) -> dict[str, dict[str, float]]:
@@ -57,7 +57,7 @@ class Compared:
         return None if low is None or high is None else (low, high)
 
 
-def runs_in(paths: Sequence[Path]) -> tuple[list[Compared], list[str]]:
+def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     """The runs that these folders are or hold, the best Dice first; and what is no run, and why."""
     found: dict[Path, Mapping[str, Any]] = {}
     faults = []
@@ -75,63 +75,63 @@ def runs_in(paths: Sequence[Path]) -> tuple[list[Compared], list[str]]:
                 found[file.parent] = report
             except (OSError, ValueError) as error:
                 faults.append(f"{file}: {error}")
-    told = differences(list(found.values()))
+    told = find_config_differences(list(found.values()))
     runs = [
-        Compared(folder=folder, report=report, differs=differs)
+        RunSummary(folder=folder, report=report, differs=differs)
         for (folder, report), differs in zip(found.items(), told, strict=True)
     ]
     return sorted(runs, key=lambda run: -run.figures.get("dice", -1)), faults
 
 
-def differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Of each run, the options and keys in which not all runs agree.
 
     An option stands for all its keys; where two runs chose the same one, its keys are compared.
     """
     told: list[dict[str, Any]] = [dict(report.get("choices", {})) for report in reports]
-    apart = {key for key in keys_of(told) if disagree(told, key)}
+    apart = {key for key in collect_keys(told) if values_differ(told, key)}
     flat = [
         {
             key: value
-            for key, value in flattened(report["config"])
-            if key not in UNTOLD and key.split(".")[0] not in apart
+            for key, value in flatten_keys(report["config"])
+            if key not in HIDDEN_KEYS and key.split(".")[0] not in apart
         }
         for report in reports
     ]
-    keys = [*sorted(apart), *(key for key in keys_of(flat) if disagree(flat, key))]
+    keys = [*sorted(apart), *(key for key in collect_keys(flat) if values_differ(flat, key))]
     values = [choices | config for choices, config in zip(told, flat, strict=True)]
-    return [{key: shown(value.get(key)) for key in keys} for value in values]
+    return [{key: to_override_value(value.get(key)) for key in keys} for value in values]
 
 
-def keys_of(values: Sequence[Mapping[str, Any]]) -> list[str]:
+def collect_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of all of them, each once."""
     return list(dict.fromkeys(key for value in values for key in value))
 
 
-def disagree(values: Sequence[Mapping[str, Any]], key: str) -> bool:
+def values_differ(values: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether they have different values, or one has none."""
     return len({json.dumps(value.get(key)) for value in values}) > 1
 
 
-def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys with values that have no keys of their own.
 
-    >>> dict(flattened({"model": {"depth": 3, "kernel": [1, 3, 3]}}))
+    >>> dict(flatten_keys({"model": {"depth": 3, "kernel": [1, 3, 3]}}))
     {'model.depth': 3, 'model.kernel': [1, 3, 3]}
     """
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flatten_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def shown(value: Any) -> str:
+def to_override_value(value: Any) -> str:
     """As it would be typed."""
     return "null" if value is None else str(value).replace(" ", "")
 
 
-def unbeaten(runs: Sequence[Compared]) -> list[bool]:
+def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
     """Whether no other run is as good in Dice, memory and seconds, and better in one of them."""
     told = [
         [sign * run.figures.get(key, float("inf")) for key, sign in BEATEN_BY.items()]
@@ -146,32 +146,32 @@ def unbeaten(runs: Sequence[Compared]) -> list[bool]:
     ]
 
 
-def rows(runs: Sequence[Compared]) -> list[tuple[str, ...]]:
+def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     """A head, and a row per run."""
-    classes = keys_of([run.dice for run in runs])
-    keys = keys_of([run.differs for run in runs])
+    classes = collect_keys([run.dice for run in runs])
+    keys = collect_keys([run.differs for run in runs])
     head = ("run", *keys, "Dice [95 %]", *classes, "HD95 mm", "peak MiB", "s/step", "parameters",
             "steps", "")  # fmt: skip
     found = [head]
-    for run, best in zip(runs, unbeaten(runs), strict=True):
+    for run, best in zip(runs, find_pareto_optimal(runs), strict=True):
         found.append(
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
-                number(run.figures.get("dice"), 4) + bounds(run.interval),
-                *(number(run.dice.get(name, {}).get("mean"), 4) for name in classes),
-                number(run.figures.get("hd95_mm"), 2),
-                number(run.figures.get("peak_mib"), 0),
-                number(run.figures.get("step_seconds"), 3),
+                format_number(run.figures.get("dice"), 4) + format_interval(run.interval),
+                *(format_number(run.dice.get(name, {}).get("mean"), 4) for name in classes),
+                format_number(run.figures.get("hd95_mm"), 2),
+                format_number(run.figures.get("peak_mib"), 0),
+                format_number(run.figures.get("step_seconds"), 3),
                 f"{run.report.get('parameters', 0):,}",
                 str(run.report.get("steps", "-")),
-                remark(run, unbeaten=best and len(runs) > 1),
+                format_status(run, unbeaten=best and len(runs) > 1),
             )
         )
     return found
 
 
-def remark(run: Compared, *, unbeaten: bool) -> str:
+def format_status(run: RunSummary, *, unbeaten: bool) -> str:
     """What to know of a run beside its figures."""
     if not run.report.get("finished"):
         return "stopped"
@@ -181,17 +181,17 @@ def remark(run: Compared, *, unbeaten: bool) -> str:
     return ", ".join(told)
 
 
-def number(value: float | None, digits: int) -> str:
+def format_number(value: float | None, digits: int) -> str:
     """A dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def bounds(interval: tuple[float, float] | None) -> str:
+def format_interval(interval: tuple[float, float] | None) -> str:
     """Behind a mean."""
     return "" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]"
 
 
-def as_json(runs: Sequence[Compared]) -> list[dict[str, Any]]:
+def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """For other programs."""
     return [
         {
@@ -207,11 +207,11 @@ def as_json(runs: Sequence[Compared]) -> list[dict[str, Any]]:
             "device": run.report.get("device"),
             "unbeaten": best,
         }
-        for run, best in zip(runs, unbeaten(runs), strict=True)
+        for run, best in zip(runs, find_pareto_optimal(runs), strict=True)
     ]
 
 
-def draw_runs(runs: Sequence[Compared], path: Path) -> None:
+def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
     """Dice against memory and against seconds: what is up and to the left is better."""
     from matplotlib.figure import Figure
 
@@ -219,7 +219,9 @@ def draw_runs(runs: Sequence[Compared], path: Path) -> None:
 
     drawn = [run for run in runs if BEATEN_BY.keys() <= run.figures.keys()]
     if not drawn:
-        raise Misuse("a picture needs runs that have Dice, a peak and seconds; none of these has")
+        raise UsageError(
+            "a picture needs runs that have Dice, a peak and seconds; none of these has"
+        )
     figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
     colours = palette(len(drawn) + 1)[1:]
     panels = {"peak_mib": "peak of a step in GiB", "step_seconds": "seconds of a step"}
@@ -245,5 +247,5 @@ def draw_runs(runs: Sequence[Compared], path: Path) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     figure.suptitle(f"{len(drawn)} runs; the line joins those that none beats in both")
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")

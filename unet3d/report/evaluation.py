@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d.whole import whole
+from unet3d.whole import atomic_write
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Scores of each class of each case."""
@@ -16,7 +16,7 @@ SHOWN = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "su
 
 def write_csv(cases: Cases, path: Path) -> None:
     """One row per case and class; what is not a number is left empty."""
-    with whole(path) as draft, draft.open("w", newline="") as file:
+    with atomic_write(path) as draft, draft.open("w", newline="") as file:
         writer = csv.writer(file)
         for row, (case, class_name, scores) in enumerate(
             (case, name, scores) for case, found in cases.items() for name, scores in found.items()
@@ -27,7 +27,7 @@ def write_csv(cases: Cases, path: Path) -> None:
             writer.writerow([case, class_name, *cells])
 
 
-def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row per class and one for the mean over them: means with their intervals, and cases."""
     per_class = result["per_class"]
     found = [("", f"{SHOWN['dice']} [95 %]", *list(SHOWN.values())[1:], "cases", "in one only")]
@@ -101,5 +101,5 @@ def draw_boxes(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     figure.suptitle(f"{len(cases)} case{'s' * (len(cases) != 1)}")
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")

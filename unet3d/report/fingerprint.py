@@ -9,7 +9,7 @@ import numpy as np
 from unet3d.report.slices import palette
 
 
-class Print(Protocol):
+class CaseFingerprintLike(Protocol):
     """Of one case."""
 
     @property
@@ -25,14 +25,18 @@ class Print(Protocol):
     def intensities(self) -> np.ndarray: ...
 
 
-def shares(prints: Sequence[Print], classes: Sequence[str]) -> np.ndarray:
+def compute_class_volumes(
+    prints: Sequence[CaseFingerprintLike], classes: Sequence[str]
+) -> np.ndarray:
     """(cases, classes): of the voxels."""
     counts = np.array([[p.voxels.get(c, 0) for c in range(len(classes))] for p in prints], float)
     return counts / counts.sum(1, keepdims=True).clip(min=1)
 
 
-def summary(
-    prints: Sequence[Print], classes: Sequence[str], axes: Sequence[str] = ("D", "H", "W")
+def summarize_dataset(
+    prints: Sequence[CaseFingerprintLike],
+    classes: Sequence[str],
+    axes: Sequence[str] = ("D", "H", "W"),
 ) -> str:
     """Sizes, spacings and classes, from the least to the largest; `axes` are the axes' names."""
 
@@ -43,7 +47,7 @@ def summary(
         )
         return middle if low == high else f"{middle} ({low} to {high})"
 
-    share = shares(prints, classes)
+    share = compute_class_volumes(prints, classes)
     rows = [
         f"{len(prints)} cases, sizes {extent(np.array([p.shape for p in prints]))} voxels "
         f"({' x '.join(axes)})",
@@ -55,8 +59,11 @@ def summary(
     return "\n".join(rows)
 
 
-def draw(
-    prints: Sequence[Print], classes: Sequence[str], channels: Sequence[str], path: Path
+def draw_dataset_summary(
+    prints: Sequence[CaseFingerprintLike],
+    classes: Sequence[str],
+    channels: Sequence[str],
+    path: Path,
 ) -> None:
     """Sizes, spacings, intensities of the foreground and shares of the classes."""
     from matplotlib.figure import Figure
@@ -82,7 +89,7 @@ def draw(
             grey.set_xscale("asinh", linear_width=scale)
     grey.set(title="intensities of the foreground", yticks=[])
     grey.legend()
-    found = 100 * shares(prints, classes)[:, 1:]
+    found = 100 * compute_class_volumes(prints, classes)[:, 1:]
     boxes = share.boxplot(found, orientation="horizontal", whis=(0, 100), patch_artist=True)
     for box, colour in zip(boxes["boxes"], palette(len(classes))[1:], strict=True):
         box.set_facecolor(colour)

@@ -11,34 +11,34 @@ from typing import Any
 
 from unet3d import __version__
 from unet3d.types import MIB
-from unet3d.whole import whole
+from unet3d.whole import atomic_write
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
 
-def versions() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     """Of what decides a result."""
     return {"unet3d": __version__, "python": platform.python_version()} | {
         name: version(name) for name in PACKAGES
     }
 
 
-def write(report: Mapping[str, Any], path: Path) -> None:
+def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Write a report; what is not a number becomes null, as JSON wants it."""
-    with whole(path) as draft:
-        draft.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(replace_nan(report), indent=2, allow_nan=False) + "\n")
 
 
-def finite(value: Any) -> Any:
+def replace_nan(value: Any) -> Any:
     """The same with NaN and infinities as None."""
     if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
+        return {str(k): replace_nan(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [replace_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figures(report: Mapping[str, Any]) -> dict[str, float]:
+def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """What runs are compared by, as far as a run has it: `dice` and `hd95_mm` of its best
     checkpoint, else of its last validation; `peak_mib` and `step_seconds` of its steps.
     """
@@ -110,7 +110,7 @@ def tensorboard_command(folder: str) -> str:
     return f"tensorboard --logdir_spec {quote(f'{path.name}:{path}')}"
 
 
-def table(report: Mapping[str, Any]) -> str:
+def format_report_table(report: Mapping[str, Any]) -> str:
     """What a person wants to know when a run is over."""
     rows: list[tuple[str, str]] = []
     if report.get("evaluation"):

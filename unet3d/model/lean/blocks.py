@@ -17,33 +17,33 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.model.lean import convolution as by_slabs
-from unet3d.model.lean.convolution import Sink, lead_back, sums_of
+from unet3d.model.lean.convolution import Sink, backward_norm_act, compute_norm_gradient_sums
 from unet3d.model.lean.maps import (
-    Activated,
     Convolution,
-    Given,
+    ConvOutput,
+    LazyActivation,
     Map,
-    Raw,
-    Source,
-    weights_of,
+    MapSource,
+    StoredMap,
+    cast_weights,
 )
-from unet3d.model.lean.norms import Gradient, Moments, affine, sets_of
-from unet3d.model.lean.rows import Space, longest_axis
+from unet3d.model.lean.norms import Gradient, Moments, fold_norm, make_stat_groups
+from unet3d.model.lean.rows import MapLayout, longest_axis
 from unet3d.model.lean.upsampling import Upsampled
 from unet3d.types import Triple
 
 
-def image_map(x: Tensor, dtype: torch.dtype) -> Map:
+def make_input_map(x: Tensor, dtype: torch.dtype) -> Map:
     """The network's input as the first map; without autocast the step computes in `dtype`."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
-    space = Space(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
-    return Map(x, Given(x.detach(), space))
+    space = MapLayout(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
+    return Map(x, StoredMap(x.detach(), space))
 
 
-def encode(
+def run_encoder_block(
     x: Map, convs: Sequence[nn.Module], pool: nn.Module | None, window: Triple, keep: str
 ) -> tuple[Map, Map]:
     """The pooled map (the map itself where nothing pools it) and the map."""
@@ -54,10 +54,10 @@ def encode(
         return skip, skip
     size = tuple(small[0].shape[2:])
     space = replace(block.space, size=size)
-    return Map(small[0], Given(small[0].detach(), space)), skip
+    return Map(small[0], StoredMap(small[0].detach(), space)), skip
 
 
-def decode(
+def run_decoder_block(
     low: Map,
     skip: Map,
     up: nn.Module,
@@ -104,28 +104,30 @@ class _Node(Function):
 class _Layer:
     """A convolution with its norm and activation, while a step lasts."""
 
-    def __init__(self, module: Any, sources: Sequence[Source]):
+    def __init__(self, module: Any, sources: Sequence[MapSource]):
         self.module = module
         self.convolution = Convolution(module.conv, sources)
-        self.raw = Raw(self.convolution)
-        self.output: Activated
+        self.raw = ConvOutput(self.convolution)
+        self.output: LazyActivation
 
-    def forward(self, *, whole: bool) -> Activated:
+    def forward(self, *, whole: bool) -> LazyActivation:
         """Convolve, and know the norm; the raw output stays only if it is wanted `whole`."""
         space, channels = self.convolution.space, self.module.conv.out_channels
-        sets = sets_of(self.module.norm, channels)
+        sets = make_stat_groups(self.module.norm, channels)
         moments = None if sets is None else Moments()
         if whole or moments is not None:
             self.raw.kept = self.convolution.forward(keep=whole, moments=moments)
         like = torch.empty(space.batch, channels, dtype=space.wide, device=space.device)
-        self.output = Activated(self.raw, affine(self.module.norm, self.module.act, moments, like))
+        self.output = LazyActivation(
+            self.raw, fold_norm(self.module.norm, self.module.act, moments, like)
+        )
         return self.output
 
 
 class _Buffer:
     """Takes a gradient's rows, in the memory of another one if that has enough channels."""
 
-    def __init__(self, g: Tensor | None, channels: int, space: Space):
+    def __init__(self, g: Tensor | None, channels: int, space: MapLayout):
         self.space = space
         fits = g is not None and g.shape[1] >= channels
         self.whole = g.narrow(1, 0, channels) if g is not None and fits else space.empty(channels)
@@ -140,17 +142,17 @@ class _Buffer:
 class _Block:
     """What encoder and decoder share: convolutions in a row."""
 
-    def __init__(self, convs: Sequence[Any], sources: Sequence[Source], keep: str):
+    def __init__(self, convs: Sequence[Any], sources: Sequence[MapSource], keep: str):
         self.convs, self.sources, self.keep = list(convs), list(sources), keep
         self.whole = keep != "never"  # whether outputs before the last are ever in memory as such
         self.space = sources[0].space
         self.parameters = [p for module in self.convs for p in module.parameters()]
         self.layers: list[_Layer] = []
-        self.read: list[Activated] = []  # sources that may be kept until they are read
+        self.read: list[LazyActivation] = []  # sources that may be kept until they are read
         self.found: dict[Tensor, Tensor] = {}
 
     @property
-    def output(self) -> Activated:
+    def output(self) -> LazyActivation:
         return self.layers[-1].output
 
     def convolve(self, *, needed: bool) -> None:
@@ -183,7 +185,7 @@ class _Block:
             step = self.through_norm(layer, sums)
             through = (layer.output, step)
             if layer.raw.kept is not None:
-                lead_back(g, layer.raw.kept, *through, out=g)
+                backward_norm_act(g, layer.raw.kept, *through, out=g)
                 layer.raw.kept = through = None
             g, sums = self.through_convolution(n, g, sinks, through)
 
@@ -202,7 +204,7 @@ class _Block:
         n: int,
         g: Tensor,
         sinks: Sinks,
-        through: tuple[Activated, Gradient] | None = None,
+        through: tuple[LazyActivation, Gradient] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The gradient of the layer before, with its sums; of the first layer, it goes to sinks."""
         layer = self.layers[n]
@@ -223,7 +225,7 @@ class _Block:
         if below is None or buffer is None:
             return g, torch.empty(0)
         if below.raw.kept is not None:
-            sums = sums_of(buffer.whole, below.raw.kept, below.output)
+            sums = compute_norm_gradient_sums(buffer.whole, below.raw.kept, below.output)
         assert sums is not None
         return buffer.whole, sums
 
@@ -300,7 +302,7 @@ class _Encoder(_Block):
                 assert a.grad is not None
                 rows.add_(a.grad)
                 del a, small
-            more = sums_of(rows, y, output)
+            more = compute_norm_gradient_sums(rows, y, output)
             sums = more if sums is None else sums.add_(more)
         assert sums is not None
         return sums
@@ -364,7 +366,7 @@ class _Decoder(_Block):
         return [to_low, None if to_skip is None else to_skip.whole, *self.gradients()]
 
     def _logits(self, head: nn.Conv3d) -> Tensor:
-        weight, bias = weights_of(head, self.space.dtype)
+        weight, bias = cast_weights(head, self.space.dtype)
         logits = self.space.empty(head.out_channels).contiguous()  # as the loss reads them
         for start, stop in self.space.slabs(self.output.channels):
             rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
@@ -381,7 +383,7 @@ class _Decoder(_Block):
             return self.space.empty(self.output.channels, stop - start).zero_() if none else rows
         if rows is not None and not learn:
             return rows
-        weight, _ = weights_of(self.head, self.space.dtype)
+        weight, _ = cast_weights(self.head, self.space.dtype)
         weight = weight.flatten(1)
         part = _voxels(self.space.part(to_logits, start, stop)).contiguous()
         if learn:
@@ -406,7 +408,7 @@ class _Decoder(_Block):
         slabs = list(self.space.slabs(self.output.channels))
         for start, stop in slabs:
             rows = self._from_head(g, to_logits, start, stop, learn=True)
-            more = sums_of(rows, self.space.part(y, start, stop), last.output)
+            more = compute_norm_gradient_sums(rows, self.space.part(y, start, stop), last.output)
             sums = more if sums is None else sums.add_(more)
             del rows
         assert sums is not None
@@ -415,7 +417,7 @@ class _Decoder(_Block):
         for start, stop in slabs:
             raw = self.space.part(y, start, stop)
             rows = self._from_head(g, to_logits, start, stop, learn=False)
-            lead_back(rows, raw, last.output, step, out=self.space.part(into, start, stop))
+            backward_norm_act(rows, raw, last.output, step, out=self.space.part(into, start, stop))
             del rows
         last.raw.kept = None
         return into

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unet3d.model.lean import fused
-from unet3d.model.lean.maps import Activated, Convolution, convolve
+from unet3d.model.lean.maps import Convolution, LazyActivation, convolve
 from unet3d.model.lean.norms import Gradient
 
 aten = torch.ops.aten
@@ -21,8 +21,8 @@ def backward(
     sinks: Sequence[Sink | None],
     *,
     weight: bool,
-    through: tuple[Activated, Gradient] | None = None,
-    below: Activated | None = None,
+    through: tuple[LazyActivation, Gradient] | None = None,
+    below: LazyActivation | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradient of the weight; rows of the input's go to the sinks as they are ready.
 
@@ -46,7 +46,7 @@ def backward(
         rows = space.part(g, start, stop)
         if through is not None:
             y = convolve(x, *weights, padding)
-            lead_back(rows, y, *through, out=rows)
+            backward_norm_act(rows, y, *through, out=rows)
             del y
         if weight:
             more = _to_weight(rows, x, weights[0], padding)
@@ -62,7 +62,7 @@ def backward(
         if below is not None and raw is not None:
             first = max(start - halo, 0)
             y = space.part(raw, done - first, end - first)
-            more = sums_of(made, y, below)
+            more = compute_norm_gradient_sums(made, y, below)
             sums = more if sums is None else sums.add_(more)
             del y
         del raw
@@ -76,13 +76,15 @@ def backward(
     return to_weight, sums
 
 
-def sums_of(g: Tensor, y: Tensor, activated: Activated) -> Tensor:
+def compute_norm_gradient_sums(g: Tensor, y: Tensor, activated: LazyActivation) -> Tensor:
     """What the norm's gradient needs to know of these rows."""
     n = activated.norm
     return fused.gradient_sums(g, y, n.scale, n.shift, n.mean, n.inverse, n.slope)
 
 
-def lead_back(g: Tensor, y: Tensor, activated: Activated, step: Gradient, *, out: Tensor) -> None:
+def backward_norm_act(
+    g: Tensor, y: Tensor, activated: LazyActivation, step: Gradient, *, out: Tensor
+) -> None:
     """Through activation and norm: `out` may be g or y."""
     n = activated.norm
     fused.gradient(g, y, n.scale, n.shift, step.constant, step.linear, n.slope, out)

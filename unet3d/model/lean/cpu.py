@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unet3d.native import Kernels, address
+from unet3d.native import CppKernels, get_data_ptr
 
 WORTH_A_THREAD = 1 << 15  # elements
 
-kernels = Kernels(Path(__file__).parent / "cpp" / "lean.cpp", "norm")
+kernels = CppKernels(Path(__file__).parent / "cpp" / "lean.cpp", "norm")
 
 
 class _Map(ctypes.Structure):
@@ -22,7 +22,7 @@ class _Map(ctypes.Structure):
     )
 
 
-def serves(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the kernels take maps of this type; small ones start no compiler."""
     return kernels.serve(x)
 
@@ -30,7 +30,7 @@ def serves(x: Tensor) -> bool:
 def moments(y: Tensor, out: Tensor) -> None:
     """See fused.py."""
     mean, squares = out
-    kernels[y.dtype].moments(_map(y), address(mean), address(squares), _threads(y))
+    kernels[y.dtype].moments(_map(y), get_data_ptr(mean), get_data_ptr(squares), _threads(y))
 
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
@@ -42,7 +42,7 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
     """See fused.py."""
     door = kernels[y.dtype].gradient_sums
-    door(_map(g), _map(y), *_numbers(*numbers), _float(slope), address(out), _threads(y))
+    door(_map(g), _map(y), *_numbers(*numbers), _float(slope), get_data_ptr(out), _threads(y))
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
@@ -72,7 +72,7 @@ def _map(x: Tensor):
 def _numbers(*found: Tensor) -> list[ctypes.c_void_p]:
     """Those per volume and channel, (B, C)."""
     assert all(t.is_contiguous() for t in found)
-    return [address(t) for t in found]
+    return [get_data_ptr(t) for t in found]
 
 
 def _float(value: float) -> ctypes.c_float:

@@ -14,7 +14,7 @@ TILE = 2048  # elements that a program has in registers at a time
 PROGRAMS = 1024  # about so many sum up a map
 
 
-def serves(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the kernels take maps of this type."""
     return x.dtype in TYPES and has_triton("norms")
 

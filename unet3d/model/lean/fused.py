@@ -20,7 +20,7 @@ CHUNK = 2**21
 def moments(y: Tensor) -> Tensor:
     """(2, B, C): the mean, and the sum of squared deviations from it."""
     found = _sums_like(y)
-    if fast := kernels.of(y):
+    if fast := kernels.select_kernels(y):
         fast.moments(y, found)
         return found
     for c in _channels(y):
@@ -32,7 +32,7 @@ def moments(y: Tensor) -> Tensor:
 @torch.library.custom_op("unet3d::normalize", mutates_args=("out",))
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
     """Write act(n) to out."""
-    if fast := kernels.of(y, out):
+    if fast := kernels.select_kernels(y, out):
         return fast.normalize(y, scale, shift, slope, out)
     for c in _channels(y):
         n = _normalized(y, scale, shift, c)
@@ -51,7 +51,7 @@ def gradient_sums(
 ) -> Tensor:
     """(2, B, C): the sums of m and of m * (y - mean) * inverse."""
     found = _sums_like(y)
-    if fast := kernels.of(y, g):
+    if fast := kernels.select_kernels(y, g):
         fast.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=found)
         return found
     for c in _channels(y):
@@ -73,7 +73,7 @@ def gradient(
     out: Tensor,
 ) -> None:
     """Write scale * m + constant + linear * y to out, which may be g or y."""
-    if fast := kernels.of(y, g, out):
+    if fast := kernels.select_kernels(y, g, out):
         return fast.gradient(g, y, scale, shift, constant, linear, slope=slope, out=out)
     for c in _channels(y):
         m = _masked(g, y, scale, shift, slope, c)

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.model.lean.rows import Space
+from unet3d.model.lean.rows import MapLayout
 
 CHUNK_BYTES = 4 * 2**20
 """What is copied at a time, for one volume: enough for the bus, little beside a map."""
 
 
 @cache
-def stream_of(device: torch.device) -> torch.cuda.Stream:
+def get_copy_stream(device: torch.device) -> torch.cuda.Stream:
     """On which maps leave and come back."""
     return torch.cuda.Stream(device)
 
 
-class Host:
+class HostMap:
     """A map in pinned memory. It leaves, and comes back, on a stream of its own beside the work.
 
     On the GPU are the map until it has left, then the chunk that is read with its neighbours.
@@ -27,7 +27,7 @@ class Host:
     is there at a time does not depend on how far the host has run ahead.
     """
 
-    def __init__(self, x: Tensor, space: Space):
+    def __init__(self, x: Tensor, space: MapLayout):
         self.space, self.channels = space, x.shape[1]
         row = self.channels * prod(space.size) // space.rows * space.dtype.itemsize
         self.step = min(max(1, CHUNK_BYTES // row), space.rows)
@@ -87,7 +87,7 @@ class Host:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             return
-        stream = stream_of(self.space.device)
+        stream = get_copy_stream(self.space.device)
         stream.wait_stream(torch.cuda.current_stream(self.space.device))
         with torch.cuda.stream(stream):
             for source, target in zip(sources, targets, strict=True):
@@ -95,7 +95,7 @@ class Host:
 
     def _mark(self) -> torch.cuda.Event | None:
         device = self.space.device
-        return stream_of(device).record_event() if device.type == "cuda" else None
+        return get_copy_stream(device).record_event() if device.type == "cuda" else None
 
     def _wait(self, done: torch.cuda.Event | None) -> None:
         if done is not None:

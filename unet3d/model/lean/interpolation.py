@@ -19,7 +19,7 @@ CHUNK = 2**21
 @torch.library.custom_op("unet3d::interpolate", mutates_args=("out",))
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Write these places of the upsampled map to out."""
-    if fast := kernels.of(low, out):
+    if fast := kernels.select_kernels(low, out):
         return fast.interpolate(low, axes, linear, out)
     matrices = _matrices(axes, linear, out, low)
     for c in _channels(out):
@@ -32,7 +32,7 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
 @torch.library.custom_op("unet3d::interpolate_gradient", mutates_args=("low",))
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
     """Add to low what the gradient of these places means for it."""
-    if fast := kernels.of(low, g):
+    if fast := kernels.select_kernels(low, g):
         return fast.interpolate_gradient(g, axes, linear, low)
     matrices = _matrices(axes, linear, g, low)
     for c in _channels(g):

@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.model.lean import fused
-from unet3d.model.lean.host import Host
-from unet3d.model.lean.norms import Affine, Moments
-from unet3d.model.lean.rows import Space
+from unet3d.model.lean.host import HostMap
+from unet3d.model.lean.norms import FoldedNorm, Moments
+from unet3d.model.lean.rows import MapLayout
 
 
-class Source(Protocol):
+class MapSource(Protocol):
     """What a convolution reads."""
 
     channels: int
-    space: Space
+    space: MapLayout
 
     def fill(self, out: Tensor, start: int, stop: int) -> Tensor | None:
         """Write rows [start, stop); return the raw rows that they come from, if there are any."""
@@ -32,17 +32,17 @@ class Map(NamedTuple):
     source: Any  # a Source: Given where it is an input, else Activated
 
 
-class Given:
+class StoredMap:
     """A tensor: the image, or what a pooling left."""
 
-    def __init__(self, x: Tensor, space: Space):
+    def __init__(self, x: Tensor, space: MapLayout):
         self.x, self.space, self.channels = x, space, x.shape[1]
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
         out.copy_(self.space.part(self.x, start, stop))
 
 
-def weights_of(
+def cast_weights(
     module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Weight and bias in the type that a step computes in; channels-last, as the maps are."""
@@ -60,13 +60,13 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[i
 class Convolution:
     """A convolution that keeps the size, of the concatenation of its sources."""
 
-    def __init__(self, module: nn.Conv3d, sources: Sequence[Source]):
+    def __init__(self, module: nn.Conv3d, sources: Sequence[MapSource]):
         self.module, self.sources, self.space = module, list(sources), sources[0].space
         self.halo = module.kernel_size[self.space.axis - 2] // 2
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """In the type that it computes in."""
-        return weights_of(self.module, self.space.dtype)
+        return cast_weights(self.module, self.space.dtype)
 
     def slabs(self) -> Iterator[tuple[int, int]]:
         """By what it reads and writes, and what is redone for that."""
@@ -77,7 +77,7 @@ class Convolution:
         """The most channels that are there at a time for a row of its output."""
         widths = [self.module.in_channels + self.module.out_channels]
         for source in self.sources:
-            if isinstance(source, Activated) and source.raw.redone:
+            if isinstance(source, LazyActivation) and source.raw.redone:
                 widths.append(source.raw.convolution.width)
         return max(widths)
 
@@ -125,12 +125,12 @@ class Convolution:
 
 
 @dataclass
-class Raw:
+class ConvOutput:
     """A convolution's output before its norm: in memory, or redone from what it reads."""
 
     convolution: Convolution
     kept: Tensor | None = None
-    host: Host | None = None  # where it waits, out of the GPU's memory
+    host: HostMap | None = None  # where it waits, out of the GPU's memory
     brief: bool = False  # to be forgotten once the decoder has read it
     again: bool = False  # and redone for the decoder's backward
 
@@ -142,7 +142,7 @@ class Raw:
     def send(self) -> None:
         """Let it wait in the host's memory."""
         assert self.kept is not None
-        self.host, self.kept = Host(self.kept, self.convolution.space), None
+        self.host, self.kept = HostMap(self.kept, self.convolution.space), None
 
     def restore(self) -> None:
         """Have it in memory again."""
@@ -159,10 +159,10 @@ class Raw:
         return self.convolution.rows(start, stop, self.convolution.weights())
 
 
-class Activated:
+class LazyActivation:
     """A raw output, normalised and activated whenever somebody reads it."""
 
-    def __init__(self, raw: Raw, norm: Affine):
+    def __init__(self, raw: ConvOutput, norm: FoldedNorm):
         self.raw, self.norm = raw, norm
         self.space, self.channels = raw.convolution.space, raw.convolution.module.out_channels
 

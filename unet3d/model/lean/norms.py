@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.model.lean import fused
-from unet3d.types import Misuse
+from unet3d.types import UsageError
 
 
 class Moments:
@@ -51,7 +51,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Affine:
+class FoldedNorm:
     """A norm with its activation, once the statistics are known; all tensors are (B, C)."""
 
     scale: Tensor
@@ -59,7 +59,7 @@ class Affine:
     mean: Tensor
     inverse: Tensor  # 1 / standard deviation
     slope: float  # of the activation below zero
-    sets: "Sets | None"  # whose statistics they are; None: they do not depend on the input
+    sets: "StatGroups | None"  # whose statistics they are; None: they do not depend on the input
     moments: Moments | None
 
     def gradient(self, sums: Tensor) -> "Gradient":
@@ -93,7 +93,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Sets:
+class StatGroups:
     """Values that share their statistics: `groups` of channels, in a volume or in the batch."""
 
     groups: int
@@ -111,7 +111,7 @@ class Sets:
         return mean.expand_as(grouped).reshape(b, c).contiguous()
 
 
-def sets_of(norm: nn.Module, channels: int) -> Sets | None:
+def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
     """Whose statistics a norm takes from its input; None: it takes none."""
     if isinstance(norm, nn.Identity):
         return None
@@ -119,21 +119,23 @@ def sets_of(norm: nn.Module, channels: int) -> Sets | None:
         fixed = norm.running_mean is not None and not norm.training
         together = norm.training and isinstance(norm, nn.SyncBatchNorm)
         ranks = torch.distributed.get_world_size() if together else 1
-        return None if fixed else Sets(channels, batch=True, ranks=ranks)
+        return None if fixed else StatGroups(channels, batch=True, ranks=ranks)
     if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
-        return Sets(channels, batch=False)
+        return StatGroups(channels, batch=False)
     if type(norm) is nn.GroupNorm:
-        return Sets(norm.num_groups, batch=False)
-    raise Misuse(f"lean blocks know batch, instance and group norm, got {norm}")
+        return StatGroups(norm.num_groups, batch=False)
+    raise UsageError(f"lean blocks know batch, instance and group norm, got {norm}")
 
 
-def affine(norm: Any, activation: nn.Module, moments: Moments | None, like: Tensor) -> Affine:
+def fold_norm(
+    norm: Any, activation: nn.Module, moments: Moments | None, like: Tensor
+) -> FoldedNorm:
     """The norm of a map with these moments; `like` is (B, C) in the type of sums."""
     slope = float(getattr(activation, "negative_slope", 0.0))
     if isinstance(norm, nn.Identity):
         one, zero = torch.ones_like(like), torch.zeros_like(like)
-        return Affine(one, zero, zero, one, slope, None, None)
-    sets = sets_of(norm, like.shape[1])
+        return FoldedNorm(one, zero, zero, one, slope, None, None)
+    sets = make_stat_groups(norm, like.shape[1])
     if sets is None:
         mean, variance = (
             t.to(like.dtype).expand_as(like).contiguous()
@@ -149,7 +151,7 @@ def affine(norm: Any, activation: nn.Module, moments: Moments | None, like: Tens
     inverse = torch.rsqrt(variance + norm.eps)
     weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
     scale = inverse * weight
-    return Affine(scale, bias - mean * scale, mean, inverse, slope, sets, moments)
+    return FoldedNorm(scale, bias - mean * scale, mean, inverse, slope, sets, moments)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ LEAST_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Space:
+class MapLayout:
     """What the maps of one level have in common. Slabs cut the `axis`: 2 is D, 3 is H."""
 
     batch: int

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from unet3d.model.blocks import Interpolate
 from unet3d.model.lean.interpolation import interpolate, interpolate_gradient
-from unet3d.model.lean.maps import Activated, weights_of
-from unet3d.model.lean.rows import Space
+from unet3d.model.lean.maps import LazyActivation, cast_weights
+from unet3d.model.lean.rows import MapLayout
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 class Upsampled:
     """What the module makes of a coarser map, between zeros where the finer level is larger."""
 
-    def __init__(self, module: nn.Module, low: Activated, space: Space):
+    def __init__(self, module: nn.Module, low: LazyActivation, space: MapLayout):
         self.module, self.low, self.space = module, low, space
         self.way: Any = (
             _Interpolated(module) if isinstance(module, Interpolate) else _Transposed(module)
@@ -101,7 +101,7 @@ class _Interpolated:
     def fill(self, low: Tensor, part: _Part) -> None:
         interpolate(low, part.axes(low), self.linear, part.rows)
 
-    def gradient(self, low: Activated, part: _Part, into: Tensor) -> None:
+    def gradient(self, low: LazyActivation, part: _Part, into: Tensor) -> None:
         interpolate_gradient(part.rows, part.axes(into), self.linear, into)
 
 
@@ -119,14 +119,14 @@ class _Transposed:
         return first // window, -(-last // window)
 
     def fill(self, low: Tensor, part: _Part) -> None:
-        weight, bias = weights_of(self.module, low.dtype)
+        weight, bias = cast_weights(self.module, low.dtype)
         up = F.conv_transpose3d(low, weight, bias, stride=self.window)
         start = part.first - part.low[0] * (part.size // part.low_size)
         part.rows.copy_(up.narrow(part.axis, start, part.last - part.first))
 
-    def gradient(self, low: Activated, part: _Part, into: Tensor) -> None:
+    def gradient(self, low: LazyActivation, part: _Part, into: Tensor) -> None:
         x = low.rows(*part.low)
-        weight, bias = weights_of(self.module, x.dtype)
+        weight, bias = cast_weights(self.module, x.dtype)
         window = part.size // part.low_size
         before = part.first - part.low[0] * window
         after = part.low[1] * window - part.last
