@@ -116,7 +116,7 @@ def measured(case: Case, threads: int) -> dict[str, Any]:
         before = meter.read(cpu).resident
         made = predictor(case)
         began = time.perf_counter()
-        ready = made.ready(task)
+        ready = made.prepare(task)
         made.predict(ready, told=lambda windows: None, say=print)
         seconds = time.perf_counter() - began
         after = meter.read(cpu).resident
@@ -147,7 +147,7 @@ def compared(case: Case, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         task = scan_of(case, Path(folder))
         made = predictor(case)
-        ready = made.ready(task)
+        ready = made.prepare(task)
         made.predict(ready, told=lambda windows: None, say=print)
         written: Any = nibabel.load(task.labels)
         labels = np.asarray(written.dataobj)

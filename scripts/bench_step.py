@@ -287,10 +287,10 @@ def timed(arguments: argparse.Namespace) -> dict[str, Any]:
 class Silent:
     """Hears of a step and does nothing, so that nothing but the step is timed."""
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """A phase begins."""
 
-    def name(self, tensors: Any, kind: str) -> None:
+    def label(self, tensors: Any, kind: str) -> None:
         """These tensors are of that kind."""
 
 

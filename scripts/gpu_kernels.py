@@ -106,10 +106,10 @@ def correct(where: Where) -> dict[str, Row]:
     """Every kernel against its definition, at the size of the forum's job."""
     rows: dict[str, Row] = {}
     cases = [
-        ("2", Windows.of(2, None, 0), (2, 64, 320, 150, 26)),
-        ("2, odd", Windows.of(2, None, 0), (2, 64, 321, 151, 27)),
-        ("1x2x2", Windows.of((1, 2, 2), None, 0), (2, 64, 80, 75, 26)),
-        ("3, padded", Windows.of(3, 2, 1), (2, 32, 160, 75, 26)),
+        ("2", Windows.from_args(2, None, 0), (2, 64, 320, 150, 26)),
+        ("2, odd", Windows.from_args(2, None, 0), (2, 64, 321, 151, 27)),
+        ("1x2x2", Windows.from_args((1, 2, 2), None, 0), (2, 64, 80, 75, 26)),
+        ("3, padded", Windows.from_args(3, 2, 1), (2, 32, 160, 75, 26)),
     ]
     names, layouts = (DTYPES, ("contiguous", "channels-last"))
     for (label, windows, shape), pool, dtype, layout in product(cases, POOLS, names, layouts):

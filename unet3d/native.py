@@ -42,7 +42,7 @@ class CppKernels:
         self.source, self.what = source, what
         self.libraries: dict[torch.dtype, ctypes.CDLL | None] = {}
 
-    def serve(self, x: Tensor) -> bool:
+    def supports(self, x: Tensor) -> bool:
         """Whether they take x: small tensors do not start a compiler."""
         if x.device.type != "cpu" or x.dtype not in ELEMENTS:
             return False

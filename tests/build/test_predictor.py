@@ -54,7 +54,7 @@ def predicted(predictor, ready, say=print):
 
 
 def test_out_of_gpu_memory_within_a_case_is_answered_by_sums_in_ram(predictor, task):
-    ready = predictor.ready(task)
+    ready = predictor.prepare(task)
     expected = predicted(predictor, ready)
     network, calls, said = predictor.networks[0], [], []
 
@@ -85,7 +85,7 @@ def test_without_a_peak_of_its_own_a_process_counts_what_modules_give(monkeypatc
 @pytest.mark.gpu
 @pytest.mark.parametrize("sums_in_ram", [False, True])
 def test_a_gpu_gives_the_labels_of_a_cpu(predictor, task, sums_in_ram):
-    expected = predicted(predictor, predictor.ready(task))
+    expected = predicted(predictor, predictor.prepare(task))
     on_gpu = Predictor(
         predictor.members,
         device=torch.device("cuda"),
@@ -96,7 +96,7 @@ def test_a_gpu_gives_the_labels_of_a_cpu(predictor, task, sums_in_ram):
         kept=(),
         ram=None,
     )
-    ready = on_gpu.ready(task)
+    ready = on_gpu.prepare(task)
     assert not ready.plan.sums_in_ram
     assert ready.plan.gpu > 0
     ready = replace(ready, plan=replace(ready.plan, sums_in_ram=sums_in_ram))

@@ -46,7 +46,7 @@ def test_a_volume_smaller_than_the_patch_is_padded(volumes):
 
 
 def test_batches_are_of_different_sizes(volumes):
-    card = {"preparation": AS_IT_IS.settings(), "channels": ["MR"]}
+    card = {"preparation": AS_IT_IS.to_dict(), "channels": ["MR"]}
     file = volumes(1)[0][0]
     patches = load_sample_patches(str(file), card, (8, 8, 8), [])
     assert [len(batch) for batch in patches.batches()] == [1, COUNT - 1]

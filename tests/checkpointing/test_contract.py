@@ -187,4 +187,4 @@ def test_a_map_in_the_host_gives_any_of_its_rows(monkeypatch):
         x = space.empty(3).normal_()
         there = host.HostMap(x, space)
         for start, stop in ((0, 4), (2, 9), (8, space.rows), (0, space.rows), (5, 6)):
-            assert there.rows(start, stop).equal(space.part(x, start, stop))
+            assert there.rows(start, stop).equal(space.narrow_rows(x, start, stop))

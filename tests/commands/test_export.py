@@ -186,7 +186,7 @@ def test_normalisation_by_the_data_set_is_said_in_numbers():
     card = {
         "preparation": Preprocessing(
             num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
-        ).settings(),
+        ).to_dict(),
         "config": {"precision": "32"},
         "classes": ["background", "liver"],
         "channels": ["CT"],

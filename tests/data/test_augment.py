@@ -34,7 +34,7 @@ def sources(augment, keys, patch, channels=1):
     """A source for each key, always the same one."""
     images, labels = [], []
     for key in keys:
-        size = augment.move(key, patch).source_size(patch)
+        size = augment.sample_transform(key, patch).source_size(patch)
         made = torch.Generator().manual_seed(key)
         images.append(torch.randn(channels, *size, generator=made))
         labels.append(torch.randint(0, 4, size, generator=made).to(torch.uint8))
@@ -78,7 +78,7 @@ def test_what_one_probability_is_does_not_change_what_the_others_draw():
 
 def test_happens_as_often_as_it_says():
     augment = Augment(rotation_p=0.2, scale_p=0.2, flip_p=0.5)
-    moves = [augment.move(key, (8, 8, 8)) for key in range(2000)]
+    moves = [augment.sample_transform(key, (8, 8, 8)) for key in range(2000)]
     assert sum(m.matrix is not None for m in moves) / 2000 == pytest.approx(0.36, abs=0.04)
     assert sum(0 in m.flips for m in moves) / 2000 == pytest.approx(0.5, abs=0.04)
 
@@ -137,7 +137,7 @@ def test_a_thin_side_is_not_turned_into_scaled_along_or_moved():
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
     image = torch.arange(6.0).expand(1, 80, 80, 6)
     for key in range(5):
-        assert augment.move(key, patch).source_size(patch)[2] == 6
+        assert augment.sample_transform(key, patch).source_size(patch)[2] == 6
         out, _ = augment([image], [torch.zeros(80, 80, 6).byte()], [key], patch)
         assert out[0, 0].sub(torch.arange(6.0)).abs().max() < 1e-4
 
@@ -147,7 +147,7 @@ def test_a_thin_side_is_not_turned_into_scaled_along_or_moved():
 def test_a_source_holds_all_that_is_read(key, patch):
     """A larger one gives the same, and of ones no place reads the zeros outside."""
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
-    size = augment.move(key, patch).source_size(patch)
+    size = augment.sample_transform(key, patch).source_size(patch)
     assert all(s >= p and (s - p) % 2 == 0 for s, p in zip(size, patch, strict=True))
     image, label = augment([torch.ones(1, *size)], [torch.ones(size).byte()], [key], patch)
     assert image.min() > 1 - 1e-4

@@ -79,5 +79,5 @@ def test_a_background_is_a_number_or_auto(bad):
 
 def test_a_background_is_kept_in_checkpoints_and_zero_leaves_older_ones_as_they_are():
     settings = Preprocessing(num_classes=2, background=(-3.5, "auto"))
-    assert Preprocessing.of(settings.settings()) == settings
-    assert "background" not in Preprocessing(num_classes=2, background=(0.0,)).settings()
+    assert Preprocessing.from_dict(settings.to_dict()) == settings
+    assert "background" not in Preprocessing(num_classes=2, background=(0.0,)).to_dict()

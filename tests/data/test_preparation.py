@@ -127,7 +127,7 @@ def test_settings_survive_as_plain_values():
     settings = Preprocessing(
         num_classes=3, spacing_mm=(1.0, 1.0, 2.0), normalize=("ct",), intensities=((1, 2, 3, 4),)
     )
-    assert Preprocessing.of(settings.settings()) == settings
+    assert Preprocessing.from_dict(settings.to_dict()) == settings
 
 
 def test_two_who_want_the_same_case_make_it_once(tmp_path, monkeypatch):

@@ -103,6 +103,6 @@ def test_few_training_cases_and_empty_scans_are_no_trouble():
 
 def test_plain_values_give_the_same_statistics():
     known = training(0, 1)
-    assert TrainingStatistics.of(known.settings(), 2) == known
+    assert TrainingStatistics.from_dict(known.to_dict(), 2) == known
     with pytest.raises(ValueError, match="are not of its channels"):
-        TrainingStatistics.of(known.settings(), 1)
+        TrainingStatistics.from_dict(known.to_dict(), 1)

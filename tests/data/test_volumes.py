@@ -76,7 +76,7 @@ def test_labels_to_ignore_are_told_apart_from_classes(tmp_path):
     volume = preprocess_all([case], settings, tmp_path / "cache")[0]
     assert (volume.label[0] == IGNORE_LABEL).all()
     assert not volume.label[1:].any()
-    assert len(volume.places) == 0
+    assert len(volume.foreground_points) == 0
     assert volume.classes == set()
 
 

@@ -39,7 +39,7 @@ class Dies:
     def __init__(self, how):
         self.how = how
 
-    def move(self, key, size):
+    def sample_transform(self, key, size):
         self.how()
 
 

@@ -263,7 +263,7 @@ def test_a_rank_leaves_out_a_step_that_another_rank_cannot_take(monkeypatch):
     image = torch.randn(2, 1, 2, 2, 2)
     before = [x.clone() for x in get_running_stats(model)]
     outputs = model(image)
-    steps.look(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
+    steps.check_loss(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
     assert steps.leaving
     assert all(x.equal(y) for x, y in zip(get_running_stats(model), before, strict=True))
     assert said == [

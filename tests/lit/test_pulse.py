@@ -31,6 +31,6 @@ def test_a_store_that_does_not_answer_means_the_first_rank_and_is_not_asked_agai
         pulse = HeartbeatThread(Ranks(rank=1, world=2))
         pulse.store = None
         pulse.answered -= 60
-        assert pulse.silent() == "rank 0"
+        assert pulse.find_unresponsive() == "rank 0"
     finally:
         dist.destroy_process_group()

@@ -92,11 +92,11 @@ class Memory:
 class Phases:
     """Stands where a trace would: leaves the phases' names in the profile."""
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         with record_function(PHASE + phase):
             pass
 
-    def name(self, tensors: Any, kind: str) -> None:
+    def label(self, tensors: Any, kind: str) -> None:
         """The profile knows no kinds."""
 
 

@@ -17,7 +17,7 @@ def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
         return len(calls), 0
 
     model = build_network(request)
-    with LayerRecorder(read).watching(model) as recorder:
+    with LayerRecorder(read).record(model) as recorder:
         model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
     predicted = estimate_memory(request).layers
     for phase in ("forward", "backward"):

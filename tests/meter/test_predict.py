@@ -58,16 +58,16 @@ class PlainStep:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, foreach=True)
 
     def train(self, trace):
-        trace.enter("forward")
+        trace.begin_phase("forward")
         image = torch.empty(2, 1, 320, 150, 26, dtype=torch.float16 if self.half else None)
         label = torch.zeros(2, 320, 150, 26, dtype=torch.long)
-        trace.name([image, label], "input")
+        trace.label([image, label], "input")
         with torch.autocast("cpu", dtype=torch.float16, enabled=self.mixed):
             logits = self.model(image)
             loss = F.cross_entropy(logits, label)
-        trace.enter("backward")
+        trace.begin_phase("backward")
         loss.backward()
-        trace.enter("optimizer")
+        trace.begin_phase("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     failures = 0
     for number, (window, size) in enumerate(CASES):
-        windows = Windows.of(*window)
+        windows = Windows.from_args(*window)
         for pool in ("median", "max", "avg", "approx_median"):
             if pool == "approx_median" and windows.elements > 18:
                 continue  # the interpreter takes seconds

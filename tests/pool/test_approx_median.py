@@ -19,7 +19,7 @@ def test_the_error_stays_under_its_bound(kind, tau, window):
     x = volume((2, 4, 12, 12, 12), kind)
     windows = WINDOWS[window]
     error = (ApproxMedianPool3d(*windows, tau=tau)(x) - MedianPool3d(*windows)(x)).abs().max()
-    assert error <= error_bound(Windows.of(*windows).elements) * tau + 1e-6
+    assert error <= error_bound(Windows.from_args(*windows).elements) * tau + 1e-6
 
 
 def test_the_bound_is_reached():
@@ -68,7 +68,7 @@ def test_a_temperature_must_be_above_zero(tau):
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_written_gradient_is_the_derivative_of_the_definition(window):
-    windows = Windows.of(*WINDOWS[window])
+    windows = Windows.from_args(*WINDOWS[window])
     x = volume((1, 2, 6, 7, 8), "post-ReLU", torch.float64).requires_grad_()
     y = approx_median(x, windows, 0.3)
     upper = torch.randn_like(y)
@@ -81,7 +81,7 @@ def test_the_written_gradient_is_the_derivative_of_the_definition(window):
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_and_plain_are_the_same(window, layout, dtype):
     assert cpu.kernels.library(dtype)
-    windows = Windows.of(*WINDOWS[window])
+    windows = Windows.from_args(*WINDOWS[window])
     x = volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
     y, _ = cpu.forward(x, "approx_median", windows, 0.3)
     upper = torch.randn_like(y)

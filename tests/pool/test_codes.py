@@ -13,7 +13,7 @@ from unet3d.pool.windows import Windows
 @pytest.mark.parametrize("name", ["median", "max"])
 @pytest.mark.parametrize("window", [*WINDOWS.values(), (4, 4, 2), ((5, 5, 1), 2, (2, 2, 0))])
 def test_places_come_back_from_their_code(name, window):
-    windows, x = Windows.of(*window), torch.randn(2, 3, 9, 10, 7)
+    windows, x = Windows.from_args(*window), torch.randn(2, 3, 9, 10, 7)
     places = {"median": median, "max": maximum}[name](x, windows)[1]
     code = choose_code(name, windows)
     again = decode(encode(places, code, windows, x.shape), code, windows, x.shape)
@@ -33,4 +33,4 @@ def test_places_come_back_from_their_code(name, window):
     ],
 )
 def test_odd_windows_and_even_ones_up_to_sixteen_need_one_byte(window, code):
-    assert choose_code("median", Windows.of(*window)) == code
+    assert choose_code("median", Windows.from_args(*window)) == code

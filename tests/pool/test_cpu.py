@@ -33,7 +33,7 @@ def fresh(monkeypatch):
 def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
     name, window, layout, dtype
 ):
-    windows = Windows.of(*WINDOWS[window])
+    windows = Windows.from_args(*WINDOWS[window])
     for i, kind in enumerate(("random", "tied", "infinite", "nan", "huge", "subnormal")):
         width = (35, 19, 9, 5, 4, 16)[i]  # rows for every number of lanes
         x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, width), kind, dtype)))
@@ -55,7 +55,7 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_average_equals_its_reference(window, layout, dtype):
-    windows = Windows.of(*WINDOWS[window])
+    windows = Windows.from_args(*WINDOWS[window])
     x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, 19), "random", dtype)))
     assert cpu.kernels.library(dtype)
     y, _ = cpu.forward(x, "avg", windows)

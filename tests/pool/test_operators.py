@@ -89,7 +89,7 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_opcheck_finds_no_fault_in_any_operator(window, layout):
-    axes, last = Windows.of(*window).axes, layout == torch.channels_last_3d
+    axes, last = Windows.from_args(*window).axes, layout == torch.channels_last_3d
     x = torch.randn(1, 2, 4, 5, 6).contiguous(memory_format=layout).requires_grad_()
 
     def check(op, arguments):
@@ -107,7 +107,7 @@ def test_opcheck_finds_no_fault_in_any_operator(window, layout):
 
 
 def test_opcheck_traces_forward_and_backward_with_symbolic_sizes():
-    axes, x = Windows.of(2, None, 0).axes, torch.randn(1, 2, 4, 5, 6, requires_grad=True)
+    axes, x = Windows.from_args(2, None, 0).axes, torch.randn(1, 2, 4, 5, 6, requires_grad=True)
     for op, rest in (
         (exact.median_pool3d, ()),
         (maximum.max_pool3d, ()),

@@ -34,7 +34,7 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     if not isinstance(largest, list) or not set(map(str, largest)) <= set(card["classes"]):
         raise invalid_metadata_error(path, "largest_component", largest)
     try:
-        preparation = Preprocessing.of(card["preparation"])
+        preparation = Preprocessing.from_dict(card["preparation"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path}: its preparation cannot be used: {summarize_error(error)}"
@@ -48,7 +48,7 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
         )
     if card.get("training") is not None:  # a checkpoint of an earlier version has none
         try:
-            TrainingStatistics.of(card["training"], len(card["channels"]))
+            TrainingStatistics.from_dict(card["training"], len(card["channels"]))
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise invalid_metadata_error(
                 path, f"training ({summarize_error(error)})", card["training"]

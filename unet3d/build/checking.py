@@ -86,9 +86,9 @@ class UsableCases:
             raise UsageError(f"data.on_fault must be stop or skip, got {cfg.data.on_fault!r}")
         self.cases = source.cases()
         self.left_out: list[Finding] = []
-        self.heed([*source.faults(), *check_headers(self.cases, channels=len(channels))])
+        self.apply_policy([*source.faults(), *check_headers(self.cases, channels=len(channels))])
 
-    def heed(self, findings: Sequence[Finding]) -> None:
+    def apply_policy(self, findings: Sequence[Finding]) -> None:
         """Stop, or leave out the cases that these faults harm."""
         harmful = [finding for finding in findings if finding.case is not None]
         if not harmful:
@@ -99,15 +99,15 @@ class UsableCases:
             raise InvalidDatasetError(harmful)
         self.left_out += harmful
 
-    def through(self, work: Callable[[list[Case]], T]) -> T:
+    def run_excluding_bad(self, work: Callable[[list[Case]], T]) -> T:
         """Do something with all cases, which may show faults that the headers do not."""
         try:
             return work(self.cases)
         except InvalidDatasetError as faulty:
-            self.heed(faulty.findings)
+            self.apply_policy(faulty.findings)
             return work(self.cases)
 
-    def prepared(
+    def prepare(
         self, parts: Sequence[Sequence[Case]], preparation: Preprocessing
     ) -> tuple[list[CachedVolume], ...]:
         """The volumes of each part of the cases, training first."""
@@ -119,7 +119,7 @@ class UsableCases:
                 [c for c in cases if c.name in wanted], preparation, cache, ram=free
             )
 
-        ready = {volume.name: volume for volume in self.through(work)}
+        ready = {volume.name: volume for volume in self.run_excluding_bad(work)}
         found = tuple([ready[c.name] for c in part if c.name in ready] for part in parts)
         if not found[0]:
             raise UsageError(f"fold={self.cfg.fold}: every case to train on is left out")

@@ -51,11 +51,11 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         classes=tuple(card["classes"]),
         regions=card.get("regions"),
         largest=tuple(name for name in chosen[0] if all(name in other for other in chosen)),
-        preparation=Preprocessing.of(card["preparation"]),
+        preparation=Preprocessing.from_dict(card["preparation"]),
         patch=(d, h, w),
         precision=str(card["config"]["precision"]),
         training=tuple(
-            TrainingStatistics.of(card["training"], len(card["channels"]))
+            TrainingStatistics.from_dict(card["training"], len(card["channels"]))
             for card in cards
             if card.get("training") is not None
         ),

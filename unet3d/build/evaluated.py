@@ -108,7 +108,7 @@ def draw_worst_cases(evaluation: Evaluation, found: Mapping[str, Any]) -> Iterat
     for rank, entry in enumerate(found["worst"], start=1):
         folder.mkdir(exist_ok=True)
         name = entry["case"]
-        prediction, reference, affine = evaluation.read(pairs[name])
+        prediction, reference, affine = evaluation.read_pair(pairs[name])
         image, images = None, pairs[name].image or evaluation.config["images"]
         if images is not None:
             try:

@@ -64,23 +64,23 @@ class Evaluation:
     def output(self) -> Path:
         return Path(self.config["output"])
 
-    def judged(self) -> Iterator[CaseScores]:
+    def score_all(self) -> Iterator[CaseScores]:
         """Every case in the order of the names, each as soon as it is known."""
         if self.config["workers"] == 1:  # without a thread, so that Ctrl-C is answered at once
-            yield from map(self.judge, self.pairs)
+            yield from map(self.score_case, self.pairs)
             return
         pool = ThreadPoolExecutor(self.config["workers"])
         try:
-            yield from pool.map(self.judge, self.pairs)
+            yield from pool.map(self.score_case, self.pairs)
         finally:  # Ctrl-C does not wait for the cases that have not begun
             pool.shutdown(cancel_futures=True)
 
-    def judge(self, pair: CasePair) -> CaseScores:
+    def score_case(self, pair: CasePair) -> CaseScores:
         """Read and compare one case."""
         try:
-            prediction, reference, affine = self.read(pair)
-            labels = self.checked(pair.prediction[0], prediction)
-            labels |= self.checked(pair.reference[0], reference)
+            prediction, reference, affine = self.read_pair(pair)
+            labels = self.check_labels(pair.prediction[0], prediction)
+            labels |= self.check_labels(pair.reference[0], reference)
         except UsageError as fault:
             return CaseScores(name=pair.name, scores={}, fault=" ".join(str(fault).split()))
         if self.names is None:
@@ -97,7 +97,7 @@ class Evaluation:
         )
         return CaseScores(name=pair.name, scores=found)
 
-    def read(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def read_pair(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Prediction and reference on one grid, and its affine."""
         if not pair.prediction:
             raise UsageError(
@@ -121,7 +121,7 @@ class Evaluation:
             )
         return prediction, reference, affine
 
-    def checked(self, file: Path, volume: np.ndarray) -> set[int]:
+    def check_labels(self, file: Path, volume: np.ndarray) -> set[int]:
         """The labels in a volume; some that nothing names are a fault."""
         found = set(find_labels(volume)) - {self.ignore_label}
         known = self.names.known if self.names else None

@@ -214,7 +214,7 @@ def to_plain_operators(network: nn.Module) -> nn.Module:
 def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
     """What whoever runs the file needs to know, as plain values."""
     card, regions = trained.card, trained.card.get("regions")
-    preparation = Preprocessing.of(card["preparation"])
+    preparation = Preprocessing.from_dict(card["preparation"])
     intensities = preparation.intensities
     numbers = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
     return {
@@ -259,7 +259,7 @@ def verify_export(
         raise RunError(
             f"the exported network fails where the checkpoint's does not: {error}"
         ) from error
-    if not found.holds:
+    if not found.passed:
         raise RunError(
             f"the exported network is not the checkpoint's, and no file is left: on {patches.told} "
             f"{found}; {TOLERANCE:.0e} of the largest logit is what rounding may make"

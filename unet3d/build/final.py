@@ -54,7 +54,7 @@ def evaluate_best_checkpoint(run: TrainingRun, say: Callable[[str], None]) -> di
     ]
     for task in tasks:
         try:
-            predictor.predict(predictor.ready(task), told=lambda windows: None, say=say)
+            predictor.predict(predictor.prepare(task), told=lambda windows: None, say=say)
         except DoesNotFitError as reason:
             say(f"{task.scan.name} is not evaluated: {reason}")
     classes = [] if members.regions else range(1, len(members.classes))
@@ -63,7 +63,7 @@ def evaluate_best_checkpoint(run: TrainingRun, say: Callable[[str], None]) -> di
         update_metadata(path, {"largest_component": [members.classes[c] for c in kept]})
     evaluation = build_evaluation(run, members, folder)
     evaluation.output.mkdir(exist_ok=True)
-    found = build_result(evaluation, list(evaluation.judged()))
+    found = build_result(evaluation, list(evaluation.score_all()))
     write_result(found, evaluation.output)
     for line in draw_worst_cases(evaluation, found):
         say(line)

@@ -43,7 +43,7 @@ def search_configs(
     request: ComposedConfig, budget: int
 ) -> Iterator[tuple[tuple[str, ...], MemoryCandidate | None]]:
     """Every combination with its best batch, as each is found; None where not even batch 1 fits."""
-    pinned = request.sets("data.batch_size")
+    pinned = request.is_overridden("data.batch_size")
     for overrides in list_combinations(request):
         trial = with_overrides(request, *overrides)
         found = (check_configured_batch if pinned else find_largest_batch)(trial, budget)
@@ -67,12 +67,12 @@ def list_combinations(request: ComposedConfig) -> list[tuple[str, ...]]:
     """Precision x strategy x patch, leaving alone what the command line says."""
     cfg = request.config
     axes: list[list[tuple[str, ...]]] = []
-    if not request.sets("precision"):
+    if not request.is_overridden("precision"):
         axes.append([(f"precision={p}",) for p in cfg.precisions])
-    if not request.sets("checkpointing"):
+    if not request.is_overridden("checkpointing"):
         chosen = list_strategies(request) if cfg.strategies is None else cfg.strategies
         axes.append([(f"checkpointing={rung}",) for rung in chosen])
-    if not request.sets("data.patch_size"):
+    if not request.is_overridden("data.patch_size"):
         axes.append([(f"data.patch_size={p}",) for p in list_patch_sizes(request)])
     return [tuple(word for part in parts for word in part) for parts in product(*axes)]
 

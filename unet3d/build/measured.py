@@ -39,7 +39,7 @@ class PhaseMeter:
         self.peaks: dict[str, MemoryRecord] = {}
         self.phase: str | None = None
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """End the phase that was and begin another."""
         if self.phase is not None:
             record = self.meter.read(self.device)
@@ -47,7 +47,7 @@ class PhaseMeter:
         self.phase = phase
         self.meter.start(self.device)
 
-    def name(self, tensors: Any, kind: str) -> None:
+    def label(self, tensors: Any, kind: str) -> None:
         """Nothing to do: the device knows no kinds."""
 
 
@@ -62,7 +62,7 @@ def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, Memory
     step.train(PhaseMeter(device))
     phases = PhaseMeter(device)
     step.train(phases)
-    phases.enter("end")
+    phases.begin_phase("end")
     return phases.peaks
 
 
@@ -77,6 +77,6 @@ def measure_step(request: ComposedConfig) -> Measurement:
     recorder = LayerRecorder(
         lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     )
-    with recorder.watching(step.model):  # reading costs time but no memory: a step of its own
+    with recorder.record(step.model):  # reading costs time but no memory: a step of its own
         step.train(PhaseMeter(device))
     return Measurement(phases=found, layers=recorder.layers)

@@ -234,8 +234,8 @@ def build_network(request: ComposedConfig) -> nn.Module:
     """The network with its pooling; a choice that it would ignore is refused."""
     cfg = request.config
     fill_from_dataset(cfg)
-    if request.sets("model.channels") and any(
-        request.sets(f"model.{key}") for key in ("depth", "width", "max_width")
+    if request.is_overridden("model.channels") and any(
+        request.is_overridden(f"model.{key}") for key in ("depth", "width", "max_width")
     ):
         raise UsageError(
             "model.channels says the channels exactly: leave out model.depth and model.width"
@@ -247,7 +247,7 @@ def build_network(request: ComposedConfig) -> nn.Module:
     parameters = inspect.signature(get_target(cfg.model)).parameters
     if "pool" in parameters:
         return instantiate(model, pool=instantiate(cfg.pool))
-    if request.sets("pool") or request.choices.get("pool", "max") != "max":
+    if request.is_overridden("pool") or request.choices.get("pool", "max") != "max":
         raise UsageError(
             f"model={request.choices.get('model')} has its own pooling: "
             f"leave out pool={request.choices.get('pool')}"

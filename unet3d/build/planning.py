@@ -96,12 +96,12 @@ def inspect_dataset(request: ComposedConfig) -> DatasetFacts:
     usable = UsableCases(cfg, source, channels)  # those that training would use
     cache = Path(cfg.data.cache)
     asked = auto_background(channels)
-    if request.sets("data.background"):
+    if request.is_overridden("data.background"):
         asked = parse_background(cfg)
-    prints = usable.through(
+    prints = usable.run_excluding_bad(
         lambda cases: fingerprint_dataset(cases, cfg.data.orientation, cache, asked)
     )
-    left_out = [finding.sentence() for finding in usable.left_out]
+    left_out = [finding.message() for finding in usable.left_out]
     return DatasetFacts(prints=prints, classes=classes, channels=channels, left_out=left_out)
 
 
@@ -124,7 +124,7 @@ def make_plan(request: ComposedConfig, told: DatasetFacts, budget: int) -> Train
         )
     ]
     most = limit_batch(patch, median, len(shapes))
-    if request.sets("data.batch_size"):
+    if request.is_overridden("data.batch_size"):
         most = data.batch_size
     shape = plan_levels(target, patch)
     strategy, batch, peak = choose_strategy(request, patch, shape, budget, most)
@@ -179,7 +179,7 @@ def list_candidate_patches(
 ) -> list[Triple]:
     """Patches from the largest down, or the one that was asked for."""
     own = "depth" not in request.config.model  # a network with levels of its own
-    if request.sets("data.patch_size"):
+    if request.is_overridden("data.patch_size"):
         asked = list(request.config.data.patch_size)
         if len(asked) != 3 or not all(type(side) is int and side > 0 for side in asked):
             raise UsageError(f"data.patch_size must be three ints >= 1, got {asked}")
@@ -217,7 +217,7 @@ def with_patch(
 
 def list_plan_strategies(request: ComposedConfig) -> Sequence[tuple[str, ...]]:
     """What to try: a larger patch is worth redoing convolutions, a larger batch is not."""
-    if request.sets("checkpointing"):
+    if request.is_overridden("checkpointing"):
         return [()]
     return [(f"checkpointing={rung}",) for rung in list_strategies(request)]
 
@@ -230,7 +230,7 @@ def patch_fits(
     Of the first one the strategy with the least work is tried before: if it fits, all is decided.
     """
     known = list_plan_strategies(request)
-    least = 2 if not request.sets("data.batch_size") else request.config.data.batch_size
+    least = 2 if not request.is_overridden("data.batch_size") else request.config.data.batch_size
     return any(
         check_configured_batch(
             with_batch(with_patch(request, patch, shape, strategy), least), budget
@@ -256,7 +256,7 @@ def get_model_overrides(request: ComposedConfig, shape: Levels) -> list[str]:
     """The levels as overrides, where the network and the command line leave them open."""
     if "depth" not in request.config.model:
         return []
-    if request.sets("model.depth") or request.sets("model.channels"):
+    if request.is_overridden("model.depth") or request.is_overridden("model.channels"):
         return []
     return [
         f"model.depth={len(shape.kernels)}",
@@ -290,7 +290,9 @@ def find_constant_border(told: DatasetFacts, request: ComposedConfig) -> tuple[f
     None where the command line says what is background.
     """
     found = [value for p in told.prints for value in p.background if value != 0]
-    return None if request.sets("data.background") or not found else (min(found), max(found))
+    return (
+        None if request.is_overridden("data.background") or not found else (min(found), max(found))
+    )
 
 
 def plan_schedule(request: ComposedConfig, plan: TrainingPlan) -> tuple[int, int]:
@@ -311,7 +313,7 @@ def plan_schedule(request: ComposedConfig, plan: TrainingPlan) -> tuple[int, int
 def explain_limits(request: ComposedConfig, plan: TrainingPlan) -> list[str]:
     """Why the patch and the batch are not larger."""
     most = limit_batch(plan.patch, plan.median, plan.cases)
-    if request.sets("data.patch_size"):
+    if request.is_overridden("data.patch_size"):
         patch = "the patch is the one that was asked for"
     elif plan.patch != plan.first:
         patch = f"the patch is limited by the budget: {join_by_x(plan.first)} would not fit"
@@ -319,7 +321,7 @@ def explain_limits(request: ComposedConfig, plan: TrainingPlan) -> list[str]:
         patch = "the patch covers the median case: a larger one would see nothing more"
     else:
         patch = f"the patch has the {LARGEST:,} voxels at most that a plan begins with"
-    if request.sets("data.batch_size"):
+    if request.is_overridden("data.batch_size"):
         batch = "the batch is the one that was asked for"
     elif plan.batch < most:
         batch = f"the batch is limited by the budget: {plan.batch + 1} patches would not fit"

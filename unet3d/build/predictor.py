@@ -96,7 +96,7 @@ class Predictor:
                 f"{', '.join(members.regions or members.classes)}"
             )
 
-    def ready(self, task: ScanTask) -> PreparedScan:
+    def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and prepare a scan and say what segmenting it takes, if there is memory for it."""
         budget = self._budget()
         preparing = estimate_cost(task.scan.files, self.members.preparation).ram

@@ -94,7 +94,7 @@ def estimate_batch_bytes(
     patch = list(request.config.data.patch_size)
     voxels = prod(patch)
     if sources:
-        moves = (augment.move(key, patch) for key in range(DRAWN))
+        moves = (augment.sample_transform(key, patch) for key in range(DRAWN))
         voxels = max(prod(move.source_size(patch)) for move in moves)
     return request.config.data.batch_size * voxels * (4 * channels + 1)
 

@@ -41,7 +41,7 @@ def load_sample_patches(
 ) -> SamplePatches:
     """Of the scans that are asked for; else of the data set that was trained on; else noise."""
     channels = card["channels"]
-    preparation = Preprocessing.of(card["preparation"])
+    preparation = Preprocessing.from_dict(card["preparation"])
     if asked is not None:
         found = [scan.files for scan in find_scans(Path(str(asked)), channels)]
         images = most_varied_patches(found, preparation, patch, len(channels))

@@ -19,7 +19,7 @@ class ComposedConfig:
     verb: str = "train"  # whose config it is
     sweeping: bool = False  # one of several
 
-    def sets(self, key: str) -> bool:
+    def is_overridden(self, key: str) -> bool:
         """Whether the command line sets this key or anything below it."""
         keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
         return any(k == key or k.startswith(key + ".") for k in keys)

@@ -130,11 +130,11 @@ class TrainingRun:
             folder=self.folder,
         )
 
-    def to_go_on(self) -> str:
+    def format_resume_overrides(self) -> str:
         """What to add to the command that began this run."""
         return f"resume=auto hydra.run.dir={self.folder}"
 
-    def missing(self) -> list[str]:
+    def list_unwritten_checkpoints(self) -> list[str]:
         """Which checkpoints could not be written, and why."""
         kept = self.trainer.strategy.checkpoint_io
         return list(kept.missing.values()) if isinstance(kept, FaultTolerantCheckpointIO) else []
@@ -188,9 +188,9 @@ def build_training(
     )
     lacking = enforce_requirements(cfg, found)
     usable = UsableCases(cfg, source, channels)
-    preparation = usable.through(lambda cases: build_preprocessing(cfg, cases, channels))
+    preparation = usable.run_excluding_bad(lambda cases: build_preprocessing(cfg, cases, channels))
     with rank_zero_first(ranks):
-        training, validation = usable.prepared(parts, preparation)
+        training, validation = usable.prepare(parts, preparation)
 
     pl.seed_everything(parse_seed(cfg), verbose=False)
     set_tf32(parse_bool(cfg, "tf32"))
@@ -218,8 +218,8 @@ def build_training(
             "classes": list(class_names),
             "channels": list(channels),
             "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
-            "preparation": preparation.settings(),
-            "training": summarize([volume.statistics for volume in training]).settings(),
+            "preparation": preparation.to_dict(),
+            "training": summarize([volume.statistics for volume in training]).to_dict(),
         },
         max_skipped_steps=cfg.max_skipped_steps,
     )
@@ -455,7 +455,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"on {run.trainer.strategy.root_device}{beside}\n"
         f"{training} to train on, {validation} to validate on; "
         f"classes {', '.join(run.class_names)}\n"
-        + "".join(f"left out: {finding.sentence()}\n" for finding in run.left_out)
+        + "".join(f"left out: {finding.message()}\n" for finding in run.left_out)
         + "".join(f"{line}\n" for line in (*run.foreseen, *run.health.absent))
         + f"run: {run.folder}"
     )
@@ -472,7 +472,7 @@ def build_report(run: TrainingRun, *, done: bool, fault: str | None = None) -> d
         "steps": run.trainer.global_step,
         "skipped_steps": run.task.finite.skipped,
         "parameters": count_parameters(run.task.model),
-        "left_out": [finding.sentence() for finding in run.left_out],
+        "left_out": [finding.message() for finding in run.left_out],
         "warnings": run.health.warnings(done=done),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.memory.summary(),

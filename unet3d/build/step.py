@@ -20,11 +20,11 @@ PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 class PhaseListener(Protocol):
     """Who is told what a step is doing: a meter's Trace, or nobody."""
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """A phase begins."""
         ...
 
-    def name(self, tensors: Any, kind: str) -> None:
+    def label(self, tensors: Any, kind: str) -> None:
         """These tensors are of that kind."""
         ...
 
@@ -32,7 +32,7 @@ class PhaseListener(Protocol):
 class TracingListener(PhaseListener, Protocol):
     """Who also knows what the step has taken so far."""
 
-    def taken(self) -> int:
+    def live_bytes(self) -> int:
         """Bytes of all tensors that are alive."""
         ...
 
@@ -50,7 +50,7 @@ class PeakWindowsOnly:
         self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
 
     def __call__(self, windows: Tensor) -> Tensor:
-        taken, kind = self.trace.taken(), windows.shape
+        taken, kind = self.trace.live_bytes(), windows.shape
         if taken <= self.most.get(kind, -1):
             shape, dtype = self.logits[kind]
             return windows.new_empty(shape, dtype=dtype)
@@ -88,24 +88,24 @@ class TrainingStep:
     def train(self, trace: PhaseListener) -> None:
         """One optimizer step."""
         for _ in range(self.micro_batches):
-            trace.enter("forward")
+            trace.begin_phase("forward")
             batch = self._batch(trace, self.batch_size, self.patch)
             with self._autocast():
                 loss = self._loss(*batch)
-            trace.enter("backward")
+            trace.begin_phase("backward")
             (loss / self.micro_batches).backward()
             del loss
-        trace.enter("optimizer")
+        trace.begin_phase("optimizer")
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         for state in self.optimizer.state.values():
-            trace.name(list(state.values()), "optimizer state")
+            trace.label(list(state.values()), "optimizer state")
 
     def validate(self, trace: TracingListener) -> None:
         """One validation case, window by window, as far as it has a part in the peak."""
-        trace.enter("validation")
+        trace.begin_phase("validation")
         image, _ = self._batch(trace, 1, self.volume)
         self.model.eval()
         with torch.no_grad(), self._autocast():
@@ -120,7 +120,7 @@ class TrainingStep:
         if self.device != "cpu":
             image.normal_()  # a GPU multiplies zeros faster than numbers
         label = torch.zeros(size, *space, dtype=torch.uint8, device=self.device)
-        trace.name([image, label], "input")
+        trace.label([image, label], "input")
         return image, label
 
     def _autocast(self) -> AbstractContextManager:

@@ -92,15 +92,15 @@ class SingleConvStep:
 
     def train(self, trace: Trace) -> None:
         """Forward and backward of two volumes."""
-        trace.enter("forward")
+        trace.begin_phase("forward")
         x = torch.empty(2, 16, self.size, self.size, self.size, requires_grad=True)
-        trace.name(x, "input")
+        trace.label(x, "input")
         y = self.model(x)
         gradient = torch.empty_like(y)
-        trace.name(gradient, "activation gradients")
-        trace.enter("backward")
+        trace.label(gradient, "activation gradients")
+        trace.begin_phase("backward")
         y.backward(gradient)
-        trace.enter("optimizer")
+        trace.begin_phase("optimizer")
         self.model.zero_grad()
 
     def validate(self, trace: Trace) -> None:

@@ -42,10 +42,10 @@ class RandomInputs:
     def __init__(self, classes: int):
         self.classes = classes
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """Nothing to do: all phases are timed together."""
 
-    def name(self, tensors: Sequence[Any], kind: str) -> None:
+    def label(self, tensors: Sequence[Any], kind: str) -> None:
         """Fill what a step begins with."""
         if kind == "input":
             image, label = tensors

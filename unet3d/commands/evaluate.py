@@ -16,7 +16,7 @@ def main(request: ComposedConfig, folder: Path) -> int:
     asked = build_evaluation(request)
     asked.output.mkdir(parents=True, exist_ok=True)
     judged = []
-    for case in asked.judged():
+    for case in asked.score_all():
         judged.append(case)
         said = f"FAULT {case.fault}" if case.fault is not None else f"Dice {case.dice:.4f}"
         print(f"{len(judged)}/{len(asked.pairs)} {case.name}: {said}", file=sys.stderr)

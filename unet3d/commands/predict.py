@@ -45,7 +45,7 @@ def main(request: ComposedConfig, folder: Path) -> int:
 
 def segment_scan(predictor: Predictor, task: ScanTask, title: str) -> bool:
     """Whether the scan was warned of; its forecast comes before it, and a bar over its windows."""
-    ready = predictor.ready(task)
+    ready = predictor.prepare(task)
     print(ready.forecast, flush=True)
     if ready.unlike:
         files = ", ".join(file.name for file in task.scan.files)

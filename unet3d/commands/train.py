@@ -43,7 +43,7 @@ def main(request: ComposedConfig, folder: Path) -> int:
         except Exception as error:
             if pulse is not None and is_communication_error(error):
                 raise RunError(
-                    f"{pulse.silent()} does not answer any more; resume=auto goes on"
+                    f"{pulse.find_unresponsive()} does not answer any more; resume=auto goes on"
                 ) from error
             raise
 
@@ -68,14 +68,16 @@ def run_training(job: TrainingRun, signals: SignalListener) -> int:
             done = True
         except Interrupted as stop:
             steps = job.trainer.global_step
-            print(f"\nstopped by {stop} after {steps} steps; {job.to_go_on()} goes on from there")
+            print(
+                f"\nstopped by {stop} after {steps} steps; {job.format_resume_overrides()} goes on from there"
+            )
             raise
         except RunError as error:
             fault = str(error)
             raise
         finally:
             result = build_report(job, done=done, fault=fault)
-            missing = job.missing() + (
+            missing = job.list_unwritten_checkpoints() + (
                 try_write_report(result, path) if job.ranks.rank == 0 else []
             )
             if not done:

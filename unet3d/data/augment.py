@@ -91,11 +91,13 @@ class Augment:
         """
         changed = []
         for image, label, key in zip(images, labels, keys, strict=True):
-            image, label = apply_transform(image, label, self.move(key, patch_size), patch_size)
+            image, label = apply_transform(
+                image, label, self.sample_transform(key, patch_size), patch_size
+            )
             changed.append((self._shaded(image, key), label))
         return torch.stack([i for i, _ in changed]), torch.stack([n for _, n in changed])
 
-    def move(self, key: int, patch_size: Sequence[int]) -> SpatialTransform:
+    def sample_transform(self, key: int, patch_size: Sequence[int]) -> SpatialTransform:
         """Where the voxels of a sample's patch come from."""
         # Every number is drawn, used or not: what a probability is does not change the others'.
         turned, scaled, bent, *rest = _numbers(key, 0).random(11).tolist()

@@ -43,7 +43,9 @@ class StreamedBorder:
         ring = plane[(column == 0) | (column == x - 1) | (row == 0) | (row == y - 1)]
         inner = [n * x * y + ring for n in range(1, z - 1)]
         last = [(z - 1) * x * y + plane] if z > 1 else []
-        self.places = np.concatenate([plane, *inner, *last])  # of the border's voxels, in order
+        self.border = np.concatenate(
+            [plane, *inner, *last]
+        )  # of the border's voxels, in order
         self.corners = [
             a + x * (b + y * c) for a in (0, x - 1) for b in (0, y - 1) for c in (0, z - 1)
         ]
@@ -59,15 +61,15 @@ class StreamedBorder:
         for corner in self.corners:
             if self.begun <= corner < ended and values[corner - self.begun] != self.first:
                 self.constant = False
-        low, high = np.searchsorted(self.places, (self.begun, ended))
-        here = values[self.places[low:high] - self.begun]
+        low, high = np.searchsorted(self.border, (self.begun, ended))
+        here = values[self.border[low:high] - self.begun]
         self.equal += np.count_nonzero(here == self.first)
         self.begun = ended
 
     @property
     def value(self) -> float | None:
         """The border's, once all pieces are there."""
-        most = self.equal >= LEAST_SHARE * len(self.places)
+        most = self.equal >= LEAST_SHARE * len(self.border)
         return float(self.first) if self.constant and most else None
 
 

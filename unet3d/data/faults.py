@@ -24,7 +24,7 @@ class Finding:
     do: str
     hint: bool = False  # worth knowing, and no fault
 
-    def sentence(self) -> str:
+    def message(self) -> str:
         """Where and what, in one line."""
         file = "" if self.file is None else f"{self.file} "
         return f"{self.case or 'the data set'}: {file}{' '.join(self.what.split())}"
@@ -41,7 +41,7 @@ class InvalidDatasetError(UsageError):
                 [
                     f"{count_findings(findings)}; data.on_fault=skip leaves such cases out, "
                     "unet3d check says what to do",
-                    *(f"  {finding.sentence()}" for finding in findings[:SHOWN]),
+                    *(f"  {finding.message()}" for finding in findings[:SHOWN]),
                     *([f"  and {more} more"] if more > 0 else []),
                 ]
             )

@@ -41,7 +41,7 @@ class WaitTimer:
         self.device = device
         self.wanted = self.there = self._now()
 
-    def over(self) -> None:
+    def stop(self) -> None:
         """The batch is there."""
         self.there = self._now()
 
@@ -113,7 +113,7 @@ class TrainLoader(DataLoader[PatchSample]):
         if batch is not None:
             if self.device.type == "cuda":
                 self._move(batch)
-            wait.over()
+            wait.stop()
             if "keys" in batch:
                 self._augment(batch)
             batch["wait"] = wait

@@ -102,11 +102,11 @@ class Preprocessing:
             )
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Preprocessing":
+    def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
         """From what `settings` gave."""
         return cls(**{k: _tuples(v) for k, v in settings.items()})
 
-    def settings(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All of the above, as plain values.
 
         A background of 0 is left out, so that older checkpoints and prepared volumes still agree.

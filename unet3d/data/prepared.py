@@ -61,14 +61,14 @@ class CachedVolume:
         return np.load(self.folder / "label.npy", mmap_mode="r")
 
     @property
-    def places(self) -> np.ndarray:
+    def foreground_points(self) -> np.ndarray:
         """(N, 4): class, then d, h, w, of some voxels of each foreground class; sorted by class."""
         return np.load(self.folder / "places.npy", mmap_mode="r")
 
     @property
     def classes(self) -> set[int]:
         """The foreground classes that it has, by a few looks at its places."""
-        sorted_classes, found, start = self.places[:, 0], set(), 0
+        sorted_classes, found, start = self.foreground_points[:, 0], set(), 0
         while start < len(sorted_classes):
             found.add(int(sorted_classes[start]))
             start = bisect_right(sorted_classes, sorted_classes[start])
@@ -77,7 +77,7 @@ class CachedVolume:
     @property
     def statistics(self) -> Statistics:
         """Of the case before it was normalized."""
-        return Statistics.of(json.loads((self.folder / "statistics.json").read_text()))
+        return Statistics.from_dict(json.loads((self.folder / "statistics.json").read_text()))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
 
 def make_cache_key(case: Case, preparation: Preprocessing) -> str:
     """By content and settings; where the files lie and what they are called does not matter."""
-    told: list[Any] = [preparation.settings(), FILES]
+    told: list[Any] = [preparation.to_dict(), FILES]
     told += [digest_contents(file) for file in (*case.images, case.label)]
     return blake2s(json.dumps(told).encode(), digest_size=8).hexdigest()
 

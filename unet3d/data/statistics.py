@@ -43,7 +43,7 @@ class Statistics:
     levels: tuple[Levels, ...]  # of each channel
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Statistics":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Statistics":
         """From plain values."""
         return cls(**{key: _tuples(value) for key, value in values.items()})
 
@@ -62,7 +62,7 @@ class TrainingStatistics:
     swaps: tuple[tuple[float, ...], ...]  # two channels, and what tells that they are swapped
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], channels: int) -> "TrainingStatistics":
+    def from_dict(cls, values: Mapping[str, Any], channels: int) -> "TrainingStatistics":
         """From what `settings` gave; ValueError if it is something else."""
         made = cls(**{key: _tuples(value) for key, value in values.items()})
         if not all(type(leaf) in (int, float) for leaf in _leaves(tuple(asdict(made).values()))):
@@ -84,7 +84,7 @@ class TrainingStatistics:
             raise ValueError("the statistics of the training cases are not of its channels")
         return made
 
-    def settings(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All of the above, as plain values."""
         return {key: _lists(value) for key, value in asdict(self).items()}
 

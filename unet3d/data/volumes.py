@@ -90,14 +90,14 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def _source_size(self, volume: CachedVolume, key: int) -> list[int]:
         """What the patch is read from, but for what lies outside of the volume wherever it is."""
-        wanted = self.augment.move(key, self.patch_size).source_size(self.patch_size)
+        wanted = self.augment.sample_transform(key, self.patch_size).source_size(self.patch_size)
         sides = zip(wanted, volume.shape, self.patch_size, strict=True)
         return [min(w, max(p, 2 * n - p)) for w, n, p in sides]
 
     def _start(self, volume: CachedVolume, foreground: bool, rng: np.random.Generator) -> list[int]:
         """Where the patch begins; below 0 where the volume is smaller than the patch."""
         room = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
-        places = volume.places if foreground else ()
+        places = volume.foreground_points if foreground else ()
         if len(places):
             edges = self.edges.get(volume.name)
             if edges is None:

@@ -27,7 +27,7 @@ class Parity:
     same: float  # share of the voxels that get the same label
 
     @property
-    def holds(self) -> bool:
+    def passed(self) -> bool:
         """Whether the difference is one of rounding; NaN is none."""
         return self.difference <= TOLERANCE * self.largest < torch.inf
 

@@ -65,7 +65,7 @@ class AxisInterpolator:
         first, end = torch.searchsorted(self.above, torch.tensor(span)).tolist()
         return range(first, end)
 
-    def mixed(self, values: Tensor, dim: int, new: range, begin: int) -> Tensor:
+    def interpolate(self, values: Tensor, dim: int, new: range, begin: int) -> Tensor:
         """The new voxels from old ones, the first of which is number `begin`."""
         if self.same:
             return values.narrow(dim, new.start - begin, len(new))
@@ -99,7 +99,7 @@ class LabelWriter:
         self.last_rows: dict[Span, Tensor] = {}  # of the bars above, by their columns
         self.last_columns: dict[Span, Tensor] = {}  # of the bars to the left, by their rows
 
-    def take(self, bar: Tile, logits: Tensor) -> None:
+    def write(self, bar: Tile, logits: Tensor) -> None:
         """Write what can be decided with this bar (K, D, H, W)."""
         if not torch.isfinite(logits.sum()):
             raise RunError("the network's output is NaN or infinite")
@@ -121,8 +121,8 @@ class LabelWriter:
             mixed = row(int(rows.below[n]))
             if rows.share[n] > 0:
                 mixed = mixed.lerp(row(int(rows.above[n])), float(rows.share[n]))
-            mixed = columns.mixed(mixed, 1, due, bar.columns[0] - (left is not None))
-            mixed = along.mixed(mixed, 2, range(len(along.above)), 0)
+            mixed = columns.interpolate(mixed, 1, due, bar.columns[0] - (left is not None))
+            mixed = along.interpolate(mixed, 2, range(len(along.above)), 0)
             for output in self.outputs:
                 output.target[..., n, due.start : due.stop, :] = output.decide(mixed).cpu().numpy()
         if not columns.same and bar.columns[1] < self.columns[1]:

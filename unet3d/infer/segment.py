@@ -31,7 +31,7 @@ def segment(
             image,
             strip.walk,
             networks,
-            decider.take,
+            decider.write,
             mirrored=mirrored,
             device=device,
             keep=keep,

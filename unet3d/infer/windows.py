@@ -65,7 +65,7 @@ class Accumulator:
             part[:-1].addcmul_(piece.flip(turned) if turned else piece, weights)
             part[-1] += weights
 
-    def close(self, bar: Tile) -> Tensor:
+    def finalize(self, bar: Tile) -> Tensor:
         """The mean logits (K, D, H, W) of a finished bar, no longer held here."""
         block = self.open.pop((bar.rows, bar.columns))
         block[:-1] /= block[-1]
@@ -106,7 +106,7 @@ def run_windows(
         told(len(windows))
         while bars and bars[0].last < begin + len(windows):
             bar = bars.popleft()
-            take(bar, sums.close(bar))
+            take(bar, sums.finalize(bar))
 
 
 def extract_window(image: Tensor, at: Triple, patch: Triple) -> Tensor:

@@ -44,7 +44,7 @@ class NonFiniteGuard:
         elif now:
             torch._foreach_copy_(self.statistics, now)
 
-    def look(
+    def check_loss(
         self, task: pl.LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
     ) -> None:
         """Look at the loss of a batch, and at gradients that nobody has looked at."""
@@ -76,7 +76,7 @@ class NonFiniteGuard:
 
         self._leave_out(task, told)
 
-    def guard(
+    def check_gradients(
         self, task: pl.LightningModule, model: nn.Module, optimizer: Optimizer
     ) -> Tensor | None:
         """The norm of all gradients; if it is not finite, the optimizer will change nothing.

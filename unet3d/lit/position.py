@@ -80,10 +80,10 @@ class ResumeState(Callback):
             "logged": self.logged,
             "pending": self.pending,
             "ending": self.ending,
-            "of": self.frame(),
+            "of": self.fixed_settings(),
         }
 
-    def frame(self) -> dict[str, int]:
+    def fixed_settings(self) -> dict[str, int]:
         """What must not change within a run, or a position would mean another one."""
         order = self.feed.order
         return {
@@ -156,7 +156,7 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], where: A
         or type(checkpoint.get("global_step")) is not int
     ):
         raise UsageError(f"resume={where}: it says nothing of a run to go on with; init= takes it")
-    for what, here in position.frame().items():
+    for what, here in position.fixed_settings().items():
         there = state["of"].get(what)
         if there != here:
             raise UsageError(

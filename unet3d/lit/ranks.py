@@ -129,7 +129,7 @@ class HeartbeatThread(threading.Thread):
                 return  # the first rank, which keeps the store, is gone
             time.sleep(PULSE_SECONDS)
 
-    def silent(self) -> str:
+    def find_unresponsive(self) -> str:
         """The other ranks that show nothing any more."""
         if time.monotonic() - self.answered > 3 * PULSE_SECONDS:
             return "rank 0"  # it keeps the store; to ask would be to wait with this one's pulse

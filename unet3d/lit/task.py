@@ -52,7 +52,7 @@ class SegmentationModule(pl.LightningModule):
         loss = self.loss(outputs, batch["label"])
         self.log("loss", loss, prog_bar=True, logger=False)
         self.log("train/loss", loss)
-        self.finite.look(self, self.model, batch, outputs, loss)
+        self.finite.check_loss(self, self.model, batch, outputs, loss)
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class SegmentationModule(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """By the norm that is needed anyway to see whether gradients are finite."""
-        norm = self.finite.guard(self, self.model, optimizer)
+        norm = self.finite.check_gradients(self, self.model, optimizer)
         if norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val is not None:

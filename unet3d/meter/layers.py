@@ -21,7 +21,7 @@ class LayerRecorder:
         self.layers: list[Layer] = []
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Generator["LayerRecorder"]:
+    def record(self, model: nn.Module) -> Generator["LayerRecorder"]:
         """Record while the body runs."""
         handles = []
         for path, module in model.named_modules():

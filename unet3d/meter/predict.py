@@ -206,11 +206,11 @@ def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimat
     with FakeTensorMode(), cuda_autocast_rules() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)
-        with trace.watching(step.model):
+        with trace.record(step.model):
             for _ in range(STEPS):
                 step.train(trace)
             step.validate(trace)
-            trace.enter("end")
+            trace.begin_phase("end")
         model = step.model
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         paths = {module: path for path, module in model.named_modules()}

@@ -88,7 +88,7 @@ class Trace(TorchDispatchMode):
 
     # What the one who runs the step tells.
 
-    def enter(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """End the phase that was and begin another."""
         self._end_backward_call()
         now = len(self.events)
@@ -96,7 +96,7 @@ class Trace(TorchDispatchMode):
         self.phase, self._phase_begun = phase, now
         self._made_before, self._last_path = _sequence_number(), ""
 
-    def name(self, tensors: Any, kind: str) -> None:
+    def label(self, tensors: Any, kind: str) -> None:
         """Say what some tensors are; those not seen yet are allocated now."""
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
@@ -104,17 +104,17 @@ class Trace(TorchDispatchMode):
                 block, _ = self._live[_address(tensor)]
                 block.kind = kind
 
-    def taken(self) -> int:
+    def live_bytes(self) -> int:
         """Bytes of all blocks that are alive, as the device's allocator counts them."""
         sizes = (block.nbytes for block, _ in self._live.values())
         return sum(round_block_size(n) if n and self.cuda else n for n in sizes)
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Generator["Trace"]:
+    def record(self, model: nn.Module) -> Generator["Trace"]:
         """Record while the body runs, with allocations attributed to the model's modules."""
         self._paths = {module: path or "model" for path, module in model.named_modules()}
-        self.name(list(model.parameters()), "parameters")
-        self.name(list(model.buffers()), "parameters")
+        self.label(list(model.parameters()), "parameters")
+        self.label(list(model.buffers()), "parameters")
         handles: list[Any] = [
             register_module_forward_pre_hook(self._call_begins),
             register_module_forward_hook(self._call_ends, always_call=True),
@@ -298,7 +298,7 @@ class Trace(TorchDispatchMode):
 
     def _gradient_is_done(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self.name(parameter.grad, "gradients")
+            self.label(parameter.grad, "gradients")
 
 
 def _sequence_number() -> int:

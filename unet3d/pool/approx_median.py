@@ -36,7 +36,7 @@ class ApproxMedianPool3d(nn.Module):
             raise UsageError(
                 f"pool.tau must be above 0, got {tau}; pool=median is the limit tau -> 0"
             )
-        self.windows = Windows.of(kernel_size, stride, padding)
+        self.windows = Windows.from_args(kernel_size, stride, padding)
         self.tau = float(tau)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def approx_median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
     """The smooth medians."""
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     if fast := kernels.select_kernels(x):
         return fast.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
@@ -80,7 +80,7 @@ def approx_median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
-    return allocate_outputs(x, "approx_median", Windows.of(size, stride, padding))[0]
+    return allocate_outputs(x, "approx_median", Windows.from_args(size, stride, padding))[0]
 
 
 @torch.library.custom_op("unet3d::approx_median_pool3d_backward", mutates_args=())
@@ -93,7 +93,7 @@ def approx_median_pool3d_backward(
     tau: float,
 ) -> Tensor:
     """The input's gradient, from the input."""
-    windows, last = Windows.of(size, stride, padding), is_channels_last(x)
+    windows, last = Windows.from_args(size, stride, padding), is_channels_last(x)
     if fast := kernels.select_kernels(x):
         return fast.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
@@ -130,7 +130,7 @@ def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _second_gradient(ctx, upper: Tensor) -> tuple:
     """The definition differentiated twice: rare enough to need no kernel."""
-    windows = Windows.of(*ctx.windows)
+    windows = Windows.from_args(*ctx.windows)
     with torch.enable_grad():
         grad, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         y = approx_median(x, windows, ctx.tau)

@@ -42,7 +42,7 @@ def approx_median_gradient(grad: Tensor, x: Tensor, windows: Windows, tau: float
             through += pull
         for i, part in enumerate(parts):
             part += torch.where(place == i, half * through, 0)
-    return windows.spread(x.shape, parts).to(x.dtype)
+    return windows.scatter_add(x.shape, parts).to(x.dtype)
 
 
 def _sums(x: Tensor, windows: Windows, middle: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def _weights(
     x: Tensor, windows: Windows, middle: Tensor, tau: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each of the K elements its weight, not normalised, and its distance from the middle."""
-    inside = windows.inside(x)
+    inside = windows.valid_masks(x)
     for i, view in enumerate(windows.views(x, fill=0)):
         # inf - inf and 0 * inf are NaN: the same inf is no distance, and a far one weighs 0.
         distance = torch.where(view.isinf() & (view == middle), 0, view - middle)

@@ -20,4 +20,4 @@ def average(x: Tensor, windows: Windows) -> Tensor:
 def average_gradient(grad: Tensor, shape: Sequence[int], windows: Windows) -> Tensor:
     """Each element's share of its windows' gradients."""
     share = grad.to(torch.promote_types(grad.dtype, torch.float32)) / windows.elements
-    return windows.spread(shape, (share for _ in range(windows.elements))).to(grad.dtype)
+    return windows.scatter_add(shape, (share for _ in range(windows.elements))).to(grad.dtype)

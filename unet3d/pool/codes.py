@@ -42,7 +42,7 @@ class SelectedIndices(NamedTuple):
 def choose_code(pool: str, windows: Windows) -> IndexCode:
     """How a pooling writes its places down.
 
-    >>> [choose_code("median", Windows.of(*w)).name for w in [(2, 2, 0), (3, 2, 1), ((4, 4, 2), 4, 0)]]
+    >>> [choose_code("median", Windows.from_args(*w)).name for w in [(2, 2, 0), (3, 2, 1), ((4, 4, 2), 4, 0)]]
     ['MASK', 'PAIR', 'TWO']
     """
     if pool not in ("max", "median"):

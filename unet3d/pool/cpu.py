@@ -34,7 +34,7 @@ class _Job(ctypes.Structure):
 
 def supports(x: Tensor) -> bool:
     """Whether the compiled kernels take x: small tensors do not start a compiler."""
-    return kernels.serve(x)
+    return kernels.supports(x)
 
 
 def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:

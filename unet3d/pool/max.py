@@ -28,7 +28,7 @@ class MaxPool3d(nn.Module):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
-        self.windows = Windows.of(kernel_size, stride, padding)
+        self.windows = Windows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
@@ -44,7 +44,7 @@ def max_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The maxima and their places."""
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     if fast := kernels.select_kernels(x):
         return fast.forward(x, "max", windows)
     y, places = maximum(x, windows)
@@ -57,7 +57,7 @@ def max_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    return allocate_outputs(x, "max", Windows.of(size, stride, padding))
+    return allocate_outputs(x, "max", Windows.from_args(size, stride, padding))
 
 
 max_pool3d.register_autograd(selection_backward("max"), setup_context=selection_context)

@@ -9,7 +9,7 @@ from unet3d.pool.windows import Windows
 
 def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
     """The greatest element of each window and its place, as nn.MaxPool3d chooses it."""
-    inside = windows.inside(x)
+    inside = windows.valid_masks(x)
     best, place = None, None
     for i, view in enumerate(windows.views(x, fill=0)):
         if best is None or place is None:

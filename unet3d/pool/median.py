@@ -30,7 +30,7 @@ class MedianPool3d(nn.Module):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
-        self.windows = Windows.of(kernel_size, stride, padding)
+        self.windows = Windows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
@@ -46,7 +46,7 @@ def median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The medians, and the places of the elements that they come from."""
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     if fast := kernels.select_kernels(x):
         return fast.forward(x, "median", windows)
     y, places = median(x, windows)
@@ -59,7 +59,7 @@ def median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    return allocate_outputs(x, "median", Windows.of(size, stride, padding))
+    return allocate_outputs(x, "median", Windows.from_args(size, stride, padding))
 
 
 median_pool3d.register_autograd(selection_backward("median"), setup_context=selection_context)

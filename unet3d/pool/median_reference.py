@@ -23,7 +23,7 @@ def take_middle_values(x: Tensor, windows: Windows) -> SelectedIndices:
     second, where two are to be taken, for the upper.
     """
     views = list(windows.views(x, fill=torch.inf))
-    inside = windows.inside(x)
+    inside = windows.valid_masks(x)
     if inside is None:
         inside = [torch.ones((), dtype=torch.bool, device=x.device)] * len(views)
     shape = views[0].shape

@@ -27,7 +27,7 @@ def pool_spread(
     channels_last: bool,
 ) -> Tensor:
     """The input's gradient: an output's goes to the one element it took, or half to each of two."""
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     if fast := kernels.select_kernels(grad):
         return fast.backward(grad, pool, windows, shape, channels_last, recorded=recorded)
     places = decode(recorded, choose_code(pool, windows), windows, shape)
@@ -60,7 +60,7 @@ def pool_collect(
     padding: Sequence[int],
 ) -> Tensor:
     """The mean of x over the elements that each window took: the derivative of pool_spread."""
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     places = decode(recorded, choose_code(pool, windows), windows, x.shape)
     return gather_selected(x, places, windows).contiguous(
         memory_format=memory_format(is_channels_last(x))
@@ -76,7 +76,7 @@ def _(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    windows = Windows.of(size, stride, padding)
+    windows = Windows.from_args(size, stride, padding)
     return make_empty_like((*x.shape[:2], *windows.output_shape(x.shape)), x, is_channels_last(x))
 
 
@@ -88,7 +88,7 @@ def scatter_gradient(
     share = torch.where(places.low == places.high, wide, wide / 2)
     taken = ((places.low == i) | (places.high == i) for i in range(windows.elements))
     parts = (torch.where(t, share, torch.zeros_like(share)) for t in taken)
-    return windows.spread(shape, parts).to(grad.dtype)
+    return windows.scatter_add(shape, parts).to(grad.dtype)
 
 
 def gather_selected(x: Tensor, places: SelectedIndices, windows: Windows) -> Tensor:

@@ -33,7 +33,7 @@ class Windows:
     padding: tuple[int, int, int]
 
     @classmethod
-    def of(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
+    def from_args(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
         """Check the arguments that users write, in nn.MaxPool3d's meaning."""
         size = to_triple(kernel_size, "kernel_size")
         steps = size if stride is None else to_triple(stride, "stride")
@@ -91,7 +91,7 @@ class Windows:
             axes = zip(start, self.stride, out, strict=True)
             yield x[(..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in axes))]
 
-    def spread(self, shape: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
+    def scatter_add(self, shape: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
         """The transpose of `views`: what K parts, shaped as the output, add to their elements."""
         pd, ph, pw = self.padding
         *batch, d, h, w = shape
@@ -104,7 +104,7 @@ class Windows:
             places[i] += part
         return padded[..., pd : pd + d, ph : ph + h, pw : pw + w]
 
-    def inside(self, x: Tensor) -> list[Tensor] | None:
+    def valid_masks(self, x: Tensor) -> list[Tensor] | None:
         """For each of the K elements, which windows have it inside the volume; None: all do."""
         if not any(self.padding):
             return None

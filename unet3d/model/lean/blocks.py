@@ -117,7 +117,7 @@ class _Layer:
         moments = None if sets is None else Moments()
         if whole or moments is not None:
             self.raw.kept = self.convolution.forward(keep=whole, moments=moments)
-        like = torch.empty(space.batch, channels, dtype=space.wide, device=space.device)
+        like = torch.empty(space.batch, channels, dtype=space.accumulate_dtype, device=space.device)
         self.output = LazyActivation(
             self.raw, fold_norm(self.module.norm, self.module.act, moments, like)
         )
@@ -136,7 +136,7 @@ class _Buffer:
         if stop - start == self.space.rows and rows._base is None:
             self.whole = rows
         else:
-            self.space.part(self.whole, start, stop).copy_(rows)
+            self.space.narrow_rows(self.whole, start, stop).copy_(rows)
 
 
 class _Block:
@@ -253,7 +253,7 @@ class _Encoder(_Block):
         if self.keep == "never":
             self.output.raw.kept = None
         elif self.keep == "host" and needed and small is not None:
-            self.output.raw.send()
+            self.output.raw.offload()
         self.output.raw.brief = self.keep in ("again", "slabs")
         self.output.raw.again = self.keep == "again"
         return (self.edge(),) if small is None else (small, self.edge())
@@ -283,7 +283,7 @@ class _Encoder(_Block):
                 size = [n // w for n, w in zip(self.space.size, self.window, strict=True)]
                 small = rows.new_empty(*rows.shape[:2], *size)
             window = self.window[self.space.axis - 2]
-            self.space.part(small, start // window, stop // window).copy_(rows)
+            self.space.narrow_rows(small, start // window, stop // window).copy_(rows)
         assert small is not None
         return small
 
@@ -292,10 +292,12 @@ class _Encoder(_Block):
         output, window = self.output, self.window[self.space.axis - 2]
         sums = None
         for start, stop in self._windows():
-            y, rows = output.raw.rows(start, stop), self.space.part(g, start, stop)
+            y, rows = output.raw.rows(start, stop), self.space.narrow_rows(g, start, stop)
             if self.pool is not None and to_small is not None:
-                part = self.space.part(to_small, start // window, stop // window)
-                a = output.of(y, self.space.empty(output.channels, stop - start)).requires_grad_()
+                part = self.space.narrow_rows(to_small, start // window, stop // window)
+                a = output.activate(
+                    y, self.space.empty(output.channels, stop - start)
+                ).requires_grad_()
                 with torch.enable_grad():
                     small = self.pool.forward(a)
                 small.backward(part)
@@ -370,14 +372,14 @@ class _Decoder(_Block):
         logits = self.space.empty(head.out_channels).contiguous()  # as the loss reads them
         for start, stop in self.space.slabs(self.output.channels):
             rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
-            self.space.part(logits, start, stop).copy_(_channels(rows))
+            self.space.narrow_rows(logits, start, stop).copy_(_channels(rows))
         return logits
 
     def _from_head(
         self, g: Tensor | None, to_logits: Tensor | None, start: int, stop: int, *, learn: bool
     ) -> Tensor:
         """Rows of the last activation's gradient; those in `g` are completed while it learns."""
-        rows = None if g is None else self.space.part(g, start, stop)
+        rows = None if g is None else self.space.narrow_rows(g, start, stop)
         if self.head is None or to_logits is None:
             none = rows is None
             return self.space.empty(self.output.channels, stop - start).zero_() if none else rows
@@ -385,7 +387,7 @@ class _Decoder(_Block):
             return rows
         weight, _ = cast_weights(self.head, self.space.dtype)
         weight = weight.flatten(1)
-        part = _voxels(self.space.part(to_logits, start, stop)).contiguous()
+        part = _voxels(self.space.narrow_rows(to_logits, start, stop)).contiguous()
         if learn:
             self._learn(self.head, part, _voxels(self.output.rows(start, stop)))
         made = _channels(part @ weight)
@@ -393,7 +395,7 @@ class _Decoder(_Block):
 
     def _learn(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
         """The gradients of the head, from (B, D, H, W, K) and (B, D, H, W, C)."""
-        g, wide = g.flatten(0, 3), self.space.wide
+        g, wide = g.flatten(0, 3), self.space.accumulate_dtype
         found: dict[Tensor, Tensor] = {head.weight: (g.t() @ a.flatten(0, 3)).to(wide)}
         if head.bias is not None:
             found[head.bias] = g.sum(0, dtype=wide)
@@ -408,16 +410,20 @@ class _Decoder(_Block):
         slabs = list(self.space.slabs(self.output.channels))
         for start, stop in slabs:
             rows = self._from_head(g, to_logits, start, stop, learn=True)
-            more = compute_norm_gradient_sums(rows, self.space.part(y, start, stop), last.output)
+            more = compute_norm_gradient_sums(
+                rows, self.space.narrow_rows(y, start, stop), last.output
+            )
             sums = more if sums is None else sums.add_(more)
             del rows
         assert sums is not None
         step = self.through_norm(last, sums)
         into = y if g is None else g
         for start, stop in slabs:
-            raw = self.space.part(y, start, stop)
+            raw = self.space.narrow_rows(y, start, stop)
             rows = self._from_head(g, to_logits, start, stop, learn=False)
-            backward_norm_act(rows, raw, last.output, step, out=self.space.part(into, start, stop))
+            backward_norm_act(
+                rows, raw, last.output, step, out=self.space.narrow_rows(into, start, stop)
+            )
             del rows
         last.raw.kept = None
         return into

@@ -43,7 +43,7 @@ def backward(
     done = 0
     for start, stop in convolution.slabs():
         x, padding, raw = convolution.input(start, stop)
-        rows = space.part(g, start, stop)
+        rows = space.narrow_rows(g, start, stop)
         if through is not None:
             y = convolve(x, *weights, padding)
             backward_norm_act(rows, y, *through, out=rows)
@@ -56,12 +56,12 @@ def backward(
             continue
         end = stop if stop == space.rows else stop - halo
         around, padding = _around(convolution, g, done, end, behind)
-        behind = space.part(g, end - halo, end).clone() if end < space.rows else None
+        behind = space.narrow_rows(g, end - halo, end).clone() if end < space.rows else None
         made = convolve(around, turned, None, padding)
         del around
         if below is not None and raw is not None:
             first = max(start - halo, 0)
-            y = space.part(raw, done - first, end - first)
+            y = space.narrow_rows(raw, done - first, end - first)
             more = compute_norm_gradient_sums(made, y, below)
             sums = more if sums is None else sums.add_(more)
             del y
@@ -112,10 +112,10 @@ def _around(
     padding[space.axis - 2] = 0
     rows = stop - start
     around = space.empty(g.shape[1], rows + 2 * halo)
-    before = space.part(around, 0, halo)
+    before = space.narrow_rows(around, 0, halo)
     before.zero_() if behind is None else before.copy_(behind)
     last = min(stop + halo, space.rows)
-    space.part(around, halo, halo + last - start).copy_(space.part(g, start, last))
+    space.narrow_rows(around, halo, halo + last - start).copy_(space.narrow_rows(g, start, last))
     if last < stop + halo:
-        space.part(around, halo + last - start, rows + 2 * halo).zero_()
+        space.narrow_rows(around, halo + last - start, rows + 2 * halo).zero_()
     return around, padding

@@ -24,7 +24,7 @@ class _Map(ctypes.Structure):
 
 def supports(x: Tensor) -> bool:
     """Whether the kernels take maps of this type; small ones start no compiler."""
-    return kernels.serve(x)
+    return kernels.supports(x)
 
 
 def moments(y: Tensor, out: Tensor) -> None:

@@ -36,7 +36,7 @@ class HostMap:
         self.here: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}
         pinned = x.is_cuda or isinstance(x, FakeTensor)
         for start in range(0, space.rows, self.step):
-            rows = space.part(x, start, min(start + self.step, space.rows))
+            rows = space.narrow_rows(x, start, min(start + self.step, space.rows))
             # Copies of no more than a view, unless the rows lie within planes.
             parts = [v.contiguous(memory_format=torch.channels_last_3d) for v in rows.split(1)]
             chunk = [torch.empty_like(part, device="cpu", pin_memory=pinned) for part in parts]
@@ -59,8 +59,8 @@ class HostMap:
                     self._begin(m)
             begun = n * self.step
             low, high = max(start, begun), min(stop, begun + self.step)
-            part = self.space.part(self._come(n), low - begun, high - begun)
-            self.space.part(out, low - start, high - start).copy_(part)
+            part = self.space.narrow_rows(self._come(n), low - begun, high - begun)
+            self.space.narrow_rows(out, low - start, high - start).copy_(part)
         if stop == self.space.rows:
             self.here.clear()
         return out

@@ -39,7 +39,7 @@ class StoredMap:
         self.x, self.space, self.channels = x, space, x.shape[1]
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
-        out.copy_(self.space.part(self.x, start, stop))
+        out.copy_(self.space.narrow_rows(self.x, start, stop))
 
 
 def cast_weights(
@@ -93,10 +93,10 @@ class Convolution:
         x = space.empty(self.module.in_channels, stop - start + 2 * halo)
         before, after = first - (start - halo), stop + halo - last
         if before:
-            space.part(x, 0, before).zero_()
+            space.narrow_rows(x, 0, before).zero_()
         if after:
-            space.part(x, x.shape[space.axis] - after, x.shape[space.axis]).zero_()
-        inside, channel, raw = space.part(x, before, before + last - first), 0, None
+            space.narrow_rows(x, x.shape[space.axis] - after, x.shape[space.axis]).zero_()
+        inside, channel, raw = space.narrow_rows(x, before, before + last - first), 0, None
         for source in self.sources:
             part = inside if len(self.sources) == 1 else inside.narrow(1, channel, source.channels)
             raw = source.fill(part, first, last)
@@ -119,7 +119,7 @@ class Convolution:
                 return rows
             if keep:
                 whole = self.space.empty(rows.shape[1]) if whole is None else whole
-                self.space.part(whole, start, stop).copy_(rows)
+                self.space.narrow_rows(whole, start, stop).copy_(rows)
             del rows
         return whole
 
@@ -139,7 +139,7 @@ class ConvOutput:
         """Whether reading it takes a convolution."""
         return self.kept is None and self.host is None
 
-    def send(self) -> None:
+    def offload(self) -> None:
         """Let it wait in the host's memory."""
         assert self.kept is not None
         self.host, self.kept = HostMap(self.kept, self.convolution.space), None
@@ -153,7 +153,7 @@ class ConvOutput:
 
     def rows(self, start: int, stop: int) -> Tensor:
         if self.kept is not None:
-            return self.convolution.space.part(self.kept, start, stop)
+            return self.convolution.space.narrow_rows(self.kept, start, stop)
         if self.host is not None:
             return self.host.rows(start, stop)
         return self.convolution.rows(start, stop, self.convolution.weights())
@@ -168,10 +168,10 @@ class LazyActivation:
 
     def fill(self, out: Tensor, start: int, stop: int) -> Tensor:
         y = self.raw.rows(start, stop)
-        self.of(y, out)
+        self.activate(y, out)
         return y
 
-    def of(self, y: Tensor, out: Tensor) -> Tensor:
+    def activate(self, y: Tensor, out: Tensor) -> Tensor:
         """Of raw rows, into `out`."""
         fused.normalize(y, self.norm.scale, self.norm.shift, self.norm.slope, out)
         return out

@@ -59,7 +59,9 @@ class FoldedNorm:
     mean: Tensor
     inverse: Tensor  # 1 / standard deviation
     slope: float  # of the activation below zero
-    sets: "StatGroups | None"  # whose statistics they are; None: they do not depend on the input
+    stat_groups: (
+        "StatGroups | None"  # whose statistics they are; None: they do not depend on the input
+    )
     moments: Moments | None
 
     def gradient(self, sums: Tensor) -> "Gradient":
@@ -68,10 +70,10 @@ class FoldedNorm:
         gamma_a, gamma_b = (a * self.scale / self.inverse, b * self.scale / self.inverse)
         constant = linear = torch.zeros_like(self.scale)
         bias = self.scale * a
-        if self.sets is not None and self.moments is not None:
+        if self.stat_groups is not None and self.moments is not None:
             n = self.moments.count
-            p = self.inverse * self.sets.mean(gamma_a) / n
-            q = self.inverse * self.sets.mean(gamma_b) / n
+            p = self.inverse * self.stat_groups.mean(gamma_a) / n
+            q = self.inverse * self.stat_groups.mean(gamma_b) / n
             linear = -q * self.inverse
             constant = -p - linear * self.mean
             bias = bias + n * (constant + linear * self.moments.total[0])

@@ -30,7 +30,7 @@ class MapLayout:
         return self.size[self.axis - 2]
 
     @cached_property
-    def wide(self) -> torch.dtype:
+    def accumulate_dtype(self) -> torch.dtype:
         """In which sums are made: float32 at least."""
         return torch.promote_types(self.dtype, torch.float32)
 
@@ -46,7 +46,7 @@ class MapLayout:
             memory_format=torch.channels_last_3d,
         )
 
-    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
+    def narrow_rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a map."""
         return x.narrow(self.axis, start, stop - start)
 

@@ -39,7 +39,7 @@ class Upsampled:
         """Add to `low` what the gradient of these rows means for the coarser map."""
         part = self._part(g, start, stop)
         if part is not None:
-            into = self.low.space.part(low, *part.low)
+            into = self.low.space.narrow_rows(low, *part.low)
             self.way.gradient(self.low, part, into)
 
     def _part(self, rows: Tensor, start: int, stop: int) -> "_Part | None":
