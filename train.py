@@ -2,7 +2,7 @@
 
 import sys
 
-from unet3d.commands.main import main
+from unet3d.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

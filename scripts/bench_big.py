@@ -12,8 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.commands.main import main as command  # noqa: E402
-from unet3d.report.report import collect_versions  # noqa: E402
+from unet3d.cli.main import main as command  # noqa: E402
+from unet3d.report.run_report import collect_versions  # noqa: E402
 
 JOB = "model=unet_nn data.num_classes=5 data.patch_size=[256,256,128] precision=16"
 COMMANDS = {

@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from unet3d.types import UsageError
+from unet3d.errors import UsageError
 
 BASE = "nn.MaxPool3d"
 SHAPES = {

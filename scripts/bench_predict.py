@@ -28,16 +28,17 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.build.ensemble import Ensemble
-from unet3d.build.predictor import Predictor, ScanTask
-from unet3d.data.preparation import Preprocessing
-from unet3d.data.scans import ScanFiles
+from unet3d.data.layouts.unlabelled import ScanFiles
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.machine.device import Precision
-from unet3d.meter.peak import PeakMeter
+from unet3d.memory.peak import PeakMeter
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
-from unet3d.report.report import collect_versions, write_report
-from unet3d.types import GIB, Triple
+from unet3d.report.run_report import collect_versions, write_report
+from unet3d.types import Triple
+from unet3d.units import GIB
+from unet3d.workflows.inference.ensemble import Ensemble
+from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
 SPACING = 1.5
 """Of the network in the resampled case, in mm; the scan's is 1."""

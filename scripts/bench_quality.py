@@ -40,7 +40,7 @@ from quality_results import TAKEN, Row, mean, merge, read_run, row
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.build.request import compose_config, get_config_dir  # noqa: E402
+from unet3d.config.compose import compose_config, get_config_dir  # noqa: E402
 
 JOBS = {
     "default": ["trainer.max_steps=320"],

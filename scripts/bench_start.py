@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from unet3d.machine.system import get_cpu_model
-from unet3d.report.report import collect_versions
+from unet3d.report.run_report import collect_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,10 +29,10 @@ PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluatio
 FIRST_STEP = """
 import os, sys, time
 told = [("python", time.time())]
-from unet3d.commands.main import imported, main
+from unet3d.cli.main import imported, main
 train = imported("train")
-from unet3d.lit.memory import StepMemory
-from unet3d.lit.speed import StepSpeed
+from unet3d.lit.callbacks.step_memory import StepMemory
+from unet3d.lit.callbacks.step_timing import StepSpeed
 told.append(("imports", time.time()))
 
 def when(owner, name, phase, leave=False):
@@ -56,14 +56,14 @@ main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import unet3d": ["-c", "import unet3d"],
-    "unet3d --version": ["-m", "unet3d.commands.main", "--version"],
-    "unet3d --help": ["-m", "unet3d.commands.main", "--help"],
-    "unet3d train --help": ["-m", "unet3d.commands.main", "train", "--help"],
-    "unet3d train modle=unet_tiny": ["-m", "unet3d.commands.main", "train", "modle=unet_tiny"],
+    "unet3d --version": ["-m", "unet3d.cli.main", "--version"],
+    "unet3d --help": ["-m", "unet3d.cli.main", "--help"],
+    "unet3d train --help": ["-m", "unet3d.cli.main", "train", "--help"],
+    "unet3d train modle=unet_tiny": ["-m", "unet3d.cli.main", "train", "modle=unet_tiny"],
     "import torch": ["-c", "import torch"],
     "import torch, lightning.pytorch": ["-c", "import torch, lightning.pytorch"],
-    "unet3d memory": ["-m", "unet3d.commands.main", "memory", "format=json"],
-    "unet3d doctor": ["-m", "unet3d.commands.main", "doctor"],
+    "unet3d memory": ["-m", "unet3d.cli.main", "memory", "format=json"],
+    "unet3d doctor": ["-m", "unet3d.cli.main", "doctor"],
     "unet3d train, to its first step": ["-c", FIRST_STEP],
 }
 
@@ -102,7 +102,7 @@ def main() -> int:
     found: dict[str, list[tuple[float, float, list[tuple[str, float]]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        timed(["-m", "unet3d.commands.main", *PREPARE], place)
+        timed(["-m", "unet3d.cli.main", *PREPARE], place)
         load = os.getloadavg()[0]
         for turn in range(arguments.runs + 1):  # the first one fills the system's cache
             for name, words in COMMANDS.items():

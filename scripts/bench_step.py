@@ -32,16 +32,16 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.build.step import HALF, TrainingStep  # noqa: E402
-from unet3d.infer.sliding import SlidingWindow  # noqa: E402
+from unet3d.inference.sliding_window import SlidingWindow  # noqa: E402
 from unet3d.loss.dice_ce import DiceCE  # noqa: E402
-from unet3d.meter.fit import BatchExtrapolation, search_largest_batch  # noqa: E402
-from unet3d.meter.predict import MemoryEstimate, estimate_step  # noqa: E402
-from unet3d.meter.trace import Trace  # noqa: E402
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch  # noqa: E402
+from unet3d.memory.estimate import MemoryEstimate, estimate_step  # noqa: E402
+from unet3d.memory.trace import Trace  # noqa: E402
 from unet3d.model.unet import UNet3D  # noqa: E402
 from unet3d.model.unet_reference import ForumUNet3D  # noqa: E402
 from unet3d.pool.max import MaxPool3d  # noqa: E402
-from unet3d.types import MIB  # noqa: E402
+from unet3d.units import MIB  # noqa: E402
+from unet3d.workflows.memory.training_step import HALF, TrainingStep  # noqa: E402
 
 RUNGS = ("none", "skips", "lean", "leanest")
 AS_WRITTEN = "as written"

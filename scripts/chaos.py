@@ -45,9 +45,9 @@ from chaos_runs import (
     unlike,
 )
 
-from unet3d.commands.launch import GRACE_SECONDS
-from unet3d.lit.ranks import PULSE_SECONDS
-from unet3d.report import report
+from unet3d.cli.launch import GRACE_SECONDS
+from unet3d.lit.distributed import PULSE_SECONDS
+from unet3d.report import run_report
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 60
@@ -405,7 +405,7 @@ def record(part: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
     """Put a part's rows into the file, beside those of the others."""
     path: Path = options.output
     found = json.loads(path.read_text()) if path.exists() else {}
-    found |= {"command": "python scripts/chaos.py", "versions": report.collect_versions()}
+    found |= {"command": "python scripts/chaos.py", "versions": run_report.collect_versions()}
     found.setdefault("parts", {})[part] = {
         "command": f"python scripts/chaos.py {part} --kills {options.kills} --seed {options.seed}",
         "rows": [
@@ -413,7 +413,7 @@ def record(part: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
             for r in rows
         ],
     }
-    report.write_report(found, path)
+    run_report.write_report(found, path)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from typing import Any
 
 from chaos_runs import HOOKED
 
-from unet3d.build.request import compose_config
-from unet3d.build.run import build_training
-from unet3d.commands.train import fit_model
-from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.finite import NonFiniteGuard
-from unet3d.lit.signals import SignalListener
+from unet3d.cli.train import fit_model
+from unet3d.config.compose import compose_config
+from unet3d.lit.callbacks.checkpoints import LastCheckpoint
+from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.lit.nonfinite import NonFiniteGuard
+from unet3d.workflows.training.build import build_training
 
 ROUNDS = 3
 HEAVY = [
@@ -33,7 +33,7 @@ def timed(folder: Path, scratch: Path, cores: str, ranks: int) -> subprocess.Pop
     """Start a run on some cores, with as many threads as ranks."""
     words = [f"data.root={scratch / 'heavy'}", f"data.cache={scratch / 'heavy-prepared'}", *HEAVY]
     words += [f"trainer.devices={ranks}", f"hydra.run.dir={folder}"]
-    command = ["taskset", "-c", cores, sys.executable, "-m", "unet3d.commands.main", "train"]
+    command = ["taskset", "-c", cores, sys.executable, "-m", "unet3d.cli.main", "train"]
     return subprocess.Popen(
         [*command, *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

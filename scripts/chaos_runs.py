@@ -25,15 +25,15 @@ from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import unet3d.commands.launch as launch
-from unet3d.commands.main import import_command
-from unet3d.commands.main import main as command
-from unet3d.lit.checkpoints import AtomicCheckpointIO, LastCheckpoint
-from unet3d.lit.limits import StoppingLimits
-from unet3d.lit.position import ResumeState
-from unet3d.lit.signals import HEARD, Preemption
-from unet3d.lit.start import load_checkpoint
-from unet3d.machine.ranks import LAUNCHER
+import unet3d.cli.launch as launch
+from unet3d.cli.main import import_command
+from unet3d.cli.main import main as command
+from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from unet3d.lit.callbacks.preemption import HEARD, Preemption
+from unet3d.lit.callbacks.resume_state import ResumeState
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.resume import load_checkpoint
+from unet3d.machine.distributed_env import LAUNCHER
 
 import_command("train")  # once, before all forks
 
@@ -190,7 +190,7 @@ class Job:
         if real:
             with self.said.open("w") as output:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "unet3d.commands.main", "train", *words],
+                    [sys.executable, "-m", "unet3d.cli.main", "train", *words],
                     stdout=output,
                     stderr=output,
                     start_new_session=True,

@@ -17,15 +17,15 @@ import torch
 from gpu_rows import Row, Where
 from torch import Tensor
 
-from unet3d.model.lean import fused, interpolation
-from unet3d.pool import kernels
-from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
-from unet3d.pool.avg_reference import average, average_gradient
-from unet3d.pool.codes import choose_code, encode
+from unet3d.model.lean.ops import norm_ops, upsample_ops
+from unet3d.pool.argmax_codes import choose_code, encode
+from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import is_channels_last
-from unet3d.pool.max_reference import maximum
-from unet3d.pool.median_reference import median
-from unet3d.pool.spread import scatter_gradient
+from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
+from unet3d.pool.reference.avg import average, average_gradient
+from unet3d.pool.reference.max import maximum
+from unet3d.pool.reference.median import median
+from unet3d.pool.select_backward import scatter_gradient
 from unet3d.pool.windows import Windows
 
 TAU = 0.1
@@ -140,7 +140,7 @@ def pooled(
     x = x.to(dtype)
     if last:
         x = x.contiguous(memory_format=torch.channels_last_3d)
-    fast = kernels.select_kernels(x)
+    fast = dispatch.select_kernels(x)
     if fast is None:
         raise RuntimeError("no kernel takes this tensor here")
     y, recorded = fast.forward(x, pool, windows, TAU)
@@ -177,10 +177,10 @@ def norms(where: Where, dtype: torch.dtype) -> dict[str, Any]:
 
     def made(y: Tensor, g: Tensor, *numbers: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         out, to = torch.empty_like(y), torch.empty_like(y)
-        fused.normalize(y, numbers[0], numbers[1], 0.01, out)
-        fused.gradient(g, y, *numbers, 0.01, to)
-        means, squares = fused.moments(y)
-        sums = fused.gradient_sums(g, y, *numbers, 0.01)
+        norm_ops.normalize(y, numbers[0], numbers[1], 0.01, out)
+        norm_ops.gradient(g, y, *numbers, 0.01, to)
+        means, squares = norm_ops.moments(y)
+        sums = norm_ops.gradient_sums(g, y, *numbers, 0.01)
         return [out, to], [means, squares / voxels, sums / voxels]
 
     maps, sums = made(y, g, scale, shift, mean, inverse)
@@ -208,8 +208,8 @@ def upsampling(where: Where, dtype: torch.dtype) -> dict[str, Any]:
 
     def made(low: Tensor, upper: Tensor, linear: bool) -> tuple[Tensor, Tensor]:
         out, back = torch.empty_like(upper), torch.zeros_like(low)
-        interpolation.interpolate(low, axes, linear, out)
-        interpolation.interpolate_gradient(upper, axes, linear, back)
+        upsample_ops.interpolate(low, axes, linear, out)
+        upsample_ops.interpolate_gradient(upper, axes, linear, back)
         return out, back
 
     for linear in (True, False):

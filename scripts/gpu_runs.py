@@ -18,13 +18,13 @@ from gpu_rows import ROOT, Row, Where
 from lightning.pytorch.callbacks import Callback
 from quality_results import row as told_of
 
-from unet3d.build.request import compose_config
-from unet3d.build.run import TrainingRun, build_training
-from unet3d.lit.checkpoints import LastCheckpoint
-from unet3d.lit.finite import NonFiniteGuard
-from unet3d.lit.memory import StepMemory
-from unet3d.lit.position import ResumeState
-from unet3d.lit.prefetch import Prefetch
+from unet3d.config.compose import compose_config
+from unet3d.lit.callbacks.checkpoints import LastCheckpoint
+from unet3d.lit.callbacks.prefetch import Prefetch
+from unet3d.lit.callbacks.resume_state import ResumeState
+from unet3d.lit.callbacks.step_memory import StepMemory
+from unet3d.lit.nonfinite import NonFiniteGuard
+from unet3d.workflows.training.build import TrainingRun, build_training
 
 GOAL = 0.88
 """The Dice whose time is told."""
@@ -39,7 +39,7 @@ LEAVING = 40
 def tests(where: Where) -> dict[str, Row]:
     """Those that need a GPU, and those of the meter, which knows torch from inside."""
     if where.tiny:
-        return {"meter": partial(tested, where, ["tests/meter/test_allocator.py"])}
+        return {"meter": partial(tested, where, ["tests/memory/test_allocator.py"])}
     return {
         "gpu": partial(tested, where, ["tests", "-m", "gpu"]),
         "meter": partial(tested, where, ["tests/meter", "tests/checkpointing"]),

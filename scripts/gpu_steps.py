@@ -19,16 +19,16 @@ from bench_step import (
 )
 from gpu_rows import Row, Where
 
-from unet3d.build.forecast import estimate_memory
-from unet3d.build.measured import measure_phases
-from unet3d.build.request import ComposedConfig, compose_config
-from unet3d.build.step import TrainingStep, make_step_factory
+from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.machine.device import resolve_precision
-from unet3d.meter.fit import CONTEXT, BatchExtrapolation, search_largest_batch
-from unet3d.meter.predict import MemoryEstimate
-from unet3d.meter.record import MemoryRecord
-from unet3d.model.lean import rows as lean_rows
-from unet3d.types import MIB
+from unet3d.memory.batch_search import CONTEXT, BatchExtrapolation, search_largest_batch
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.record import MemoryRecord
+from unet3d.model.lean import tiling as lean_rows
+from unet3d.units import MIB
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.measure import measure_phases
+from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),

@@ -31,15 +31,15 @@ import numpy as np
 import torch
 from hostile_inputs import Input, inputs
 
-import unet3d.commands.check
-import unet3d.commands.evaluate
-import unet3d.commands.predict
-import unet3d.commands.train  # noqa: F401  (imported once, before all forks)
-from unet3d.commands.main import main as command
-from unet3d.data.decathlon import Decathlon
-from unet3d.data.nifti import read_volume
-from unet3d.data.synthetic import write_dataset
-from unet3d.report import report
+import unet3d.cli.check
+import unet3d.cli.evaluate
+import unet3d.cli.predict
+import unet3d.cli.train  # noqa: F401  (imported once, before all forks)
+from unet3d.cli.main import main as command
+from unet3d.data.layouts.decathlon import Decathlon
+from unet3d.data.layouts.synthetic import write_dataset
+from unet3d.data.nifti.reader import read_volume
+from unet3d.report import run_report
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 0
@@ -247,7 +247,7 @@ def main() -> int:
                 print(f"{outcome.verdict} ({outcome.code}): {title(given)}: {last[0][:200]}")
     print(table(results))
     if len(some) == len(list(inputs(SEED))):
-        report.write_report(record(results), options.output)
+        run_report.write_report(record(results), options.output)
     return int(any(outcome.verdict not in GOOD for _, outcome in results))
 
 
@@ -277,7 +277,7 @@ def record(results: Sequence[tuple[Input, Outcome]]) -> dict[str, Any]:
         "command": "python scripts/hostile.py",
         "seed": SEED,
         "limit_seconds": LIMIT_SECONDS,
-        "versions": report.collect_versions(),
+        "versions": run_report.collect_versions(),
         "inputs": len(results),
         "verdicts": dict(Counter(outcome.verdict for _, outcome in results)),
         "longest_seconds": round(max(outcome.seconds for _, outcome in results), 1),

@@ -246,7 +246,7 @@ def _none(_: object) -> None:
     pass
 
 
-EVIL = "unet3d.commands.train.Path.touch"
+EVIL = "unet3d.cli.train.Path.touch"
 
 EXPERIMENTS = {
     "syntax": "data: [1, 2",

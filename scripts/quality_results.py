@@ -15,8 +15,8 @@ from scipy.stats import t as student
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from unet3d.metric.interval import bootstrap_means  # noqa: E402
-from unet3d.whole import atomic_write  # noqa: E402
+from unet3d.atomic_write import atomic_write  # noqa: E402
+from unet3d.metric.bootstrap import bootstrap_means  # noqa: E402
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from unet3d.commands.main import COMMANDS
+from unet3d.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
-from tests.data.folders import nnunet, pairs
-from unet3d.build.request import ComposedConfig
-from unet3d.build.request import compose_config as request_of_words
-from unet3d.data.synthetic import write_dataset
+from tests.data.helpers.folders import nnunet, pairs
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.compose import compose_config as request_of_words
+from unet3d.data.layouts.synthetic import write_dataset
 
 Compose = Callable[..., ComposedConfig]
 
@@ -111,7 +111,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Pat
 @pytest.fixture
 def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
     """Run `unet3d train` in an empty working folder, on small volumes; return the exit code."""
-    from unet3d.commands.main import main
+    from unet3d.cli.main import main
 
     monkeypatch.chdir(tmp_path)
 

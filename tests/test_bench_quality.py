@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.request import compose_config
+from unet3d.config.compose import compose_config
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

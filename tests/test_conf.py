@@ -2,8 +2,8 @@
 
 import pytest
 
-from unet3d.build.request import get_config_dir
-from unet3d.build.run import build_training
+from unet3d.config.compose import get_config_dir
+from unet3d.workflows.training.build import build_training
 
 CONF = get_config_dir()
 SHRUNK = {  # real networks are too large for a test: the same shape, narrower

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from unet3d import nvml
-from unet3d.types import GIB
+from unet3d.units import GIB
 
 FIRST, SLICE = "GPU-aaaa", "MIG-bbbb"
 

@@ -49,7 +49,7 @@ def test_a_wheel_has_the_package_its_kernels_its_options_and_the_licence(built):
     assert {"unet3d/py.typed", "unet3d/pool/cpp/pool.cpp", "unet3d/conf/train.yaml"} <= inside
     assert f"unet3d-{__version__}.dist-info/licenses/LICENSE" in about
     scripts = f"unet3d-{__version__}.dist-info/entry_points.txt"
-    assert b"unet3d = unet3d.commands.main:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
+    assert b"unet3d = unet3d.cli.main:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
 
 
 def test_an_sdist_has_all_that_building_and_testing_need(built):

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.data.folders import nnunet
+from tests.data.helpers.folders import nnunet
 from tests.test_conf import SHRUNK
-from unet3d.build import forecast
-from unet3d.build.request import compose_config, get_config_dir
-from unet3d.commands import memory
-from unet3d.commands.main import COMMANDS, main
+from unet3d.cli import memory
+from unet3d.cli.main import COMMANDS, main
+from unet3d.config.compose import compose_config, get_config_dir
+from unet3d.workflows.memory import estimate
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -233,7 +233,7 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
     nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
-    keys, trace = list(compose_config([], "train").config), forecast.trace_step
+    keys, trace = list(compose_config([], "train").config), estimate.trace_step
 
     def traced(request, used, **options):
         key = f"{OmegaConf.to_yaml(OmegaConf.masked_copy(request.config, keys))} {used} {options}"
@@ -241,7 +241,7 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
             known[key] = trace(request, used, **options)
         return known[key]
 
-    monkeypatch.setattr(forecast, "trace_step", traced)
+    monkeypatch.setattr(estimate, "trace_step", traced)
     return Reader(small, monkeypatch, capsys)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.build.request import compose_config, get_config_dir
-from unet3d.commands.main import COMMANDS, main
-from unet3d.commands.run import iter_keys
+from unet3d.cli.app import iter_keys
+from unet3d.cli.main import COMMANDS, main
+from unet3d.config.compose import compose_config, get_config_dir
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "reference.py"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unet3d.build.run import build_training
-from unet3d.commands.main import main
-from unet3d.lit.speed import StepSpeed
+from unet3d.cli.main import main
+from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.workflows.training.build import build_training
 
 
 def events(run):
@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, tmp_path, monkeypatc
 
 
 def test_a_signal_before_the_first_step_has_nothing_to_wait_for(unet3d, tmp_path, monkeypatch):
-    from unet3d.commands import train
+    from unet3d.cli import train
 
     def slow(*_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_a_signal_before_the_first_step_has_nothing_to_wait_for(unet3d, tmp_path
 def test_a_run_stopped_in_its_evaluation_is_evaluated_when_it_goes_on(
     unet3d, tmp_path, monkeypatch, capsys
 ):
-    from unet3d.commands import train
+    from unet3d.cli import train
 
     with monkeypatch.context() as patch:
         patch.setattr(train, "evaluated", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))

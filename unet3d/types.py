@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-MIB, GIB = 2**20, 2**30
-
-
-def format_bytes(nbytes: float) -> str:
-    """In the unit that a person would use.
-
-    >>> format_bytes(3 * 2**29), format_bytes(2**24)
-    ('1.5 GiB', '16 MiB')
-    """
-    return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"
 
 
 IGNORE_LABEL = 255
@@ -116,27 +104,3 @@ class Sample(TypedDict):
     image: Tensor  # (C, D, H, W), floating point
     label: Tensor  # (D, H, W), uint8: the class of each voxel
     case: str
-
-
-class UsageError(ValueError):
-    """The user asked for what cannot be: one line, what was expected and what was given. Exit 2."""
-
-
-class DoesNotFitError(RuntimeError):
-    """The run does not fit the device's memory. Exit 3."""
-
-
-class PredictedOutOfMemoryError(DoesNotFitError):
-    """Predicted not to fit, so that a sweep leaves it out."""
-
-
-class RunError(RuntimeError):
-    """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
-
-
-class Interrupted(BaseException):
-    """Somebody asked the process to end: Ctrl-C (exit 130), or SIGTERM or SIGUSR1 (exit 143)."""
-
-    def __init__(self, number: int):
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 130 if number == signal.SIGINT else 143

@@ -12,14 +12,14 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.forecast import estimate_memory
-from unet3d.build.request import compose_config, get_config_dir
-from unet3d.checkpointing.blocks import RecomputeBlocks
-from unet3d.checkpointing.ladder import PerLevelPolicy
 from unet3d.checkpointing.offload import OffloadActivations
-from unet3d.model.lean import host, rows
+from unet3d.checkpointing.per_level import PerLevelPolicy
+from unet3d.checkpointing.recompute import RecomputeBlocks
+from unet3d.config.compose import compose_config, get_config_dir
+from unet3d.errors import UsageError
+from unet3d.model.lean import host_offload, tiling
 from unet3d.model.unet import UNet3D
-from unet3d.types import UsageError
+from unet3d.workflows.memory.estimate import estimate_memory
 
 OPTIONS = [
     path
@@ -57,7 +57,7 @@ def steps(model, count=2):
 @pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
 @pytest.mark.parametrize("slab_bytes", [1 << 10, 1 << 24], ids=["slabs", "one"])
 def test_loss_gradients_and_every_buffer_are_equal(option, norm, slab_bytes, monkeypatch):
-    monkeypatch.setattr(rows, "SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(tiling, "SLAB_BYTES", slab_bytes)
     plain, cheaper = network(norm), network(norm)
     instantiate(OmegaConf.load(option)).apply(cheaper)
     (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
@@ -181,10 +181,10 @@ def test_offloading_keeps_little_on_a_gpu_in_any_network():
 
 
 def test_a_map_in_the_host_gives_any_of_its_rows(monkeypatch):
-    monkeypatch.setattr(host, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(host_offload, "CHUNK_BYTES", 1000)
     for axis in (2, 3):
-        space = rows.MapLayout(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
+        space = tiling.MapLayout(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
         x = space.empty(3).normal_()
-        there = host.HostMap(x, space)
+        there = host_offload.HostMap(x, space)
         for start, stop in ((0, 4), (2, 9), (8, space.rows), (0, space.rows), (5, 6)):
             assert there.rows(start, stop).equal(space.narrow_rows(x, start, stop))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.prepared import CachedVolume
+from unet3d.data.preprocessing.cache import CachedVolume
 
 
 @pytest.fixture

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pool.volumes import WINDOWS
+from tests.pool.helpers.volumes import WINDOWS
 from tests.test_conf import CONF, SHRUNK
-from unet3d.build.exporting import FORMATS, to_plain_operators
-from unet3d.build.objects import build_network
-from unet3d.export import onnx_file, torch_file
-from unet3d.export.equality import compare_outputs
-from unet3d.export.graph import export_program, quiet
-from unet3d.infer.decide import argmax_labels
-from unet3d.pool import plain
+from unet3d.config.instantiate import build_network
+from unet3d.errors import RunError
+from unet3d.export import onnx_format, torch_export_format
+from unet3d.export.parity import compare_outputs
+from unet3d.export.program import export_program, quiet
+from unet3d.inference.write_labels import argmax_labels
+from unet3d.pool import export_modules
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.types import RunError
+from unet3d.workflows.export.export_checkpoint import FORMATS, to_plain_operators
 
 VARIED = {
     "unet_tiny": ["pool=median", "model.window=[[1,2,2],[2,2,1]]"],
@@ -82,7 +82,9 @@ class Poolings(nn.Module):
 
 
 def test_every_kind_of_pooling_is_equal_in_both_formats(tmp_path, monkeypatch):
-    monkeypatch.setattr(plain, "MOST_COMPARED", 5)  # what is sorted has a long graph otherwise
+    monkeypatch.setattr(
+        export_modules, "MOST_COMPARED", 5
+    )  # what is sorted has a long graph otherwise
     pools = Poolings()
     program = export_program(to_plain_operators(pools), 2, (7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
@@ -115,10 +117,10 @@ def test_what_is_known_of_the_network_is_in_the_files(files):
     session = onnxruntime.InferenceSession(files / "net.onnx")
     held = session.get_modelmeta().custom_metadata_map
     assert {key: json.loads(value) for key, value in held.items()} == FACTS
-    extra = {torch_file.FACTS: ""}
+    extra = {torch_export_format.FACTS: ""}
     with quiet():
         torch.export.load(files / "net.pt2", extra_files=extra)
-    assert json.loads(extra[torch_file.FACTS]) == FACTS
+    assert json.loads(extra[torch_export_format.FACTS]) == FACTS
 
 
 def test_no_file_tells_of_the_machine_that_wrote_it(files):
@@ -138,13 +140,13 @@ def test_inputs_and_outputs_have_plain_names(files):
 
 
 def test_weights_that_no_single_file_can_hold_lie_beside_it(convolution, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "MOST_INSIDE", 100)
-    monkeypatch.setattr(onnx_file, "LEAST_BESIDE", 0)
-    onnx_file.write_onnx(convolution, tmp_path / "net.onnx", {"unet3d": "1"})
+    monkeypatch.setattr(onnx_format, "MOST_INSIDE", 100)
+    monkeypatch.setattr(onnx_format, "LEAST_BESIDE", 0)
+    onnx_format.write_onnx(convolution, tmp_path / "net.onnx", {"unet3d": "1"})
     assert {file.name for file in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
     assert (tmp_path / "net.onnx.data").stat().st_size >= 27 * 2 * 4
     batch = torch.randn(1, 1, 6, 5, 4)
-    found = onnx_file.OnnxSession(tmp_path / "net.onnx")(batch)
+    found = onnx_format.OnnxSession(tmp_path / "net.onnx")(batch)
     with quiet():
         np.testing.assert_allclose(found, convolution.module()(batch), rtol=1e-5, atol=1e-6)
     onnx.checker.check_model(tmp_path / "net.onnx")

@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.build.run import build_training, resolve_start
-from unet3d.commands.train import fit_model
-from unet3d.lit.checkpoints import PREVIOUS, LastCheckpoint
-from unet3d.lit.signals import SignalListener
-from unet3d.lit.start import load_checkpoint
-from unet3d.types import Interrupted, UsageError
+from unet3d.cli.train import fit_model
+from unet3d.errors import Interrupted, UsageError
+from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
+from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.lit.resume import load_checkpoint
+from unet3d.workflows.training.build import build_training, resolve_start
 
 LONG = ["data.source.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
 """Three steps an epoch: the run ends within its third one."""
@@ -112,7 +112,7 @@ def same(a, b, where=""):
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, small):
     """The same run without a stop, made once for each list of options."""
-    from unet3d.build.request import compose_config
+    from unet3d.config.compose import compose_config
 
     found = {}
 

@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from unet3d.loss import slabs as module
+from unet3d.errors import UsageError
+from unet3d.loss import chunks as module
 from unet3d.loss.dice_ce import DiceCE, resize_labels
 from unet3d.loss.dice_ce_reference import dice_bce, dice_ce
-from unet3d.types import IGNORE_LABEL, UsageError
+from unet3d.types import IGNORE_LABEL
 
 
 def sample(dtype=torch.float64, ignored=True):

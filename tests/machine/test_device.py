@@ -1,7 +1,7 @@
 import pytest
 
+from unet3d.errors import UsageError
 from unet3d.machine import device
-from unet3d.types import UsageError
 
 
 def test_a_cpu_without_fast_bf16_computes_half_in_float32_and_says_so(monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from unet3d.machine import preflight
-from unet3d.types import GIB, MIB
+from unet3d.units import GIB, MIB
 
 GPU = [Path("/dev/nvidia0")]
 

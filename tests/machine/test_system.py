@@ -1,7 +1,7 @@
 import os
 
-from unet3d.machine import container, memory, system
-from unet3d.types import GIB
+from unet3d.machine import cgroups, memory, system
+from unet3d.units import GIB
 
 
 def test_a_system_tells_what_a_process_may_have():
@@ -18,7 +18,7 @@ def test_where_there_is_no_proc_what_it_tells_is_not_known(tmp_path, monkeypatch
     for module, place in ((memory, "MEMINFO"), (system, "CPUINFO"), (system, "SHM")):
         monkeypatch.setattr(module, place, nowhere)
     monkeypatch.setattr(memory.meminfo, "__defaults__", (nowhere,))
-    monkeypatch.setattr(container.get_available_memory, "__defaults__", (nowhere, nowhere))
+    monkeypatch.setattr(cgroups.get_available_memory, "__defaults__", (nowhere, nowhere))
     monkeypatch.setattr(system.platform, "freedesktop_os_release", lambda: {}["PRETTY_NAME"])
     monkeypatch.setattr(system.platform, "processor", str)
     monkeypatch.delattr(os, "sched_getaffinity")

@@ -9,11 +9,13 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.build.request import get_config_dir
+from unet3d.config.compose import get_config_dir
+from unet3d.errors import UsageError
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.model.lean import convolution, cpu, rows
+from unet3d.model.lean import tiled_conv, tiling
+from unet3d.model.lean.kernels import cpu
 from unet3d.model.unet import LEAN, UNet3D
-from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy, UsageError
+from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy
 
 POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
 KEEPS = [RetentionPolicy((word,), ("all",)) for word in ENCODER_WORDS] + [
@@ -48,8 +50,8 @@ SIZES = {"even": (32, 16, 16), "odd": (19, 23, 17), "long H": (9, 34, 12)}
 @pytest.fixture
 def in_slabs(monkeypatch):
     """Slabs of a few rows, which only large volumes have otherwise."""
-    monkeypatch.setattr(rows, "SLAB_BYTES", 1)
-    monkeypatch.setattr(rows, "LEAST_ROWS", 3)
+    monkeypatch.setattr(tiling, "SLAB_BYTES", 1)
+    monkeypatch.setattr(tiling, "LEAST_ROWS", 3)
 
 
 def pair(keep, dtype=torch.float64, **choices):
@@ -246,6 +248,6 @@ def test_a_depth_of_two_has_weight_gradients_in_bfloat16_on_a_cpu():
     args = [1, 1, 1]
     for _ in range(20):
         torch.full((4 * 16 * 16 * 27,), torch.inf)  # what unset memory may hold
-        found = convolution._to_weight(g, x, weight, args)
+        found = tiled_conv._to_weight(g, x, weight, args)
         exact = torch.nn.grad.conv3d_weight(x.double(), weight.shape, g.double(), padding=1)
         torch.testing.assert_close(found.double(), exact, atol=1e-3, rtol=1e-2)

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unet3d.model.lean import cpu, fused, interpolation, kernels
+from unet3d.model.lean.kernels import cpu, dispatch
+from unet3d.model.lean.ops import norm_ops, upsample_ops
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHANNELS_LAST = {"memory_format": torch.channels_last_3d}
@@ -32,7 +33,7 @@ def numbers(shape, count):
 
 def plainly(monkeypatch, function, *arguments):
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "select_kernels", lambda *_: None)
+        patched.setattr(dispatch, "select_kernels", lambda *_: None)
         return function(*arguments)
 
 
@@ -46,7 +47,7 @@ def near(found, expected, dtype):
 def test_moments(shape, part, dtype, monkeypatch):
     y = volume(shape, dtype, part=part) * 3 + 50  # far from zero, where sums of squares cancel
     torch.testing.assert_close(
-        fused.moments(y), plainly(monkeypatch, fused.moments, y), rtol=1e-5, atol=1e-4
+        norm_ops.moments(y), plainly(monkeypatch, norm_ops.moments, y), rtol=1e-5, atol=1e-4
     )
 
 
@@ -56,8 +57,8 @@ def test_moments(shape, part, dtype, monkeypatch):
 def test_normalize(shape, part, slope, dtype, monkeypatch):
     y, (scale, shift) = volume(shape, dtype, part=part), numbers(shape, 2)
     found, expected = (volume(shape, dtype, part=part) for _ in range(2))
-    fused.normalize(y, scale, shift, slope, found)
-    plainly(monkeypatch, fused.normalize, y, scale, shift, slope, expected)
+    norm_ops.normalize(y, scale, shift, slope, found)
+    plainly(monkeypatch, norm_ops.normalize, y, scale, shift, slope, expected)
     near(found, expected, dtype)
 
 
@@ -67,8 +68,8 @@ def test_normalize(shape, part, slope, dtype, monkeypatch):
 def test_gradient_sums(shape, part, slope, dtype, monkeypatch):
     g, y = (volume(shape, dtype, part=part) for _ in range(2))
     arguments = (g, y, *numbers(shape, 4), slope)
-    expected = plainly(monkeypatch, fused.gradient_sums, *arguments)
-    torch.testing.assert_close(fused.gradient_sums(*arguments), expected, rtol=1e-4, atol=1e-4)
+    expected = plainly(monkeypatch, norm_ops.gradient_sums, *arguments)
+    torch.testing.assert_close(norm_ops.gradient_sums(*arguments), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("place", ["beside", "over g", "over y"])
@@ -79,7 +80,7 @@ def test_gradient(shape, place, dtype, monkeypatch):
     for run in (plainly, lambda _, function, *arguments: function(*arguments)):
         u, v = g.clone(), y.clone()
         out = {"beside": torch.empty_like(g), "over g": u, "over y": v}[place]
-        run(monkeypatch, fused.gradient, u, v, *given, 0.01, out)
+        run(monkeypatch, norm_ops.gradient, u, v, *given, 0.01, out)
         results.append(out)
     near(results[1], results[0], dtype)
 
@@ -90,7 +91,7 @@ def test_gradient(shape, place, dtype, monkeypatch):
 def test_interpolation_by_rows_is_torchs(window, compiled, linear, monkeypatch):
     assert cpu.kernels.library(torch.float32)
     if not compiled:
-        monkeypatch.setattr(kernels, "select_kernels", lambda *_: None)
+        monkeypatch.setattr(dispatch, "select_kernels", lambda *_: None)
     low = volume((2, 5, 4, 3, 6), torch.float32).requires_grad_()
     mode, corners = ("trilinear", True) if linear else ("nearest", None)
     scale = [float(w) for w in window]
@@ -103,8 +104,8 @@ def test_interpolation_by_rows_is_torchs(window, compiled, linear, monkeypatch):
     for first in range(0, rows, 3):
         last = min(first + 3, rows)
         axes = [first, rows, 0, 4, 0, expected.shape[3], 0, 3, 0, expected.shape[4], 0, 6]
-        interpolation.interpolate(small, axes, linear, found[:, :, first:last])
-        interpolation.interpolate_gradient(upper[:, :, first:last], axes, linear, back)
+        upsample_ops.interpolate(small, axes, linear, found[:, :, first:last])
+        upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, back)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(back, low.grad, rtol=1e-5, atol=1e-5)
 
@@ -113,6 +114,6 @@ def test_nan_comes_through():
     y = volume((1, 16, 4, 4, 4), torch.float32)
     y[0, 3, 1, 1, 1] = torch.nan
     out = torch.empty_like(y)
-    fused.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, out)
+    norm_ops.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, out)
     assert out[0, 3, 1, 1, 1].isnan()
-    assert fused.moments(y)[0, 0, 3].isnan()
+    assert norm_ops.moments(y)[0, 0, 3].isnan()

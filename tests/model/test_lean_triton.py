@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unet3d.model.lean import cuda
+from unet3d.model.lean.kernels import cuda
 
 ROOT = Path(__file__).parents[2]
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
 def test_the_interpreter_agrees_with_plain_torch():
-    command = [sys.executable, "-W", "ignore", "-m", "tests.model.interpreted"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.model.helpers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -60,10 +60,10 @@ class Compiled:
 @pytest.mark.parametrize("dtype", POINTERS)
 @pytest.mark.parametrize("shape", [(2, 64, 8, 15, 26), (1, 1, 4, 1, 7)], ids=str)
 def test_every_kernel_compiles(shape, dtype, monkeypatch):
-    from unet3d.model.lean import lean_triton
+    from unet3d.model.lean.kernels import triton
 
-    for name in [n for n in vars(lean_triton) if n.endswith("_kernel")]:
-        monkeypatch.setattr(lean_triton, name, Compiled(getattr(lean_triton, name)))
+    for name in [n for n in vars(triton) if n.endswith("_kernel")]:
+        monkeypatch.setattr(triton, name, Compiled(getattr(triton, name)))
     y = torch.zeros(shape, dtype=dtype).contiguous(memory_format=torch.channels_last_3d)
     numbers = [torch.zeros(shape[:2]) for _ in range(4)]
     sums = torch.zeros(2, *shape[:2])

@@ -3,9 +3,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.errors import UsageError
 from unet3d.model.unet import UNet3D
 from unet3d.model.unet_reference import ForumUNet3D
-from unet3d.types import HasBlocks, UsageError
+from unet3d.types import HasBlocks
 
 
 def unet(**choices):
@@ -48,7 +49,7 @@ def test_the_papers_network_has_exactly_the_papers_convolution_parameters():
 
 @pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_paper"])
 def test_the_configs_say_the_same_networks(composed, option):
-    from unet3d.build.objects import build_network
+    from unet3d.config.instantiate import build_network
 
     request = composed(f"model={option}", "data.num_classes=5")
     expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_paper": PAPER}[option]

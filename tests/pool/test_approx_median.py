@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.pool.volumes import DTYPES, WINDOWS, volume
-from unet3d.pool import cpu
+from tests.pool.helpers.volumes import DTYPES, WINDOWS, volume
+from unet3d.errors import UsageError
 from unet3d.pool.approx_median import ApproxMedianPool3d, error_bound
-from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
+from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
+from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
 from unet3d.pool.windows import Windows
-from unet3d.types import UsageError
 
 
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "tied"])

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.types import UsageError
+from unet3d.errors import UsageError
 
 OPTIONS = sorted(Path(__file__).parents[2].joinpath("conf/pool").glob("*.yaml"))
 

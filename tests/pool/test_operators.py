@@ -7,12 +7,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
-from tests.pool.volumes import HALVES
-from unet3d.pool import approx_median, avg, cpu, spread
+from tests.pool.helpers.volumes import HALVES
+from unet3d.pool import approx_median, avg, select_backward
 from unet3d.pool import max as maximum
 from unet3d.pool import median as exact
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
+from unet3d.pool.kernels import cpu
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.windows import Windows
@@ -98,8 +99,10 @@ def test_opcheck_finds_no_fault_in_any_operator(window, layout):
     for name, op in (("median", exact.median_pool3d), ("max", maximum.max_pool3d)):
         check(op, (x, *axes))
         y, recorded = (t.detach() for t in op(x, *axes))
-        check(spread.pool_spread, (y.requires_grad_(), recorded, name, x.shape, *axes, last))
-        check(spread.pool_collect, (x, recorded, name, *axes))
+        check(
+            select_backward.pool_spread, (y.requires_grad_(), recorded, name, x.shape, *axes, last)
+        )
+        check(select_backward.pool_collect, (x, recorded, name, *axes))
     check(avg.avg_pool3d, (x, *axes))
     check(avg.avg_pool3d_backward, (y, x.shape, *axes, last))
     check(approx_median.approx_median_pool3d, (x, *axes, 0.2))

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from tests.pool.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, volume
-from unet3d.pool import cpu
+from tests.pool.helpers.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, volume
+from unet3d.pool.kernels import cpu
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from unet3d.report.compared import (
+from unet3d.report.case_figure import (
     CaseFigure,
     draw_case,
     find_crop_box,

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from unet3d.checkpointing.ladder import PerLevelPolicy
-from unet3d.types import MIB, HasRetentionPolicy, UsageError
+from unet3d.checkpointing.per_level import PerLevelPolicy
+from unet3d.errors import UsageError
+from unet3d.types import HasRetentionPolicy
+from unet3d.units import MIB
 
 LEAVING = 2
 """So many tensors may be on their way out; whoever works waits for the one before them."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from unet3d.data.faults import Finding
+from unet3d.data.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

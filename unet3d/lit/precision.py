@@ -3,7 +3,7 @@
 from lightning.pytorch.plugins.precision import HalfPrecision
 from torch.nn import Module
 
-from unet3d.model.half import cast_to_half
+from unet3d.model.half_precision import cast_to_half
 
 
 class TrueHalfPrecision(HalfPrecision):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.loss.slabs import list_chunks, upcast
+from unet3d.loss.chunks import list_chunks, upcast
 from unet3d.types import IGNORE_LABEL
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from unet3d.errors import UsageError
+from unet3d.loss.chunks import list_chunks, upcast
 from unet3d.loss.dice_bce import DiceBCEFunction, make_region_table
-from unet3d.loss.slabs import list_chunks, upcast
-from unet3d.types import IGNORE_LABEL, UsageError
+from unet3d.types import IGNORE_LABEL
 
 
 class DiceCE(nn.Module):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unet3d.types import UsageError
+from unet3d.errors import UsageError
 
 PRECISIONS = {
     "32": "32-true",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from unet3d.machine.container import get_available_memory
+from unet3d.machine.cgroups import get_available_memory
 
 MEMINFO = Path("/proc/meminfo")
 

@@ -12,8 +12,8 @@ from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from unet3d.native import allows_exec
-from unet3d.types import GIB, MIB, format_bytes
+from unet3d.cpp_kernels import allows_exec
+from unet3d.units import GIB, MIB, format_bytes
 
 SHM = Path("/dev/shm")
 

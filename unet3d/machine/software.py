@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 import torch.cuda.nccl
 
-from unet3d import native
+from unet3d import cpp_kernels
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def inspect_software() -> Software:
         nccl=call_or_none(nccl),
         gloo=bool(call_or_none(torch.distributed.is_gloo_available)),
         architectures=tuple(call_or_none(torch.cuda.get_arch_list) or ()),
-        cpu_compiler=find_program(native.compiler()),
+        cpu_compiler=find_program(cpp_kernels.compiler()),
         triton_compiler=find_program(triton_compiler()),
         python_headers=python_headers(),
         packages={name: get_package_version(name) for name in PACKAGES},

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from unet3d.machine import container
+from unet3d.machine import cgroups
 from unet3d.machine.device import has_fast_bf16
+from unet3d.machine.distributed_env import detect_launcher
 from unet3d.machine.memory import get_available_bytes, meminfo
 from unet3d.machine.preflight import SHM, file_limits, find_existing_dir
-from unet3d.machine.ranks import detect_launcher
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -68,12 +68,12 @@ def inspect_system() -> System:
         processor=get_cpu_model(),
         cores=count_usable_cores(),
         cores_there=os.cpu_count(),
-        cores_limit=container.get_cpu_quota(),
+        cores_limit=cgroups.get_cpu_quota(),
         threads=torch.get_num_threads(),
         fast_bf16=has_fast_bf16(),
         ram=memory.get("MemTotal"),
         ram_free=get_available_bytes(torch.device("cpu")),
-        ram_limit=container.memory_limit(),
+        ram_limit=cgroups.memory_limit(),
         swap=memory.get("SwapTotal"),
         swap_free=memory.get("SwapFree"),
         shared=get_disk_space(SHM) if SHM.is_dir() else None,

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.types import Triple, UsageError
+from unet3d.errors import UsageError
+from unet3d.types import Triple
 
 T = TypeVar("T")
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unet3d.errors import UsageError
 from unet3d.model import blocks
 from unet3d.model.blocks import ConvBlock, pad_to
-from unet3d.model.lean.blocks import make_input_map, run_decoder_block, run_encoder_block
-from unet3d.types import PoolFactory, RetentionPolicy, Size, Triple, UsageError
+from unet3d.model.lean.autograd_blocks import make_input_map, run_decoder_block, run_encoder_block
+from unet3d.types import PoolFactory, RetentionPolicy, Size, Triple
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list with one size per level."""

@@ -12,8 +12,8 @@ from math import e, exp
 import torch
 from torch import Tensor, nn
 
-from unet3d.pool import kernels
-from unet3d.pool.approx_median_reference import approx_median, approx_median_gradient
+from unet3d.errors import UsageError
+from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
     is_channels_last,
@@ -21,8 +21,9 @@ from unet3d.pool.layout import (
     memory_format,
     to_supported_layout,
 )
+from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
 from unet3d.pool.windows import Windows
-from unet3d.types import Size, UsageError
+from unet3d.types import Size
 
 
 class ApproxMedianPool3d(nn.Module):
@@ -70,7 +71,7 @@ def approx_median_pool3d(
 ) -> Tensor:
     """The smooth medians."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := kernels.select_kernels(x):
+    if fast := dispatch.select_kernels(x):
         return fast.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
     return y.contiguous(memory_format=memory_format(is_channels_last(x)))
@@ -94,7 +95,7 @@ def approx_median_pool3d_backward(
 ) -> Tensor:
     """The input's gradient, from the input."""
     windows, last = Windows.from_args(size, stride, padding), is_channels_last(x)
-    if fast := kernels.select_kernels(x):
+    if fast := dispatch.select_kernels(x):
         return fast.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
     return result.contiguous(memory_format=memory_format(last))

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unet3d.pool import kernels
-from unet3d.pool.avg_reference import average, average_gradient
+from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
     is_channels_last,
@@ -17,6 +16,7 @@ from unet3d.pool.layout import (
     memory_format,
     to_supported_layout,
 )
+from unet3d.pool.reference.avg import average, average_gradient
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
@@ -43,7 +43,7 @@ def avg_pool3d(
 ) -> Tensor:
     """The means."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := kernels.select_kernels(x):
+    if fast := dispatch.select_kernels(x):
         return fast.forward(x, "avg", windows)[0]
     return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
 
@@ -64,7 +64,7 @@ def avg_pool3d_backward(
 ) -> Tensor:
     """The input's gradient: the transpose of the mean, whose derivative is the mean again."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := kernels.select_kernels(grad):
+    if fast := dispatch.select_kernels(grad):
         return fast.backward(grad, "avg", windows, shape, channels_last)
     format = memory_format(channels_last)
     return average_gradient(grad, shape, windows).contiguous(memory_format=format)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from unet3d.pool.codes import IndexCode, choose_code
+from unet3d.errors import UsageError
+from unet3d.pool.argmax_codes import IndexCode, choose_code
 from unet3d.pool.windows import Windows
-from unet3d.types import UsageError
 
 
 def is_channels_last(x: Tensor) -> bool:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unet3d.pool import kernels
-from unet3d.pool.codes import choose_code, encode
+from unet3d.pool.argmax_codes import choose_code, encode
+from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
     is_channels_last,
     memory_format,
     to_supported_layout,
 )
-from unet3d.pool.max_reference import maximum
-from unet3d.pool.spread import selection_backward, selection_context
+from unet3d.pool.reference.max import maximum
+from unet3d.pool.select_backward import selection_backward, selection_context
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
@@ -45,7 +45,7 @@ def max_pool3d(
 ) -> tuple[Tensor, Tensor]:
     """The maxima and their places."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := kernels.select_kernels(x):
+    if fast := dispatch.select_kernels(x):
         return fast.forward(x, "max", windows)
     y, places = maximum(x, windows)
     format = memory_format(is_channels_last(x))

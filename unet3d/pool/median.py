@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unet3d.pool import kernels
-from unet3d.pool.codes import choose_code, encode
+from unet3d.pool.argmax_codes import choose_code, encode
+from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
     is_channels_last,
     memory_format,
     to_supported_layout,
 )
-from unet3d.pool.median_reference import median
-from unet3d.pool.spread import selection_backward, selection_context
+from unet3d.pool.reference.median import median
+from unet3d.pool.select_backward import selection_backward, selection_context
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
@@ -47,7 +47,7 @@ def median_pool3d(
 ) -> tuple[Tensor, Tensor]:
     """The medians, and the places of the elements that they come from."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := kernels.select_kernels(x):
+    if fast := dispatch.select_kernels(x):
         return fast.forward(x, "median", windows)
     y, places = median(x, windows)
     format = memory_format(is_channels_last(x))

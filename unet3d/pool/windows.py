@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.types import Size, UsageError
+from unet3d.errors import UsageError
+from unet3d.types import Size
 
 
 def to_triple(value: Size, name: str) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d.whole import atomic_write
+from unet3d.atomic_write import atomic_write
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Scores of each class of each case."""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unet3d.model.lean import fused
-from unet3d.types import UsageError
+from unet3d.errors import UsageError
+from unet3d.model.lean.ops import norm_ops
 
 
 class Moments:
@@ -31,7 +31,7 @@ class Moments:
     def add(self, rows: Tensor) -> None:
         """See some rows more."""
         self.counts.append(prod(rows.shape[2:]))
-        self.found.append(fused.moments(rows))
+        self.found.append(norm_ops.moments(rows))
 
     @cached_property
     def count(self) -> int:

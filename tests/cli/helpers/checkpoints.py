@@ -1,0 +1,27 @@
+"""Checkpoints as a run leaves them, of networks that were never trained."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from unet3d.config.compose import compose_config
+from unet3d.workflows.training.build import build_training
+
+
+def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
+    """Makes one by name, once, with these words and more; `card` replaces parts of its card."""
+
+    def made(name: str, *overrides: str, **card) -> Path:
+        path = folder / name / "checkpoints" / "last.ckpt"
+        if not path.exists():
+            path.parent.mkdir(parents=True)
+            anything = "model.prior_bias=false"  # with a prior all of it would be background
+            run = build_training(
+                compose_config([*words, anything, *overrides], "train"), folder / name
+            )
+            content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
+            torch.save(content, path)
+        return path
+
+    return made

@@ -1,0 +1,261 @@
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unet3d.cli.app import quote_override
+from unet3d.cli.main import import_command, main
+
+
+def report(tmp_path):
+    return json.loads((tmp_path / "run" / "report.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("modle=unet_tiny", "did you mean model?"),
+        ("model=unet_smal", "did you mean unet_small?"),
+        ("model.depht=5", "did you mean model.depth?"),
+        ("data.bach_size=5", "did you mean data.batch_size?"),
+        ("experiment=none_such", "no experiment=none_such"),
+        ("+foo=1", "no key or group 'foo'"),
+        ("+model.foo=1", "unexpected keyword argument 'foo'"),
+        ("data.root='unbalanced", "quote special characters"),
+        ("pool.tau=1", "pool.tau"),
+    ],
+)
+def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, override, said):
+    assert unet3d(override) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert error.startswith("unet3d: ")
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.batch_size=0", "batch_size >= 1"),
+        ("trainer.max_steps=-3", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_steps=0", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_steps=many", "trainer.max_steps must be an int >= 1"),
+        ("trainer.max_time=10m", "DD:HH:MM:SS"),
+        ("model.depth=9", "data.patch_size"),
+        ("model.window=[20,2,2]", "data.patch_size"),
+        ("trainer.devices=0", "trainer.devices must be auto or an int >= 1"),
+        ("trainer=torchrun", "processes that torchrun starts"),
+        ("trainer=slurm", "processes that srun starts"),
+        ("trainer.launch=mpi", "here, torchrun, slurm"),
+        ("data.patch_size=abc", "data.patch_size must be a list"),
+        ("optimizer.lr=abc", "optimizer.lr must be float"),
+        ("model.width=abc", "model.width must be int"),
+        ("trainer.gradient_clip_val=-1", "gradient_clip_val must be above 0"),
+        ("data.cache=/proc/x", "/proc/x: No such file"),
+        ("precision=17", "precision must be one of"),
+        ("precision=16-true", "needs a GPU"),
+        ("fold=7", "fold must be 0..4"),
+        ("fold=x", "fold must be 0..4"),
+        ("seed=-1", "seed must be"),
+        ("optimizer.lr=-1", "optimizer"),
+        ("data.num_classes=3", "_target_"),
+        ("data.in_channels=2", "data.in_channels=2"),
+        ("data.ignore_label=1", "data.ignore_label"),
+        ("data.spacing_mm=[1,1]", "data.spacing_mm"),
+        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers above 0, median or null"),
+        ("data.normalize=max", "data.normalize must be auto or of"),
+        ("data.normalize=[zscore,ct]", "one for each of the 1 channels"),
+        ("data.crop=some", "data.crop must be"),
+        ("data.orientation=RAX", "data.orientation must"),
+        ("data.splits=/no/such.json", "data.splits: there is no /no/such.json"),
+        ("data.regions=x", "data.regions must be names with their labels"),
+        ("data.regions={a:[7]}", "data.regions.a must be labels of 1..3"),
+        ("data.regions={a:[1,2],b:[3]}", "data.regions.a must have one label that no later"),
+        ("data.patch_size=[8]", "data.patch_size"),
+        ("infer.overlap=1", "overlap"),
+        ("model=dynunet pool=median", "has its own pooling"),
+        ("model=forum_small pool=max", "has its own pooling"),
+        ("model=dynunet checkpointing=blocks", "checkpointing=blocks"),
+        ("model.channels=[4,8] model.depth=3", "leave out model.depth"),
+        ("pool=approx_median pool.tau=0", "pool.tau"),
+        ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
+        ("init=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
+        ("resume=x init=y", "give one"),
+        ("data=decathlon data.root=/no/such", "no dataset.json in /no/such"),
+    ],
+)
+def test_a_bad_value_ends_with_one_clear_line_and_code_2(
+    small, tmp_path, monkeypatch, capsys, override, said
+):
+    monkeypatch.chdir(tmp_path)
+    words = override.split()
+    base = [w for w in small if not ("data=decathlon" in words and w.startswith("data."))]
+    if override == "data.num_classes=3":  # three classes asked for, four in the files
+        words = ["data.source.num_classes=4", "data.num_classes=3"]
+        said = "labels must be 0..2"
+    assert main(["train", *base, f"hydra.run.dir={tmp_path / 'run'}", *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert [line for line in error if said in line]
+    assert "Traceback" not in "\n".join(error)
+
+
+def test_debug_shows_the_traceback(unet3d, capsys):
+    assert unet3d("data.batch_size=0", "debug=true") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
+    from unet3d.cli import train
+
+    def broken(*_):
+        raise RuntimeError("the disk\nis full")
+
+    monkeypatch.setattr(train, "build", broken)
+    assert unet3d() == 4
+    assert "RuntimeError: the disk is full (debug=true shows where)" in capsys.readouterr().err
+
+
+def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
+    from unet3d.cli import train
+
+    def broken(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train, "build", broken)
+    assert unet3d() == 3
+
+
+def test_a_loss_that_is_nan_stops_the_run_with_code_4(unet3d, capsys):
+    assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20") == 4
+    assert "at step" in capsys.readouterr().err
+
+
+def test_paths_take_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decathlon_folder):
+    odd = tmp_path / "my scans, a=b (1) it's"
+    odd.symlink_to(decathlon_folder)
+    run = tmp_path / "a run, x=y (2)"
+    assert (
+        main(
+            [
+                "train",
+                "data=decathlon",
+                f"data.root={odd}",
+                "data.patch_size=[16,16,16]",
+                "trainer.max_steps=1",
+                f"hydra.run.dir={run}",
+            ]
+        )
+        == 0
+    )
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (
+        main(
+            [
+                "train",
+                "data=decathlon",
+                f"data.root={odd}",
+                f"init={run}/checkpoints/last.ckpt",
+                "data.patch_size=[16,16,16]",
+                "trainer.max_steps=1",
+            ]
+        )
+        == 0
+    )
+
+
+def test_a_path_is_quoted_unless_it_is_null_or_quoted_already():
+    assert quote_override("resume=null", sweep=False) == "resume=null"
+    assert quote_override("resume='a b'", sweep=False) == "resume='a b'"
+    assert quote_override("model=unet_tiny", sweep=False) == "model=unet_tiny"
+    assert quote_override("data.root=a,b", sweep=True) == "data.root=a,b"
+
+
+def test_a_conf_folder_in_the_working_folder_adds_options(unet3d, tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(
+        "defaults: [unet_tiny, _self_]\nwidth: 3\n"
+    )
+    assert unet3d("model=mine") == 0
+    assert report(tmp_path)["config"]["model"]["width"] == 3
+
+
+def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "pool=max,median", "fold=0,9"]
+    assert main(["train", *small, *sweep]) == 1
+    assert capsys.readouterr().err.count("fold must be 0..4") == 2
+    pools = [
+        json.loads(path.read_text())["config"]["pool"]["_target_"]
+        for path in sorted((tmp_path / "sweep").glob("*/report.json"))
+    ]
+    assert len(set(pools)) == 2
+
+
+def test_a_sweep_leaves_out_what_is_predicted_not_to_fit(small, tmp_path, monkeypatch, capsys):
+    from unet3d.workflows.memory import oom_advice
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        oom_advice, "available_bytes", lambda device: oom_advice.CONTEXT + 30 * 2**20
+    )
+    words = [word for word in small if not word.startswith("meter.predict")]
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "model.width=2,64"]
+    assert main(["train", *words, *sweep]) == 0
+    said = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in said
+    assert "1 left out: a step is predicted to take" in said
+    assert [p.parent.name for p in (tmp_path / "sweep").glob("*/report.json")] == ["0"]
+
+
+def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
+    from unet3d.lit.callbacks.step_timing import StepSpeed
+
+    monkeypatch.chdir(tmp_path)
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "seed=0,1,2", "resume=auto"]
+    words = ["train", *small, "trainer.max_steps=3", *sweep]
+    begun, original = [], StepSpeed.on_train_batch_end
+
+    def stopped(self, trainer, *rest):
+        original(self, trainer, *rest)
+        begun.append(trainer.global_step)
+        if len(begun) == 4:  # the first step of the second job
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", stopped)
+    assert main(words) == 143
+    assert begun == [1, 2, 3, 1]
+    said = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in said
+    assert "1 stopped, the same line with resume=auto goes on: " in said
+    assert main(words) == 0
+    assert begun[4:] == [2, 3, 1, 2, 3]
+    said = capsys.readouterr().out
+    assert said.count("this run is finished") == 1
+    assert "sweep: 3 of 3 done" in said
+
+
+def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
+    small, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    sweep = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(["train", *small, *sweep, "fold=9"]) == 4
+    assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
+
+
+def test_garbage_is_looked_for_again_once_a_verb_is_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "unet3d.cli.check", raising=False)
+    import_command("check")
+    assert gc.isenabled()
+
+
+def test_an_unknown_verb_names_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err

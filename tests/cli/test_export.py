@@ -1,0 +1,264 @@
+"""`unet3d export` of small checkpoints, and what becomes of its files elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from tests.cli.helpers.checkpoints import checkpoints
+from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.export import onnx_format
+from unet3d.workflows.export import export_checkpoint
+from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.training.build import build_training
+
+ROOT = Path(__file__).parents[2]
+TINY = ["model.width=4", "model.depth=2", "pool=median"]
+ALONE = "import sys; sys.modules['unet3d'] = None\n"  # as where it is not installed
+
+
+@pytest.fixture(scope="module")
+def checkpoint(small, tmp_path_factory):
+    """Makes checkpoints as a run leaves them."""
+    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory):
+    """A file to compare on."""
+    path = tmp_path_factory.mktemp("scans") / "a.nii"
+    voxels = np.random.default_rng(0).normal(100, 30, (20, 14, 18)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
+    return path
+
+
+def export(capsys, **words: object) -> tuple[int, str, str]:
+    """The exit code, and what is written to the screen."""
+    code = main(["export", *(f"{key}={value}" for key, value in words.items())])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture(scope="module")
+def onnx_of_regions(checkpoint, scan, tmp_path_factory):
+    """A net.onnx beside which nothing lies, and its checkpoint."""
+    regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
+    path = checkpoint("regions", regions, "data.spacing_mm=[1,1,1]", "precision=bf16-true")
+    output = tmp_path_factory.mktemp("exported") / "net.onnx"
+    assert main(["export", f"checkpoint={path}", f"output={output}", f"input={scan}"]) == 0
+    return output, path
+
+
+def test_an_onnx_file_says_what_volumes_and_logits_are(onnx_of_regions):
+    output, _ = onnx_of_regions
+    assert [file.name for file in output.parent.iterdir()] == ["net.onnx"]
+    session = onnxruntime.InferenceSession(output)
+    held = session.get_modelmeta().custom_metadata_map
+    facts = {key: json.loads(value) for key, value in held.items()}
+    assert facts["classes"] == ["background", "ball", "tube", "box"]
+    assert facts["outputs"] == ["whole", "core", "inner"]
+    assert facts["activation"] == "sigmoid"
+    assert facts["regions"] == {"whole": [1, 2, 3], "core": [2, 3], "inner": [3]}
+    assert facts["labels"] == [1, 2, 3]
+    assert facts["channels"] == ["synthetic"]
+    assert facts["normalize"] == ["zscore"]
+    assert facts["patch_size"] == [16, 16, 16]
+    assert facts["spacing_mm"] == [1, 1, 1]
+    assert facts["orientation"] == "RAS"
+    assert facts["trained_precision"] == "bf16-true"
+
+
+def test_the_file_gives_the_checkpoints_logits_for_a_batch_of_any_size(onnx_of_regions):
+    output, path = onnx_of_regions
+    session = onnxruntime.InferenceSession(output)
+    network = load_ensemble([path]).networks[0]
+    for size in (1, 3):
+        batch = torch.randn(size, 1, 16, 16, 16)
+        (logits,) = session.run(["logits"], {"image": batch.numpy()})
+        np.testing.assert_allclose(logits, network(batch), atol=1e-5)
+
+
+def test_the_example_runs_with_onnxruntime_alone(onnx_of_regions, tmp_path):
+    output, path = onnx_of_regions
+    volume = torch.randn(1, 18, 16, 20) * 3 + 9
+    np.save(tmp_path / "volume.npy", volume.numpy())
+    code = ALONE + "import runpy; sys.modules['torch'] = None\n"
+    code += f"runpy.run_path({str(ROOT / 'scripts' / 'run_onnx.py')!r})"
+    words = [sys.executable, "-c", code, str(output), "volume.npy"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    counts = {line.split()[0]: int(line.split()[1]) for line in ran.stdout.splitlines()}
+    image = (volume - volume.mean()) / volume.std(correction=0)
+    logits = load_ensemble([path]).networks[0](image[None, :, :16, :16, :16])
+    assert list(counts) == ["whole", "core", "inner"]
+    assert list(counts.values()) == pytest.approx((logits > 0).sum((0, 2, 3, 4)).tolist(), abs=2)
+
+
+def test_a_torch_export_is_loaded_where_this_package_is_not(checkpoint, scan, tmp_path, capsys):
+    path, output = checkpoint("one", "model.upsampling=transposed"), tmp_path / "net.pt2"
+    code, said, error = export(
+        capsys, checkpoint=path, output=output, format="torch_export", input=scan
+    )
+    assert (code, error) == (0, "")
+    assert said.count("\n") == 1
+    assert f"3 patches of {scan} logits differ by at most" in said
+    batch = torch.randn(3, 1, 16, 16, 16)
+    torch.save(batch, tmp_path / "batch.pt")
+    script = """
+import json, torch
+extra = {"unet3d.json": ""}
+network = torch.export.load("net.pt2", extra_files=extra).module()
+torch.save(network(torch.load("batch.pt")), "logits.pt")
+print(json.loads(extra["unet3d.json"])["classes"])
+"""
+    words = [sys.executable, "-W", "ignore", "-c", ALONE + script]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(["background", "ball", "tube", "box"])
+    expected = load_ensemble([path]).networks[0](batch)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=0, atol=1e-5)
+
+
+def test_without_input_patches_are_those_of_the_data_set(checkpoint, tmp_path, capsys, small):
+    words = {"checkpoint": checkpoint("one"), "format": "torch_export"}
+    code, said, _ = export(capsys, **words, output=tmp_path / "net.pt2", patch_size="[8,32,10]")
+    assert code == 0
+    assert f"on 3 patches of {small[0].partition('=')[2]} logits differ" in said
+    assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in said
+
+
+def test_without_scans_noise_is_compared_and_that_is_said(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    content = torch.load(checkpoint("one"), weights_only=True)
+    root = Path("emptied")
+    root.mkdir()
+    data = content["unet3d"]["config"]["data"]
+    data["root"] = data["source"]["root"] = str(root)
+    torch.save(content, "moved.ckpt")
+    words = {"checkpoint": "moved.ckpt", "format": "torch_export", "output": "net.pt2"}
+    code, said, _ = export(capsys, **words)
+    assert code == 0
+    assert "on seeded noise, not on scans (no input= is given, and the data set" in said
+    assert not list(root.glob("*"))  # nothing was made to be read
+
+
+def test_a_file_that_gives_something_else_is_not_left_behind(
+    checkpoint, scan, tmp_path, capsys, monkeypatch
+):
+    def other(network):
+        copy = exportable(network)
+        copy.heads[0].bias = torch.nn.Parameter(copy.heads[0].bias + 0.1)
+        return copy
+
+    exportable = export_checkpoint.to_plain_operators
+    monkeypatch.setattr(export, "to_plain_operators", other)
+    words = {"checkpoint": checkpoint("one"), "format": "torch_export", "input": scan}
+    (tmp_path / "net.pt2").write_text("as it was")
+    code, said, error = export(capsys, **words, output=tmp_path / "net.pt2")
+    assert (code, said) == (4, "")
+    assert "not the checkpoint's, and no file is left" in error
+    assert "differ by at most 1.0e-01" in error
+    assert error.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
+    assert (tmp_path / "net.pt2").read_text() == "as it was"
+
+
+def test_ctrl_c_leaves_nothing(checkpoint, scan, tmp_path, capsys, monkeypatch):
+    def interrupted(program, path, facts):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx_format, "write_onnx", interrupted)
+    words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx", "input": scan}
+    assert export(capsys, **words)[0] == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_normalisation_by_the_data_set_is_said_in_numbers():
+    card = {
+        "preparation": Preprocessing(
+            num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
+        ).to_dict(),
+        "config": {"precision": "32"},
+        "classes": ["background", "liver"],
+        "channels": ["CT"],
+    }
+    trained = export_checkpoint.TrainedNetwork(
+        network=torch.nn.Identity(), card=card, patch=(8, 8, 8)
+    )
+    facts = export_checkpoint.make_export_metadata(trained)
+    said = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
+    assert facts["intensities"] == [said]
+    assert facts["outputs"] == facts["classes"]
+    assert facts["activation"] == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"checkpoint": "lost.ckpt"}, "no checkpoint at"),
+        ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
+        ({"checkpoint": "folder"}, "no best.ckpt or last.ckpt"),
+        ({"checkpoint": "one,one"}, "a file holds one network"),
+        ({"format": "onxx"}, "did you mean onnx?"),
+        ({"format": "tensorrt"}, "format must be onnx or torch_export, got 'tensorrt'"),
+        ({"format": "[onnx]"}, "format must be onnx or torch_export"),
+        ({"output": "net"}, "output=net must end in .onnx"),
+        ({"output": "net.pt2"}, "(torch_export writes .pt2)"),
+        ({"output": "net.onnx", "format": "torch_export"}, "must end in .pt2"),
+        ({"output": "nowhere/net.onnx"}, "there is no folder"),
+        ({"output": "folder.onnx"}, "is a folder: name a file in it"),
+        ({"output": "/proc/net.onnx"}, "output=/proc/net.onnx: nothing can be written to /proc"),
+        ({"patch_size": 16}, "patch_size must be three ints"),
+        ({"patch_size": "[16,16,0]"}, "patch_size must be three ints"),
+        ({"patch_size": "[16,16,1]"}, "use a larger data.patch_size"),
+        ({"input": "nowhere"}, "there is nothing at"),
+        ({"input": "two.nii"}, "2 channels in two.nii, but the network takes 1"),
+        ({"patchsize": "[8,8,8]"}, "did you mean patch_size?"),
+    ],
+    ids=str,
+)
+def test_misuse_is_answered_in_one_line_with_code_2(
+    checkpoint, tmp_path, capsys, monkeypatch, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("folder.onnx").mkdir()
+    torch.save({"state_dict": {}}, "strange.ckpt")
+    nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8, 2), np.float32), np.eye(4)), "two.nii")
+    words = {"checkpoint": "one", "output": "net.onnx"} | words
+    asked = words["checkpoint"].replace("one", str(checkpoint("one")))
+    capsys.readouterr()
+    code, out, error = export(capsys, **words | {"checkpoint": asked})
+    assert (code, out) == (2, "")
+    assert said in error
+    assert error.startswith("unet3d: ")
+    assert error.count("\n") == 1
+    assert not Path("net.onnx").exists()
+
+
+def test_packages_that_are_missing_are_told_how_to_get(checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx"}
+    code, _, error = export(capsys, **words)
+    assert code == 2
+    assert "format=onnx needs onnx, onnxscript, onnxruntime: pip install 'unet3d[export]'" in error
+
+
+def test_a_patch_that_another_network_cannot_take_is_named(small, tmp_path, capsys):
+    words = [w for w in small if "patch_size" not in w]
+    words += ["model=dynunet", "model.filters=[4,8,8]", "data.patch_size=[16,16,16]"]
+    run = build_training(compose_config(words, "train"), tmp_path)
+    torch.save({"state_dict": run.task.state_dict(), "unet3d": run.task.card}, tmp_path / "d.ckpt")
+    words = {"checkpoint": tmp_path / "d.ckpt", "output": tmp_path / "net.onnx"}
+    code, _, error = export(capsys, **words, patch_size="[16,16,18]")
+    assert code == 2
+    assert "DynUNet cannot take patches of 16x16x18: " in error

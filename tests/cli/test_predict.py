@@ -1,0 +1,387 @@
+"""`unet3d predict` on small scans, with networks that were never trained."""
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.helpers.checkpoints import checkpoints
+from unet3d.cli.main import main
+
+TINY = ["model.width=2", "model.depth=2"]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(small, tmp_path_factory):
+    """Makes checkpoints as a run leaves them."""
+    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Writes scans."""
+
+    def made(*names: str, affine=None, size=(18, 20, 14)):
+        folder = tmp_path / "in"
+        folder.mkdir(exist_ok=True)
+        for number, name in enumerate(names):
+            voxels = np.random.default_rng(number).normal(0, 1, size).astype(np.float32)
+            image = nibabel.Nifti1Image(voxels, np.eye(4) if affine is None else affine)
+            nibabel.save(image, folder / name)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def predict(tmp_path, monkeypatch):
+    """Runs the verb in an empty working folder, on the CPU."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(**words: object) -> int:
+        words = {"output": tmp_path / "out", "device": "cpu"} | words
+        return main(["predict", *(f"{key}={value}" for key, value in words.items())])
+
+    return command
+
+
+def labels(path):
+    return np.asarray(nibabel.load(path).dataobj)
+
+
+def turned(code: str, *, oblique: bool = False):
+    """An affine of this orientation, in mm of different sizes."""
+    axes = nibabel.orientations.axcodes2ornt(tuple(code))
+    affine = np.zeros((4, 4))
+    for column, (row, sign) in enumerate(axes):
+        affine[int(row), column] = sign * (1.0, 1.3, 1.7)[column]
+    affine[:, 3] = 10, -20, 30, 1
+    if oblique:
+        c, s = np.cos(0.4), np.sin(0.4)
+        affine = np.array([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) @ affine
+    return affine
+
+
+def test_a_folder_becomes_a_folder_of_labels_named_as_their_images(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a_0000.nii.gz", "b.nii")
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 0
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "b.nii"}
+    assert len(np.unique(labels(tmp_path / "out" / "b.nii"))) > 1
+    shown = capsys.readouterr().out
+    assert "a 18x20x14, 4 classes: " in shown
+    assert "MiB of RAM" in shown
+    assert "2 of 2 scans segmented" in shown
+
+
+@pytest.mark.parametrize(
+    "affine",
+    [turned("LAS"), turned("PIR"), turned("SRA"), turned("RPI", oblique=True)],
+    ids=["LAS", "PIR", "SRA", "oblique RPI"],
+)
+def test_labels_lie_where_their_image_does_whatever_its_orientation(
+    predict, checkpoint, images, tmp_path, affine
+):
+    """The same patient, stored in another orientation, gets the same labels at the same places."""
+    network = checkpoint("median", "data.spacing_mm=[1.3,1.3,1.3]")
+    folder = images("odd.nii.gz", affine=affine)
+    image = nibabel.load(folder / "odd.nii.gz")
+    nibabel.save(nibabel.as_closest_canonical(image), folder / "ras.nii.gz")
+    assert predict(checkpoint=network, input=folder) == 0
+    odd = nibabel.load(tmp_path / "out" / "odd.nii.gz")
+    assert odd.shape == image.shape
+    np.testing.assert_array_equal(odd.affine, image.affine)
+    assert nibabel.aff2axcodes(odd.affine) == nibabel.aff2axcodes(image.affine)
+    assert odd.get_data_dtype() == np.uint8
+    back = np.asarray(nibabel.as_closest_canonical(odd).dataobj)
+    np.testing.assert_array_equal(back, labels(tmp_path / "out" / "ras.nii.gz"))
+    assert len(np.unique(back)) > 1
+
+
+def test_what_lies_outside_of_the_box_of_voxels_is_background(
+    predict, checkpoint, images, tmp_path
+):
+    folder = images("a.nii")
+    voxels = np.zeros((40, 41, 42), np.float32)
+    voxels[10:28, 3:23, 20:34] = labels(folder / "a.nii")
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / "wide.nii")
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 0
+    wide = labels(tmp_path / "out" / "wide.nii")
+    np.testing.assert_array_equal(wide[10:28, 3:23, 20:34], labels(tmp_path / "out" / "a.nii"))
+    assert wide.sum() == wide[10:28, 3:23, 20:34].sum()
+
+
+def test_a_second_run_skips_what_is_there_and_overwrite_does_not(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a.nii", "b.nii")
+    words = {"checkpoint": checkpoint("one"), "input": folder}
+    assert predict(**words) == 0
+    (tmp_path / "out" / "b.nii").write_bytes(b"mine")
+    (tmp_path / "out" / "a.nii").unlink()
+    capsys.readouterr()
+    assert predict(**words) == 0
+    assert "1 have a result already" in capsys.readouterr().out
+    assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
+    assert (tmp_path / "out" / "a.nii").exists()
+    assert predict(**words, overwrite=True) == 0
+    assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
+
+
+def test_a_truncated_file_is_reported_and_the_others_still_run(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a.nii.gz", "b.nii.gz", "c.nii.gz")
+    whole = (folder / "b.nii.gz").read_bytes()
+    (folder / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "c.nii.gz"}
+    told = capsys.readouterr()
+    assert "2 of 3 scans segmented" in told.out
+    assert "1 failed:\n  b: " in told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_missing_channel_is_named_and_the_others_still_run(
+    predict, checkpoint, images, tmp_path, capsys, monkeypatch
+):
+    two = checkpoint("two", "data.in_channels=1")
+    content = torch.load(two, weights_only=True)
+    weights = content["state_dict"]
+    first = next(name for name, w in weights.items() if w.ndim == 5 and w.shape[1] == 1)
+    weights[first] = weights[first].repeat(1, 2, 1, 1, 1)
+    content["unet3d"]["config"]["model"]["in_channels"] = 2
+    content["unet3d"]["config"]["data"]["in_channels"] = 2
+    content["unet3d"]["channels"] = ["T1", "T2"]
+    content["unet3d"]["preparation"]["normalize"] = ["zscore", "zscore"]
+    content["unet3d"]["training"] = None
+    torch.save(content, tmp_path / "two.ckpt")
+    folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
+    assert predict(checkpoint=tmp_path / "two.ckpt", input=folder) == 1
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.nii"]
+    told = capsys.readouterr().err
+    assert "b_0001.nii is missing" in told
+    assert "c: 1 channels in c.nii, but the network takes 2: T1, T2" in told
+
+
+def test_an_ensemble_decides_by_the_mean_of_its_networks(predict, checkpoint, images, tmp_path):
+    folder = images("a.nii")
+    one, other = checkpoint("one"), checkpoint("other", "seed=1")
+    for name, which in (("1", one), ("2", other), ("both", f"{one},{other}")):
+        assert predict(checkpoint=which, input=folder, output=tmp_path / name) == 0
+    found = [labels(tmp_path / name / "a.nii") for name in ("1", "2", "both")]
+    assert not (found[0] == found[1]).all()
+    agreed = found[0] == found[1]
+    assert (found[2] == found[0])[agreed].mean() > 0.9
+    assert predict(checkpoint=f"[{one},{one}]", input=folder, output=tmp_path / "twice") == 0
+    np.testing.assert_array_equal(labels(tmp_path / "twice" / "a.nii"), found[0])
+
+
+def test_a_case_that_does_not_fit_is_cut_into_strips_and_keeps_its_labels(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    many = checkpoint("many", "data.num_classes=100", "data.source.num_classes=4")
+    words = {"checkpoint": many, "input": images("a.nii", size=(24, 80, 80))}
+    for output in ("cold", "whole"):  # what is loaded with the first window is counted once
+        assert predict(**words, output=tmp_path / output) == 0
+    said = capsys.readouterr().out
+    assert "strips with" not in said
+    taken = float(said.split("classes: ")[-1].split(" MiB")[0])
+    for less in (2, 3, 4):  # MiB that strips save; windows are measured to a MiB or two
+        output = tmp_path / f"{less} MiB less"
+        code = predict(**words, output=output, memory_gib=(taken - less) / 1024)
+        if "strips with" in capsys.readouterr().out:
+            break
+    else:
+        pytest.fail("it was never cut into strips")
+    assert code == 0
+    np.testing.assert_array_equal(labels(tmp_path / "whole" / "a.nii"), labels(output / "a.nii"))
+
+
+def test_mirroring_along_some_axes_changes_the_labels(predict, checkpoint, images, tmp_path):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    found = []
+    for mirror in ("false", "[0,1]", "true"):
+        assert predict(**words, output=tmp_path / mirror, mirror=mirror) == 0
+        found.append(labels(tmp_path / mirror / "a.nii").tobytes())
+    assert len(set(found)) == 3
+
+
+def test_too_little_memory_is_a_failure_of_the_case(predict, checkpoint, images, capsys):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    assert predict(**words, memory_gib=0.001) == 1
+    assert "of RAM" in capsys.readouterr().err
+
+
+def test_probabilities_sum_to_one_and_agree_with_the_labels(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a.nii.gz", affine=turned("PIR"))
+    assert predict(checkpoint=checkpoint("one"), input=folder, probabilities=True) == 0
+    assert "probabilities: 0 MiB on disk" in capsys.readouterr().out
+    found = labels(tmp_path / "out" / "probabilities" / "a.nii")
+    assert found.shape == (18, 20, 14, 4)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+    np.testing.assert_array_equal(found.argmax(-1), labels(tmp_path / "out" / "a.nii.gz"))
+
+
+def test_regions_are_painted_in_training_and_in_prediction(predict, checkpoint, images, tmp_path):
+    regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
+    folder = images("a.nii")
+    words = {"checkpoint": checkpoint("regions", regions), "input": folder}
+    assert predict(**words, probabilities=True) == 0
+    found = labels(tmp_path / "out" / "probabilities" / "a.nii")
+    assert found.shape[-1] == 3
+    expected = np.zeros(found.shape[:-1])
+    for region in range(3):
+        expected[found[..., region] > 0.5] = region + 1
+    np.testing.assert_array_equal(labels(tmp_path / "out" / "a.nii"), expected)
+    assert len(np.unique(expected)) > 2
+
+
+def test_only_the_largest_piece_of_a_named_class_stays(predict, checkpoint, images, tmp_path):
+    from scipy.ndimage import label
+
+    folder = images("a.nii")
+    words = {"checkpoint": checkpoint("one"), "input": folder}
+    assert predict(**words) == 0
+    assert predict(**words, output=tmp_path / "clean", clean="[ball]") == 0
+    before, after = (labels(tmp_path / name / "a.nii") for name in ("out", "clean"))
+    assert label(before == 1, np.ones((3, 3, 3)))[1] > 1
+    assert label(after == 1, np.ones((3, 3, 3)))[1] == 1
+    chosen = checkpoint("chosen", largest_component=["ball"])
+    assert predict(**words | {"checkpoint": chosen}, output=tmp_path / "auto") == 0
+    np.testing.assert_array_equal(labels(tmp_path / "auto" / "a.nii"), after)
+
+
+def test_a_run_folder_means_its_best_checkpoint_and_an_output_may_be_a_file(
+    predict, checkpoint, images, tmp_path
+):
+    run = checkpoint("one").parents[1]
+    output = tmp_path / "deep" / "a, b (1).nii.gz"
+    assert predict(checkpoint=run, input=images("a.nii") / "a.nii", output=output) == 0
+    assert [p.name for p in output.parent.iterdir()] == [output.name]
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
+    predict, checkpoint, images, tmp_path, monkeypatch
+):
+    from unet3d.data.nifti import writer
+
+    def interrupted(image, path):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii", "b.nii")}
+    with monkeypatch.context() as patched:
+        patched.setattr(nibabel, "save", interrupted)
+        assert predict(**words) == 130
+    assert list((tmp_path / "out").iterdir()) == []
+    assert writer.whole is not None
+    assert predict(**words) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"checkpoint": "none.ckpt"}, "no checkpoint at"),
+        ({"checkpoint": "broken.ckpt"}, "not a whole checkpoint"),
+        ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
+        ({"checkpoint": "in"}, "no best.ckpt or last.ckpt"),
+        ({"checkpoint": "one,three"}, "differ in their classes"),
+        ({"checkpoint": "one,wide"}, "differ in data.patch_size"),
+        ({"checkpoint": "one,spaced"}, "differ in their preparation"),
+        ({"input": "nowhere"}, "there is nothing at"),
+        ({"output": "in"}, "a folder other than"),
+        ({"output": "out.nii"}, "2 scans need a folder"),
+        ({"output": "/proc/x"}, "/proc/x"),
+        ({"output": "broken.ckpt"}, "must be a folder"),
+        ({"overlap": 1}, "overlap must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": "many"}, "batch_size must be int"),
+        ({"mirror": "[0,3]"}, "mirror must be"),
+        ({"mirror": "yes"}, "mirror must be bool"),
+        ({"precision": 17}, "precision must be one of"),
+        ({"precision": "16-true"}, "needs a GPU"),
+        ({"device": "gpu"}, "device=gpu"),
+        ({"device": "tpu"}, "device must be auto"),
+        ({"memory_gib": -1}, "memory_gib must be"),
+        ({"memory_gib": "much"}, "memory_gib must be"),
+        ({"clean": "lung"}, "clean must be auto, none or of ball"),
+        ({"overwrte": "true"}, "did you mean overwrite?"),
+        ({"data": "synthetic"}, "no key or group 'data'"),
+    ],
+    ids=str,
+)
+def test_misuse_is_answered_in_one_line_with_code_2(
+    predict, checkpoint, images, tmp_path, capsys, words, said
+):
+    if words.get("device") == "gpu" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    images("a.nii", "b.nii")
+    made = {
+        "one": checkpoint("one"),
+        "three": checkpoint("three", "data.num_classes=5"),
+        "wide": checkpoint("wide", "data.patch_size=[8,8,8]"),
+        "spaced": checkpoint("spaced", "data.spacing_mm=[2,2,2]"),
+    }
+    (tmp_path / "broken.ckpt").write_bytes(made["one"].read_bytes()[:1000])
+    torch.save({"state_dict": {}}, tmp_path / "strange.ckpt")
+    asked = ",".join(str(made.get(w, w)) for w in str(words.get("checkpoint", "one")).split(","))
+    capsys.readouterr()
+    assert predict(**{"input": "in"} | words | {"checkpoint": asked}) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert error.startswith("unet3d: ")
+    assert "\n" not in error
+
+
+def test_windows_that_do_not_fit_are_answered_with_code_3(predict, checkpoint, images, capsys):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    assert predict(**words, batch_size=10**12) == 3
+    assert "windows of 16x16x16 at a time do not fit the RAM" in capsys.readouterr().err
+
+
+def test_a_missing_word_is_asked_for(predict, capsys):
+    assert predict(input="in") == 2
+    assert "checkpoint must be given" in capsys.readouterr().err
+
+
+def test_a_network_whose_outputs_are_not_its_classes_is_refused(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    content = torch.load(checkpoint("a"), weights_only=True)
+    card = content["unet3d"]
+    card["classes"].append("more")
+    card["config"]["data"]["num_classes"] += 1
+    card["preparation"]["num_classes"] += 1
+    torch.save(content, tmp_path / "more.ckpt")
+    assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
+    assert "outputs for its classes" in capsys.readouterr().err
+
+
+def test_a_scan_unlike_the_training_data_is_warned_of_in_a_line_and_counted(
+    predict, checkpoint, small, tmp_path, capsys
+):
+    network = checkpoint("one")
+    training = torch.load(network, weights_only=True)["unet3d"]["training"]
+    assert training["cases"] == 4
+    root = Path(next(word for word in small if word.startswith("data.root=")).partition("=")[2])
+    image = nibabel.load(sorted(root.rglob("imagesTr/*.nii.gz"))[0])
+    folder = tmp_path / "in"
+    folder.mkdir()
+    nibabel.save(image, folder / "same.nii")
+    louder = nibabel.Nifti1Image(image.get_fdata() * 1000, image.affine)
+    nibabel.save(louder, folder / "louder.nii")
+    assert predict(checkpoint=f"{network},{network}", input=folder) == 0
+    told = capsys.readouterr()
+    (warning,) = [line for line in told.err.splitlines() if "warning" in line]
+    assert warning.startswith("warning: louder.nii is unlike the training data: synthetic has ")
+    assert "2 of 2 scans segmented" in told.out
+    assert "; 1 unlike the training data" in told.out
+    earlier = checkpoint("earlier", training=None)
+    assert predict(checkpoint=earlier, input=folder, overwrite=True) == 0
+    assert "warning" not in capsys.readouterr().err

@@ -1,0 +1,301 @@
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unet3d.data.augmentation import intensity
+from unet3d.data.augmentation.pipeline import Augment
+from unet3d.data.augmentation.spatial import (
+    SpatialTransform,
+    apply_transform,
+    make_affine_matrix,
+    make_elastic_field,
+)
+from unet3d.errors import UsageError
+from unet3d.types import IGNORE_LABEL
+
+ALL = {
+    f"{name}_p": 1.0
+    for name in (
+        "rotation scale elastic flip noise blur brightness contrast low_resolution gamma "
+        "inverted_gamma"
+    ).split()
+}
+FULL = Augment(**{**ALL, "elastic_voxels": (1.0, 2.0), "elastic_spacing": 5})
+SPATIAL = Augment(rotation_p=1.0, scale_p=1.0, flip_p=1.0)
+SHADES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.low_resolution]
+SHADES += [intensity.gamma, intensity.inverted_gamma]
+
+
+def sources(augment, keys, patch, channels=1):
+    """A source for each key, always the same one."""
+    images, labels = [], []
+    for key in keys:
+        size = augment.sample_transform(key, patch).source_size(patch)
+        made = torch.Generator().manual_seed(key)
+        images.append(torch.randn(channels, *size, generator=made))
+        labels.append(torch.randint(0, 4, size, generator=made).to(torch.uint8))
+    return images, labels
+
+
+def test_without_probabilities_a_patch_is_cut_from_the_middle_to_the_bit():
+    image, label = torch.randn(2, 2, 8, 10, 6), torch.randint(0, 9, (2, 8, 10, 6)).byte()
+    out, labels = Augment()(image, label, [3, 4], (4, 6, 6))
+    assert out.equal(image[:, :, 2:6, 2:8])
+    assert labels.equal(label[:, 2:6, 2:8])
+    out.zero_()
+    assert image.count_nonzero() == image.numel()  # a copy
+
+
+def test_a_samples_result_does_not_depend_on_its_batch_or_its_place_there():
+    patch = (9, 8, 7)
+    images, labels = sources(FULL, [1, 2, 3], patch, channels=2)
+    together = FULL(images, labels, [1, 2, 3], patch)
+    turned = FULL(images[::-1], labels[::-1], [3, 2, 1], patch)
+    for n in range(3):
+        alone = FULL(images[n : n + 1], labels[n : n + 1], [n + 1], patch)
+        for whole, other, one in zip(together, turned, alone, strict=True):
+            assert whole[n].equal(one[0])
+            assert other[2 - n].equal(one[0])
+
+
+def test_the_same_key_changes_alike_and_another_differently():
+    source = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
+    image, _ = FULL(*source, [5, 5, 6], (10, 10, 10))
+    assert image[0].equal(image[1])
+    assert not image[0].equal(image[2])
+
+
+def test_what_one_probability_is_does_not_change_what_the_others_draw():
+    source = [torch.randn(1, 9, 9, 9)], [torch.zeros(9, 9, 9).byte()]
+    bright = Augment(brightness_p=1.0)(*source, [8], (9, 9, 9))[0]
+    flipped = Augment(brightness_p=1.0, flip_p=1.0)(*source, [8], (9, 9, 9))[0]
+    assert flipped.flip(2, 3, 4).equal(bright)
+
+
+def test_happens_as_often_as_it_says():
+    augment = Augment(rotation_p=0.2, scale_p=0.2, flip_p=0.5)
+    moves = [augment.sample_transform(key, (8, 8, 8)) for key in range(2000)]
+    assert sum(m.matrix is not None for m in moves) / 2000 == pytest.approx(0.36, abs=0.04)
+    assert sum(0 in m.flips for m in moves) / 2000 == pytest.approx(0.5, abs=0.04)
+
+
+@given(
+    size=st.tuples(*[st.integers(1, 12)] * 3),
+    channels=st.integers(1, 3),
+    key=st.integers(0, 2**63 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_size_keeps_its_contract(size, channels, key):
+    images, labels = sources(FULL, [key], size, channels)
+    held = set(labels[0].unique().tolist()) | {0}
+    image, label = FULL(images, labels, [key], size)
+    assert image.shape == (1, channels, *size)
+    assert label.shape == (1, *size)
+    assert (image.dtype, label.dtype) == (torch.float32, torch.uint8)
+    assert image.isfinite().all()
+    assert set(label.unique().tolist()) <= held
+
+
+def test_flips_turn_image_and_label_alike_and_only_the_axes_that_were_asked_for():
+    image = torch.randn(1, 1, 4, 5, 6)
+    label = image[:, 0].abs().mul(50).byte()
+    out, labels = Augment(flip_p=1.0, flip_axes=[0, 2])(image, label, [1], (4, 5, 6))
+    assert out.equal(image.flip(2, 4))
+    assert labels.equal(label.flip(1, 3))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_quarter_turn_is_rot90(axis):
+    image, label = torch.randn(2, 7, 7, 7), torch.randint(0, 9, (7, 7, 7)).byte()
+    angles = [math.pi / 2 if n == axis else 0.0 for n in range(3)]
+    turned, labels = apply_transform(
+        image, label, SpatialTransform(matrix=make_affine_matrix(angles, 1.0, (7, 7, 7))), (7, 7, 7)
+    )
+    plane = [n for n in range(3) if n != axis]
+    assert turned.allclose(torch.rot90(image, -1, [n + 1 for n in plane]), atol=1e-5)
+    assert labels.equal(torch.rot90(label, -1, plane))
+
+
+def test_scaling_shows_a_structure_larger():
+    ball = sum(torch.arange(-10.0, 11).view(-1, *[1] * n) ** 2 for n in range(3)) < 38
+    source = ball.float()[None], ball.byte()
+    larger, label = apply_transform(
+        *source,
+        SpatialTransform(matrix=make_affine_matrix([0, 0, 0], 1.5, (21, 21, 21))),
+        (21, 21, 21),
+    )
+    assert float(label.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
+    assert float(larger.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
+
+
+def test_a_thin_side_is_not_turned_into_scaled_along_or_moved():
+    patch = (32, 30, 6)
+    augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
+    image = torch.arange(6.0).expand(1, 80, 80, 6)
+    for key in range(5):
+        assert augment.sample_transform(key, patch).source_size(patch)[2] == 6
+        out, _ = augment([image], [torch.zeros(80, 80, 6).byte()], [key], patch)
+        assert out[0, 0].sub(torch.arange(6.0)).abs().max() < 1e-4
+
+
+@given(key=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
+@settings(max_examples=30, deadline=None)
+def test_a_source_holds_all_that_is_read(key, patch):
+    """A larger one gives the same, and of ones no place reads the zeros outside."""
+    augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
+    size = augment.sample_transform(key, patch).source_size(patch)
+    assert all(s >= p and (s - p) % 2 == 0 for s, p in zip(size, patch, strict=True))
+    image, label = augment([torch.ones(1, *size)], [torch.ones(size).byte()], [key], patch)
+    assert image.min() > 1 - 1e-4
+    assert label.all()
+
+
+def test_a_source_is_no_larger_than_what_is_read():
+    turn = make_affine_matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
+    reach = 9.5 * (math.cos(math.pi / 6) + math.sin(math.pi / 6))  # 12.98: 3.48 beyond 9.5
+    assert reach == pytest.approx(12.98, abs=0.01)
+    assert SpatialTransform(matrix=turn).source_size((20, 20, 20)) == (20, 28, 28)
+    assert SpatialTransform(matrix=turn / 10).source_size((20, 20, 20)) == (20, 20, 20)
+    assert SpatialTransform().source_size((5, 6, 7)) == (5, 6, 7)
+
+
+def test_outside_the_source_image_and_label_are_0():
+    image, label = torch.full((1, 4, 4, 4), 7.0), torch.full((4, 4, 4), 3).byte()
+    out, labels = apply_transform(image, label, SpatialTransform(matrix=3 * np.eye(3)), (4, 4, 4))
+    assert out[0, 0, 0, 0] == labels[0, 0, 0] == 0
+    assert out[0, 1, 1, 1] == 7
+    assert labels[1, 1, 1] == 3
+
+
+def test_labels_to_ignore_survive():
+    images, _ = sources(SPATIAL, [9], (8, 8, 8))
+    label = torch.full(images[0].shape[1:], IGNORE_LABEL).byte()
+    _, out = SPATIAL(images, [label], [9], (8, 8, 8))
+    assert (out == IGNORE_LABEL).all()
+
+
+def test_an_elastic_displacement_is_smooth_bounded_and_folds_nothing():
+    move = SpatialTransform(matrix=np.eye(3), bend=4.0, bend_spacing=10, seed=3)
+    field = make_elastic_field(move, (40, 30, 20), torch.device("cpu"))
+    assert field.shape == (3, 40, 30, 20)
+    assert 0.5 < field.abs().max() <= 4
+    for axis in range(3):
+        assert field.diff(dim=axis + 1).abs().max() < 1
+        assert field.diff(n=2, dim=axis + 1).abs().max() < 0.2
+
+
+def test_points_that_all_move_alike_move_every_voxel_so():
+    from unet3d.data.augmentation.spatial import _splines
+
+    for size, spacing in ((7, 3), (20, 16), (1, 4)):
+        assert _splines(size, spacing, torch.device("cpu")).sum(1).sub(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["noise", "blur", "brightness", "contrast", "gamma"])
+def test_intensities_change_without_labels(name):
+    augment = Augment(**{f"{name}_p": 1.0})
+    image, label = torch.randn(1, 2, 6, 6, 6), torch.randint(0, 9, (1, 6, 6, 6)).byte()
+    out, labels = augment(image, label, [2], (6, 6, 6))
+    assert labels.equal(label)
+    assert not out.isclose(image).all()
+    gains = (out / image).flatten(2).median(2).values[0]
+    assert name != "brightness" or gains[0] != gains[1]  # each channel has a strength of its own
+
+
+@pytest.mark.parametrize("change", SHADES)
+def test_a_constant_patch_stays_finite_and_constant(change):
+    out = change(torch.full((5, 6, 7), 2.0), 0.8)
+    assert out.isfinite().all()
+    assert out.max() - out.min() < 1e-5
+
+
+def test_a_blur_is_gaussian_and_keeps_the_mean_of_what_is_inside():
+    from scipy.ndimage import gaussian_filter
+
+    point = torch.zeros(15, 15, 15)
+    point[7, 7, 7] = 1
+    image = torch.rand(9, 10, 11)
+    assert float(intensity.blur(point, 1.0).sum()) == pytest.approx(1, abs=1e-6)
+    expected = gaussian_filter(image.numpy(), 0.9, mode="nearest", truncate=3 / 0.9)
+    assert np.abs(intensity.blur(image, 0.9).numpy() - expected).max() < 1e-5
+
+
+def test_noise_has_its_deviation():
+    out = intensity.noise(torch.zeros(30, 30, 30), 0.3, torch.Generator().manual_seed(0))
+    assert float(out.std()) == pytest.approx(0.3, rel=0.02)
+
+
+def test_contrast_and_gamma_keep_what_they_promise():
+    image = torch.randn(8, 8, 8) * 2 + 5
+    for factor in (0.8, 1.2):
+        out = intensity.contrast(image, factor)
+        assert image.min() <= out.min() <= out.max() <= image.max()
+        out = intensity.gamma(image, factor)
+        assert float(out.mean() - image.mean()) == pytest.approx(0, abs=1e-4)
+        assert float(out.std() / image.std()) == pytest.approx(1, abs=1e-4)
+        assert (out.flatten().argsort() == image.flatten().argsort()).all()
+
+
+def test_a_power_below_1_spreads_the_dark_and_inverted_the_bright():
+    ramp = torch.linspace(0, 1, 64).view(4, 4, 4)
+    steps, inverted = (
+        change(ramp, 0.7).flatten().diff() for change in (intensity.gamma, intensity.inverted_gamma)
+    )
+    assert steps[0] > steps[-1]
+    assert inverted[0] < inverted[-1]
+
+
+def test_low_resolution_loses_detail_and_stays_in_place():
+    ramp = torch.arange(16.0).view(-1, 1, 1).expand(16, 16, 16)
+    assert (intensity.low_resolution(ramp, 0.5) - ramp).abs().max() <= 0.5
+    noisy = torch.randn(16, 16, 16)
+    assert intensity.low_resolution(noisy, 0.5).std() < 0.8 * noisy.std()
+    assert intensity.low_resolution(noisy, 1.0).allclose(noisy)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"noise_p": 2}, "noise_p must be within 0..1, got 2"),
+        ({"noise_p": True}, "noise_p must be within"),
+        ({"noise_std": 0.1}, "noise_std must be two numbers"),
+        ({"noise_std": [0.2, 0.1]}, "the lower first"),
+        ({"scale": [0, 1]}, "scale must be two numbers within 0.1..10"),
+        ({"low_resolution": [0.5, 2]}, "low_resolution must be two numbers within 0.01..1"),
+        ({"rotation_degrees": [30, 30]}, "rotation_degrees must be three"),
+        ({"rotation_degrees": 30}, "rotation_degrees must be three"),
+        ({"flip_axes": [3]}, "flip_axes must be a list of axes"),
+        ({"flip_axes": 1}, "flip_axes must be a list of axes"),
+        ({"elastic_spacing": 0}, "elastic_spacing must be an int"),
+        ({"elastic_spacing": 4}, "the image would be folded"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_in_one_line(bad, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        Augment(**bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_configs_spell_every_value_out(composed):
+    defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(Augment()).items()}
+    for name in ("none", "light", "full"):
+        node = composed(f"augmentation={name}").config.augmentation
+        assert set(node) == {"_target_", *defaults}
+    none = composed("augmentation=none").config.augmentation
+    assert {k: v for k, v in none.items() if k != "_target_"} == defaults
+
+
+@pytest.mark.gpu
+def test_a_gpu_changes_patches_as_a_cpu_does():
+    augment = Augment(**{k: 1.0 for k in ALL if k not in ("noise_p", "elastic_p")})
+    images, labels = sources(augment, [1, 2], (20, 20, 20))
+    on_cpu, _ = augment(images, labels, [1, 2], (20, 20, 20))
+    on_gpu, _ = augment(
+        [i.cuda() for i in images], [n.cuda() for n in labels], [1, 2], (20, 20, 20)
+    )
+    assert on_gpu.cpu().allclose(on_cpu, atol=1e-3)

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from tests.data.helpers.folders import SIZE, decathlon, image, save
+from unet3d.data.checks.headers import check_headers
+from unet3d.data.layouts.decathlon import Decathlon
+from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
+from unet3d.errors import UsageError
+
+
+def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
+    source = Decathlon(str(decathlon_folder))
+    assert source.describe().classes == ("background", "ball", "tube")
+    assert source.describe().channels == ("synthetic",)
+    cases = source.cases()
+    assert [c.name for c in cases] == [f"case_{n:03d}" for n in range(5)]
+    assert all(c.images[0].is_file() and c.label.is_file() for c in cases)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "one JSON object"),
+        (json.dumps({"labels": {"0": "a"}, "modality": {"0": "CT"}}), "no training cases"),
+        (json.dumps({"training": [{"image": "x"}]}), "image and label"),
+        (json.dumps({"training": {"image": "x"}}), "training must be a list"),
+    ],
+)
+def test_a_broken_json_is_answered_with_its_name(tmp_path, content, said):
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        Decathlon(str(tmp_path)).cases()
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"1": "a"}, {"a": 0}, ["background"]])
+def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "modality": {"0": "x"}}))
+    with pytest.raises(UsageError, match="labels must name"):
+        Decathlon(str(tmp_path)).describe()
+
+
+def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
+    with pytest.raises(UsageError, match=r"no dataset\.json"):
+        Decathlon(str(tmp_path / "nowhere")).cases()
+
+
+def test_several_channels_lie_in_one_file(tmp_path):
+    decathlon(tmp_path, 2)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    content["modality"] = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    save(tmp_path / "imagesTr" / "case_00.nii.gz", image(0, (*SIZE, 4)))
+    source = Decathlon(str(tmp_path))
+    assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
+    findings = check_headers(source.cases(), channels=4)
+    assert [(f.case, f.what) for f in findings] == [
+        ("case_01", "has shape 12 x 10 x 8: 1 channels in all, the data set names 4")
+    ]
+    settings = Preprocessing(num_classes=3, normalize=("none",))
+    scan, label = preprocess_case(source.cases()[0], settings)
+    assert scan.image.shape == (4, *label.shape) == (4, *SIZE)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"labels": ' * 50_000, "cannot be read as JSON"),
+        ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names of no letters"),
+        ('{"modality": {"0": "a", "1": "\\ud800"}}', "names of no letters"),
+    ],
+)
+def test_a_listing_that_would_harm_the_reader_or_the_screen_is_refused(tmp_path, content, said):
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        Decathlon(str(tmp_path)).describe()
+
+
+@pytest.mark.parametrize("name", ["a\\u0000.nii.gz", "\\ud800.nii.gz"])
+def test_a_path_that_cannot_be_is_an_entry_at_fault(tmp_path, name):
+    entry = f'{{"image": "{name}", "label": "b.nii.gz"}}'
+    good = '{"image": "a.nii.gz", "label": "b.nii.gz"}'
+    (tmp_path / "dataset.json").write_text(f'{{"training": [{entry}, {good}]}}')
+    (finding,) = Decathlon(str(tmp_path)).faults()[:1]
+    assert finding.case == "training[0]"

@@ -1,0 +1,124 @@
+import json
+
+import pytest
+
+from tests.data.helpers.folders import image, label, nnunet, save
+from unet3d.data.checks.headers import check_headers
+from unet3d.data.layouts.nnunet import NnUnet
+from unet3d.errors import UsageError
+
+
+def source_of(root, **content):
+    return NnUnet(str(nnunet(root, 3, **content)))
+
+
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_a_case_has_a_file_for_every_channel(tmp_path, ending):
+    source = source_of(tmp_path, ending=ending)
+    description = source.describe()
+    assert description.channels == ("T1", "T2")
+    assert description.classes == ("background", "front", "back")
+    assert (description.regions, description.ignore_label) == (None, None)
+    case = source.cases()[1]
+    assert case.name == "case_01"
+    assert [f.name for f in case.images] == [f"case_01_000{n}{ending}" for n in (0, 1)]
+    assert case.label == tmp_path / "labelsTr" / f"case_01{ending}"
+    assert source.faults() == check_headers(source.cases(), channels=2) == []
+
+
+def test_lists_of_labels_are_regions_and_classes_are_the_plain_labels(tmp_path):
+    labels = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3, "ignore": 4}
+    description = source_of(tmp_path, labels=labels).describe()
+    assert description.classes == ("background", "class_1", "class_2", "enhancing")
+    assert description.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+    assert list(description.regions) == ["whole", "core", "enhancing"]
+    assert description.ignore_label == 4
+
+
+def test_a_list_of_one_label_is_no_region(tmp_path):
+    description = source_of(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
+    assert description.classes == ("background", "a", "b")
+    assert description.regions is None
+
+
+def test_what_is_missing_is_told_for_each_case(tmp_path):
+    source = source_of(tmp_path)
+    gone = [
+        tmp_path / "imagesTr" / "case_00_0001.nii.gz",
+        tmp_path / "imagesTr" / "case_01_0000.nii.gz",
+        tmp_path / "imagesTr" / "case_01_0001.nii.gz",
+        tmp_path / "labelsTr" / "case_02.nii.gz",
+    ]
+    for file in gone:
+        file.unlink()
+    findings = check_headers(source.cases(), channels=2)
+    assert [(f.case, f.file, f.what) for f in findings] == [
+        (name, file, "is missing")
+        for name, file in zip(["case_00", "case_01", "case_01", "case_02"], gone, strict=True)
+    ]
+    assert source.faults() == []
+
+
+def test_a_file_that_is_no_channel_of_a_case_is_told(tmp_path):
+    source = source_of(tmp_path, numTraining=4)
+    strange = [
+        save(tmp_path / "imagesTr" / "case_00_0002.nii.gz", image(9)),
+        save(tmp_path / "imagesTr" / "case_07.nii.gz", image(9)),
+        save(tmp_path / "labelsTr" / "case_00.nii", label(0)),
+    ]
+    findings = source.faults()
+    assert [f.file for f in findings] == [*strange, tmp_path / "dataset.json"]
+    assert "channel 0000..0001" in findings[0].what
+    assert "numTraining 4, but there are 3" in findings[-1].what
+    assert {f.case for f in findings} == {None}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        None,
+        {},
+        {"background": 0},
+        {"0": "background", "1": "front"},
+        {"background": 0, "back": 2},
+        {"front": 1, "back": 2},
+        {"background": 0, "front": 1, "back": 1},
+        {"background": 0, "front": "1"},
+        {"background": 0, "front": 1.0},
+        {"background": 0, "front": -1},
+        {"background": 0, "front": []},
+        {"background": 0, "front": 1, "ignore": [2, 3]},
+        {"ignore": 1},
+        ["background", "front"],
+    ],
+)
+def test_labels_that_do_not_count_from_0_are_refused(tmp_path, labels):
+    with pytest.raises(UsageError, match="labels must give background 0"):
+        source_of(tmp_path, labels=labels).describe()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"file_ending": ".mha"}, "file_ending must be .nii or .nii.gz, got '.mha'"),
+        ({"file_ending": None}, "file_ending must be"),
+        ({"channel_names": {"1": "T1"}}, "channel_names must name 0, 1, 2"),
+        ({"channel_names": None}, "channel_names must name"),
+        ({"dataset": {}}, "listed under dataset"),
+    ],
+)
+def test_a_json_that_cannot_be_is_answered_with_its_name(tmp_path, content, said):
+    source = source_of(tmp_path)
+    told = json.loads((tmp_path / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**told, **content}))
+    with pytest.raises(UsageError, match=said) as caught:
+        source.cases()
+    assert "dataset.json" in str(caught.value)
+
+
+def test_a_folder_without_images_or_json_is_answered_with_what_was_expected(tmp_path):
+    with pytest.raises(UsageError, match=r"no dataset\.json.*nnU-Net's raw data"):
+        NnUnet(str(tmp_path)).cases()
+    nnunet(tmp_path, 0)
+    with pytest.raises(UsageError, match=r"holds no images named <case>_0000\.nii\.gz"):
+        NnUnet(str(tmp_path)).cases()

@@ -1,0 +1,69 @@
+import nibabel
+import numpy as np
+import pytest
+
+from unet3d.data.layouts.synthetic import Synthetic
+from unet3d.errors import UsageError
+
+SETTINGS = {
+    "num_classes": 4,
+    "num_cases": 4,
+    "size": [40, 40, 32],
+    "spacing_mm": [1.0, 1.0, 1.25],
+    "noise": 0.5,
+    "seed": 0,
+}
+
+
+def best_threshold_dice(values, labels, c):
+    """The best Dice that an interval of intensities can reach for a class."""
+    edges = np.linspace(values.min(), values.max(), 80)
+    inside = np.histogram(values[labels == c], edges)[0].cumsum()
+    everywhere = np.histogram(values, edges)[0].cumsum()
+    inside, everywhere = np.insert(inside, 0, 0), np.insert(everywhere, 0, 0)
+    hit = inside[None, :] - inside[:, None]
+    taken = everywhere[None, :] - everywhere[:, None]
+    return np.triu(2 * hit / (taken + inside[-1])).max()
+
+
+def test_no_threshold_on_intensity_tells_the_structures_apart(tmp_path):
+    cases = Synthetic(str(tmp_path), **SETTINGS).cases()
+    images = np.concatenate([nibabel.load(c.images[0]).get_fdata().ravel() for c in cases])
+    labels = np.concatenate([nibabel.load(c.label).get_fdata().ravel() for c in cases])
+    scores = [best_threshold_dice(images, labels, c) for c in (1, 2, 3)]
+    assert all(s > 0.02 for s in scores)
+    assert np.mean(scores) < 0.7
+
+
+def test_volumes_are_real_nifti_files_made_once(tmp_path):
+    source = Synthetic(str(tmp_path), **SETTINGS)
+    first = source.cases()[0]
+    image = nibabel.load(first.images[0])
+    assert image.shape == (40, 40, 32)
+    assert image.header.get_zooms() == (1.0, 1.0, 1.25)
+    written = first.images[0].stat().st_mtime_ns
+    assert Synthetic(str(tmp_path), **SETTINGS).cases()[0].images[0].stat().st_mtime_ns == written
+    assert [p.name[0] for p in tmp_path.iterdir()] != ["."]
+
+
+@pytest.mark.parametrize("change", [{"num_classes": 5}, {"seed": 1}, {"noise": 0.1}])
+def test_other_settings_make_another_set(tmp_path, change):
+    one = Synthetic(str(tmp_path), **SETTINGS)
+    other = Synthetic(str(tmp_path), **{**SETTINGS, **change})
+    assert one.root != other.root
+    assert len(other.describe().classes) == change.get("num_classes", 4)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 9])
+def test_every_class_occurs(tmp_path, classes):
+    source = Synthetic(str(tmp_path), **{**SETTINGS, "num_classes": classes, "num_cases": 3})
+    present = [np.unique(nibabel.load(c.label).get_fdata()) for c in source.cases()]
+    assert set(np.concatenate(present)) == set(range(classes))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"num_classes": 1}]
+)
+def test_settings_that_make_no_volume_are_refused(tmp_path, bad):
+    with pytest.raises(UsageError, match="got"):
+        Synthetic(str(tmp_path), **{**SETTINGS, **bad})

@@ -1,0 +1,73 @@
+"""What a person sees of a sweep: in TensorBoard, opened in a browser, and at its end."""
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unet3d.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def sweep(small, tmp_path_factory):
+    """Two runs and what was printed."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    words = ["-m", "pool=max,median", *small, f"hydra.sweep.dir={folder / 'sweep'}"]
+    words += ["meter.predict=true", "evaluation.enabled=true", "trainer.max_steps=3"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", *words]) == 0
+    return folder / "sweep"
+
+
+@pytest.fixture(scope="module")
+def log(sweep):
+    accumulator = EventAccumulator(str(sweep / "1" / "tensorboard"))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_a_runs_pages_pictures_and_final_figures_are_in_its_log(log):
+    tags = log.Tags()
+    assert "custom_scalars__config__" in tags["tensors"]
+    assert {"memory/timeline", "memory/layers"} < set(tags["images"])
+    final = {f"final/{name}" for name in ("dice", "hd95_mm", "peak_mib", "step_seconds")}
+    assert final <= set(tags["scalars"])
+    (dice,) = log.Scalars("final/dice")
+    assert dice.step == 3
+
+
+def test_the_predicted_kinds_are_lines_from_the_first_step_to_the_last_validation(log):
+    kinds = [t for t in log.Tags()["scalars"] if t.startswith("memory/predicted_kind_mib/")]
+    assert len(kinds) > 4
+    points = log.Scalars(kinds[0])
+    assert [p.step for p in points] == [0, 1, 2]
+    assert len({p.value for p in points}) == 1
+
+
+def test_a_sweep_ends_with_its_runs_side_by_side(sweep, capsys):
+    assert (sweep / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["compare", str(sweep)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["run", "pool"]
+    assert {line.split()[1] for line in lines[:2]} == {"max", "median"}
+
+
+def test_a_browser_shows_the_pages_with_curves_and_pictures(sweep, tmp_path):
+    if find_spec("playwright") is None or shutil.which("chromium") is None:
+        pytest.skip("needs playwright and chromium")
+    script = [sys.executable, ROOT / "scripts" / "screenshots.py", sweep, tmp_path]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *("Quality: 4 charts", "Memory: 3 charts", "Speed: 3 charts"),
+        *("cases: 2 pictures", "memory: 4 pictures", "hparams: Dice, peak and seconds"),
+    ]
+    shown = {"quality", "memory", "speed", "cases", "step", "hparams"}
+    assert {p.stem for p in tmp_path.glob("*.png")} == shown

@@ -1,0 +1,174 @@
+"""A class that a network never predicts, a loss that stays: told once, and in what a run leaves."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.metric.dice import Dice
+from unet3d.report.diagnosis import Remedies
+from unet3d.types import IGNORE_LABEL
+from unet3d.workflows.training import build as building
+from unet3d.workflows.training.build import build_training, summarize_run
+
+REMEDIES = Remedies(class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"])
+REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
+GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
+WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # where it is ignored: no voxel
+ELSEWHERE = torch.tensor([2, 1, 1, 0, 0, 0, 0, 0]).view(1, 1, 1, 8)
+
+
+class Validations:
+    """A run of 20 steps with a validation after each, as Lightning would call for them."""
+
+    def __init__(self, regions=None):
+        self.health = TrainingHealth(StoppingLimits(max_steps=20), REMEDIES)
+        self.said = []
+        self.metric = Dice(["background", "a", "b"], regions)
+        self.task = SimpleNamespace(
+            metric=self.metric, print=self.said.append, finite=SimpleNamespace(loss=1.0)
+        )
+        rates = {"lr": torch.tensor(1.0), "initial_lr": 1.0}
+        optimizer = SimpleNamespace(param_groups=[rates])
+        self.trainer = SimpleNamespace(
+            sanity_checking=False, global_step=0, max_epochs=None, optimizers=[optimizer]
+        )
+
+    def after(self, *predictions):
+        for prediction in predictions:
+            self.trainer.global_step += 1
+            rates = self.trainer.optimizers[0].param_groups[0]
+            rates["lr"] = 1 - self.trainer.global_step / 20
+            self.metric.reset()
+            self.metric.update(prediction, REFERENCE)
+            self.health.on_validation_end(self.trainer, self.task)
+        return self.said
+
+
+def test_a_class_that_gets_no_voxel_is_told_once_and_again_when_it_gets_some():
+    run = Validations()
+    assert run.after(*[WITHOUT_2] * 4) == []  # a fifth of the run
+    (line,) = run.after(WITHOUT_2)
+    assert line == (
+        "step 5: b is not predicted: 0 voxels of the validation set, 4 in the reference, for 5 "
+        "validations"
+    )
+    assert run.after(*[WITHOUT_2] * 5) == [line]
+    (_, over) = run.after(GOOD)
+    assert over == (
+        "step 11: b is predicted now: 4 voxels of the validation set, 4 in the reference"
+    )
+    assert run.after(GOOD, WITHOUT_2, WITHOUT_2) == [line, over]
+    assert len(run.after(WITHOUT_2)) == 3
+
+
+def test_a_class_that_comes_and_goes_is_not_told():
+    run = Validations()
+    assert run.after(*[WITHOUT_2, WITHOUT_2, GOOD] * 4) == []
+
+
+def test_a_region_is_missing_when_none_of_its_labels_is_predicted():
+    run = Validations({"whole": [1, 2], "core": [2]})
+    run.after(*[WITHOUT_2] * 6)
+    assert [line.split()[2] for line in run.said] == ["core"]
+
+
+def test_a_class_that_is_predicted_elsewhere_is_told_once_the_learning_rate_has_decayed():
+    run = Validations()
+    assert run.after(*[ELSEWHERE] * 14) == []
+    (line,) = run.after(ELSEWHERE)
+    assert line == (
+        "step 15: the learning rate is down to 25 % of its peak and the Dice of b still below "
+        "0.05, for 15 validations"
+    )
+    assert run.after(GOOD)[1:] == ["step 16: the Dice of b is above 0.05 now"]
+
+
+def test_a_loss_that_stays_is_told_once_unless_the_network_has_learned():
+    lines = []
+    for prediction in (torch.zeros_like(GOOD), GOOD):
+        run = Validations()
+        for _ in range(80):
+            run.health.on_train_batch_end(run.trainer, run.task)
+        said = run.after(*[prediction] * 8)
+        lines.append([line for line in said if "loss" in line])
+    (line,), nothing = lines
+    assert line.startswith("step 5: the loss does not fall: its median was 1 in the first eighth")
+    assert nothing == []
+
+
+def test_warnings_tell_what_is_wrong_as_a_run_ends():
+    run = Validations()
+    run.after(GOOD, ELSEWHERE)
+    assert run.health.warnings(done=False) == []
+    assert run.health.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
+    run.after(WITHOUT_2, WITHOUT_2)
+    assert run.health.warnings(done=False) == []  # it is early
+    run.after(WITHOUT_2)
+    for done in (False, True):
+        (warning,) = run.health.warnings(done=done)
+        assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
+
+
+def test_it_goes_on_from_its_state_as_if_it_had_never_stopped():
+    whole, stopped, resumed = Validations(), Validations(), Validations()
+    predictions = [*[WITHOUT_2] * 6, GOOD, GOOD, *[ELSEWHERE] * 10]
+    whole.after(*predictions)
+    stopped.after(*predictions[:6])
+    resumed.health.load_state_dict(stopped.health.state_dict())
+    resumed.trainer.global_step = 6
+    resumed.after(*predictions[6:])
+    assert stopped.said + resumed.said == whole.said
+    assert resumed.health.state_dict() == whole.health.state_dict()
+
+
+def scalars(folder):
+    log = EventAccumulator(str(folder / "tensorboard"))
+    log.Reload()
+    return {tag: [s.value for s in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+@pytest.fixture
+def silenced(monkeypatch):
+    """Networks that begin, and stay for any number of steps, 50 below all others for the box."""
+    silence = torch.tensor([0.0, 0.0, 0.0, 50.0]).view(4, 1, 1, 1)
+    network = building.network
+
+    def without_boxes(request):
+        model = network(request)
+        model.register_forward_hook(lambda module, args, logits: logits - silence)
+        return model
+
+    monkeypatch.setattr(building, "network", without_boxes)
+
+
+def test_a_run_whose_network_never_predicts_a_class_says_so_everywhere(
+    unet3d, tmp_path, capsys, silenced
+):
+    assert unet3d("trainer.max_steps=8", "validation.hd95=false") == 0
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if "box is not predicted" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 6"]  # of validations at 2, 4, 6 and 8
+    warnings = json.loads((tmp_path / "run" / "report.json").read_text())["warnings"]
+    (warning,) = [w for w in warnings if "not one voxel" in w]
+    assert "box (for 4 validations)" in warning
+    assert "trainer.max_steps=16, data.foreground_share=0.9 or model.width=16" in warning
+    assert f"  {warning}\n" in shown
+    curves = scalars(tmp_path / "run")
+    assert curves["val/volume_ratio/box"] == [0, 0, 0, 0]
+    assert len(curves["val/volume_ratio/ball"]) == 4
+
+
+def test_a_class_that_no_case_has_is_told_before_the_first_step_and_as_a_warning(
+    composed, small, tmp_path, data_options
+):
+    base = [word for word in small if "source" not in word and "data.root" not in word]
+    words = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
+    run = build_training(composed(*words, base=base), tmp_path)
+    (sentence,) = run.health.warnings(done=False)
+    assert sentence.startswith("no case has class_3, so it cannot be learned")
+    assert f"\n{sentence}\n" in summarize_run(run)

@@ -1,0 +1,51 @@
+from unet3d.memory.allocator import CachingAllocator, replay
+from unet3d.units import MIB
+
+
+def test_small_requests_share_a_segment_of_2_mib():
+    allocator = CachingAllocator()
+    allocator.allocate(0, 100)
+    allocator.allocate(1, MIB)
+    assert (allocator.allocated, allocator.reserved) == (512 + MIB, 2 * MIB)
+
+
+def test_middling_requests_come_from_20_mib_and_large_ones_have_their_own():
+    allocator = CachingAllocator()
+    allocator.allocate(0, 3 * MIB)
+    assert allocator.reserved == 20 * MIB
+    allocator.allocate(1, 30 * MIB + 1)
+    assert allocator.reserved == 52 * MIB
+
+
+def test_a_freed_block_is_used_again_and_neighbours_join():
+    allocator = CachingAllocator()
+    for key in range(3):
+        allocator.allocate(key, 5 * MIB)
+    for key in range(3):
+        allocator.free(key)
+    allocator.allocate(3, 20 * MIB)
+    assert allocator.reserved == 20 * MIB
+    assert allocator.peak_allocated == 20 * MIB
+
+
+def test_fragments_are_reserved_but_not_used():
+    allocator = CachingAllocator()
+    for key in range(4):
+        allocator.allocate(key, 5 * MIB)
+    allocator.free(0)
+    allocator.free(2)
+    allocator.allocate(4, 9 * MIB)  # no hole of 5 MiB is large enough
+    assert (allocator.allocated, allocator.reserved) == (19 * MIB, 40 * MIB)
+
+
+def test_a_remainder_too_small_to_split_counts_as_allocated():
+    allocator = CachingAllocator()
+    allocator.allocate(0, 12 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 11 * MIB + 512 * 1024)
+    assert allocator.allocated == 12 * MIB
+
+
+def test_nothing_takes_nothing():
+    allocator, reserved = replay([1, -1], [0])
+    assert (allocator.peak_allocated, reserved) == (0, [0, 0])

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from unet3d.config.instantiate import build_network
+from unet3d.memory.layer_recorder import LayerRecorder
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.measure import measure_step
+
+
+def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
+    """On a CPU the reader counts its own calls, so that only the rows are compared."""
+    request = composed("model=unet_small", "model.width=2", "data.batch_size=2")
+    calls = []
+
+    def read():
+        calls.append(1)
+        return len(calls), 0
+
+    model = build_network(request)
+    with LayerRecorder(read).record(model) as recorder:
+        model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
+    predicted = estimate_memory(request).layers
+    for phase in ("forward", "backward"):
+        rows = [
+            [(r.name, r.type) for r in rs if r.phase == phase]
+            for rs in (recorder.layers, predicted)
+        ]
+        assert rows[0] == rows[1]
+    assert all(layer.change > 0 for layer in recorder.layers)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_prediction_is_near_what_is_measured(composed):
+    request = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]")
+    real, predicted = measure_step(request), estimate_memory(request)
+    assert predicted.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)
+    assert len(real.layers) > 10

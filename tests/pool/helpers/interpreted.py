@@ -1,0 +1,82 @@
+"""Run the Triton kernels in Triton's interpreter against the references; exit 1 at a difference.
+
+A program of its own, run with TRITON_INTERPRET=1: that counts when kernels are defined, for the
+whole process.
+"""
+
+import sys
+
+import torch
+
+from tests.pool.helpers.volumes import DTYPES, volume
+from unet3d.pool.argmax_codes import choose_code, encode
+from unet3d.pool.kernels import cuda
+from unet3d.pool.layout import is_channels_last
+from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
+from unet3d.pool.reference.avg import average, average_gradient
+from unet3d.pool.reference.max import maximum
+from unet3d.pool.reference.median import median
+from unet3d.pool.select_backward import scatter_gradient
+from unet3d.pool.windows import Windows
+
+CASES = [  # windows, sizes
+    ((2, None, 0), (4, 4, 6)),
+    ((2, None, 0), (5, 3, 7)),
+    (((1, 2, 2), None, 0), (2, 5, 4)),
+    (((2, 2, 1), None, 0), (3, 4, 5)),
+    ((3, 2, 1), (5, 4, 6)),
+    ((3, 3, 0), (6, 4, 3)),
+    (((3, 2, 2), 2, (1, 1, 0)), (4, 5, 6)),
+    (((4, 4, 2), 3, (2, 1, 1)), (4, 5, 4)),
+]
+KINDS = ["random", "tied", "infinite", "nan", "huge"]
+
+
+def check(pool: str, x: torch.Tensor, windows: Windows) -> None:
+    last = is_channels_last(x)
+    y, recorded = cuda.forward(x, pool, windows, 0.3)
+    upper = torch.randn_like(y)
+    g = cuda.backward(upper, pool, windows, x.shape, last, recorded, x, 0.3)
+    eps = torch.finfo(x.dtype).eps  # the interpreter truncates to bfloat16: an ulp
+    close = {"rtol": 2 * eps, "atol": 4 * eps, "equal_nan": True}
+    if pool in ("median", "max"):
+        expected, places = {"median": median, "max": maximum}[pool](x, windows)
+        assert torch.equal(recorded, encode(places, choose_code(pool, windows), windows, x.shape))
+        g_expected = scatter_gradient(upper, places, windows, x.shape)
+    elif pool == "avg":
+        expected, g_expected = average(x, windows), average_gradient(upper, x.shape, windows)
+    else:
+        expected = approx_median(x, windows, 0.3)
+        g_expected = approx_median_gradient(upper, x, windows, 0.3)
+    torch.testing.assert_close(y, expected, **close)
+    if x.isfinite().all() or pool in ("median", "max"):
+        torch.testing.assert_close(g, g_expected, **close)
+    assert is_channels_last(y) == is_channels_last(g) == last
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    failures = 0
+    for number, (window, size) in enumerate(CASES):
+        windows = Windows.from_args(*window)
+        for pool in ("median", "max", "avg", "approx_median"):
+            if pool == "approx_median" and windows.elements > 18:
+                continue  # the interpreter takes seconds
+            for last in (False, True):
+                turn = number + last
+                dtype = DTYPES[turn % 3]
+                kind = KINDS[turn % 5] if pool in ("median", "max") else "random"
+                x = volume((1, 3, *size), kind, dtype)
+                if last:
+                    x = x.contiguous(memory_format=torch.channels_last_3d)
+                try:
+                    check(pool, x, windows)
+                except Exception as error:
+                    failures += 1
+                    where = f"{pool} {windows} {size} {kind} {dtype} channels_last={last}"
+                    print(f"{where}: {type(error).__name__} {error}", file=sys.stderr)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Codes: a byte holds what it was told, for every window."""
+
+import pytest
+import torch
+
+from tests.pool.helpers.volumes import WINDOWS
+from unet3d.pool.argmax_codes import IndexCode, choose_code, decode, encode
+from unet3d.pool.reference.max import maximum
+from unet3d.pool.reference.median import median
+from unet3d.pool.windows import Windows
+
+
+@pytest.mark.parametrize("name", ["median", "max"])
+@pytest.mark.parametrize("window", [*WINDOWS.values(), (4, 4, 2), ((5, 5, 1), 2, (2, 2, 0))])
+def test_places_come_back_from_their_code(name, window):
+    windows, x = Windows.from_args(*window), torch.randn(2, 3, 9, 10, 7)
+    places = {"median": median, "max": maximum}[name](x, windows)[1]
+    code = choose_code(name, windows)
+    again = decode(encode(places, code, windows, x.shape), code, windows, x.shape)
+    assert torch.equal(torch.minimum(*again), torch.minimum(*places))
+    assert torch.equal(torch.maximum(*again), torch.maximum(*places))
+
+
+@pytest.mark.parametrize(
+    ("window", "code"),
+    [
+        ((2, None, 0), IndexCode.MASK),
+        ((3, 2, 0), IndexCode.PAIR),
+        ((3, 2, 1), IndexCode.PAIR),
+        ((5, 5, 0), IndexCode.PAIR),
+        (((4, 2, 2), None, 0), IndexCode.PAIR),
+        ((4, None, 0), IndexCode.TWO),
+    ],
+)
+def test_odd_windows_and_even_ones_up_to_sixteen_need_one_byte(window, code):
+    assert choose_code("median", Windows.from_args(*window)) == code

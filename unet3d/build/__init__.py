@@ -1,1 +1,0 @@
-"""From a config to objects: nothing above hands a config on, nothing below sees one."""

@@ -1,0 +1,1 @@
+"""The command line: read arguments, print results, turn errors into exit codes."""

@@ -1,1 +1,0 @@
-"""The verbs of `unet3d VERB [overrides]`, one file each."""

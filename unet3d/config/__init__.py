@@ -1,0 +1,1 @@
+"""Read a config once: compose it, check it, and return typed settings."""

@@ -1,0 +1,1 @@
+"""Data augmentation of training patches."""

@@ -1,0 +1,1 @@
+"""Check a dataset for files that cannot be used."""

@@ -1,0 +1,1 @@
+"""Find cases on disk: one module per dataset layout."""

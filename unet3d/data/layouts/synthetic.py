@@ -1,0 +1,123 @@
+"""Volumes made from a seed: noisy structures that no threshold on intensity can tell apart.
+
+They are written once, as NIfTI files in the Decathlon's layout, into a folder that bears the
+settings in its name.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.layouts.generated import Generated, check_grid, make_grid, write_decathlon
+from unet3d.errors import UsageError
+
+SHAPES = ("ball", "tube", "box", "shell")
+
+
+class Synthetic(Generated):
+    """`num_cases` volumes of `size` voxels with one or two structures per class.
+
+    Structures of class c are `0.6 + 0.35 (c - 1)` bright above a background of 0; `noise` is the
+    standard deviation of what is added to every voxel.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        num_classes: int,
+        num_cases: int,
+        size: Sequence[int],
+        spacing_mm: Sequence[float],
+        noise: float,
+        seed: int,
+    ):
+        check_grid(size, spacing_mm)
+        if not 2 <= num_classes <= 20 or num_cases < 1 or noise < 0:
+            raise UsageError(
+                "synthetic data needs data.num_classes in 2..20 (the background counts), "
+                f"num_cases >= 1 and noise >= 0, got {num_classes}, {num_cases} and {noise}"
+            )
+        settings = {
+            "classes": num_classes,
+            "cases": num_cases,
+            "size": list(size),
+            "spacing_mm": [float(s) for s in spacing_mm],
+            "noise": float(noise),
+            "seed": seed,
+        }
+        extent = "x".join(map(str, size))
+        name = f"{num_classes}-classes_{num_cases}-cases_{extent}"
+        super().__init__(root, name=name, settings=settings, write=write_dataset)
+
+
+def class_names(classes: int) -> list[str]:
+    """Background, ball, tube, box, shell, ball_2, ...
+
+    >>> class_names(6)
+    ['background', 'ball', 'tube', 'box', 'shell', 'ball_2']
+    """
+    rounds = [divmod(c, len(SHAPES)) for c in range(classes - 1)]
+    return ["background", *(SHAPES[s] + (f"_{r + 1}" if r else "") for r, s in rounds)]
+
+
+def write_dataset(
+    folder: Path,
+    *,
+    classes: int,
+    cases: int,
+    size: list[int],
+    spacing_mm: list[float],
+    noise: float,
+    seed: int,
+) -> None:
+    """Make the data set in `folder`."""
+    brightness = np.array([0.0, *(0.6 + 0.35 * c for c in range(classes - 1))])
+
+    def draw_case(number: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng((seed, number))
+        label = draw_label(rng, classes, size, spacing_mm)
+        return brightness[label] + rng.normal(0, noise, size), label
+
+    write_decathlon(
+        folder,
+        name="Synthetic",
+        channels=["synthetic"],
+        classes=class_names(classes),
+        cases=cases,
+        spacing_mm=spacing_mm,
+        draw=draw_case,
+    )
+
+
+def draw_label(
+    rng: np.random.Generator, classes: int, size: Sequence[int], spacing_mm: Sequence[float]
+) -> np.ndarray:
+    """Labels (D, H, W), uint8: one or two structures of every class, later ones on top."""
+    extent = np.array(size) * np.array(spacing_mm)
+    grid = make_grid(size, spacing_mm)
+    label = np.zeros(size, np.uint8)
+    radius = 0.5 * extent.min() / (1 + (classes - 1) ** (1 / 3))  # so that all find a place
+    for c in range(1, classes):
+        for _ in range(rng.integers(1, 3)):
+            r = radius * rng.uniform(0.75, 1.0)
+            centre = rng.uniform(np.minimum(r, extent / 2), np.maximum(extent - r, extent / 2))
+            offset = grid - centre[:, None, None, None]
+            label[shape_mask(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
+    return label
+
+
+def shape_mask(shape: str, offset: np.ndarray, r: float, rng: np.random.Generator) -> np.ndarray:
+    """Which voxels, at `offset` mm (3, D, H, W) from a centre, belong to a shape of radius `r`."""
+    distance = np.linalg.norm(offset, axis=0)
+    if shape == "ball":
+        return distance < r
+    if shape == "shell":
+        return (distance < r) & (distance > 0.55 * r)
+    if shape == "box":
+        return np.abs(offset).max(axis=0) < 0.8 * r
+    direction = rng.normal(size=3)
+    direction /= np.linalg.norm(direction)
+    along = np.tensordot(direction, offset, 1)
+    return (np.abs(along) < 1.6 * r) & (distance**2 - along**2 < (0.5 * r) ** 2)

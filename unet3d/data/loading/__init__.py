@@ -1,0 +1,1 @@
+"""Samplers, datasets and loaders of training patches and validation volumes."""

@@ -1,0 +1,57 @@
+"""NIfTI files -> arrays, with errors that name the file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.data.nifti.stream import UnreadableFileError, read_header, read_stored
+from unet3d.errors import UsageError
+
+
+def open_image(file: Path) -> Any:
+    """An image whose header is read and whose voxels are not."""
+    import nibabel
+
+    if not file.is_file():
+        raise UsageError(f"{file.absolute()} is missing")
+    try:
+        image: Any = nibabel.load(file)
+    except Exception as error:  # the reader's own errors do not name the file
+        raise UsageError(f"{file} cannot be read as a volume: {error}") from error
+    shape = volume_shape(image)
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise UsageError(f"{file} must be a 3D volume, its shape is {list(image.shape)}")
+    return image
+
+
+def volume_shape(image: Any) -> tuple[int, ...]:
+    """The shape without axes of size 1 behind the third."""
+    shape = tuple(image.shape)
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(channels (C, D, H, W) in the file's grid, affine); integers stay integers if not scaled."""
+    image = open_image(file)
+    try:
+        header = read_header(file)
+        array = read_stored(file, header)
+    except UnreadableFileError as reason:
+        raise UsageError(f"{file} cannot be read as a volume: it {reason}") from reason
+    if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
+        array = apply_scaling(array, header.slope, header.inter)
+    array = array.reshape(volume_shape(image))
+    channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
+    return channels, image.affine
+
+
+def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
+    """As float32, computed in float64 a slice at a time."""
+    result = np.empty(array.shape, np.float32, order="F")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        for number in range(array.shape[-1]):
+            result[..., number] = array[..., number].astype(np.float64) * slope + inter
+    return result

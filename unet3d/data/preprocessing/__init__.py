@@ -1,0 +1,1 @@
+"""Preprocess cases and cache the result."""

@@ -1,1 +1,0 @@
-"""Whole volumes through a network that was trained on patches."""

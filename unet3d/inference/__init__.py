@@ -1,0 +1,1 @@
+"""Sliding-window inference within a memory budget."""

@@ -1,0 +1,63 @@
+"""A whole volume through the network, window by window, to the labels of its voxels."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from unet3d.errors import UsageError
+from unet3d.inference.accumulate import Network, run_windows
+from unet3d.inference.window_order import Tile, WindowSchedule
+from unet3d.inference.write_labels import Decision, argmax_labels
+
+
+class SlidingWindow:
+    """Overlapping windows of `patch_size`, blended with gaussian weights, decided bar by bar."""
+
+    def __init__(
+        self,
+        patch_size: Sequence[int],
+        *,
+        overlap: float = 0.5,
+        batch_size: int = 1,
+        decide: Decision = argmax_labels,
+    ):
+        if not 0 <= overlap < 1 or batch_size < 1:
+            raise UsageError(
+                "infer needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
+                f"got {overlap} and {batch_size}"
+            )
+        if len(patch_size) != 3 or min(patch_size) < 1:
+            raise UsageError(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
+        d, h, w = patch_size
+        self.patch_size = d, h, w
+        self.overlap = overlap
+        self.batch_size = batch_size
+        self.decide = decide
+
+    def __call__(self, image: Tensor, network: Network) -> Tensor:
+        """(B, C, D, H, W) -> labels (B, D, H, W), uint8."""
+        return torch.stack([self._labels(one, network) for one in image])
+
+    def _labels(self, image: Tensor, network: Network) -> Tensor:
+        _, d, h, w = image.shape
+        walks = [
+            WindowSchedule(
+                size=(d, h, w),
+                patch=self.patch_size,
+                overlap=self.overlap,
+                order=(a, b, c),
+                batch_size=self.batch_size,
+            )
+            for a, b, c in permutations(range(3))
+        ]
+        walk = min(walks, key=lambda walk: walk.open_voxels)
+        labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
+
+        def take(bar: Tile, logits: Tensor) -> None:
+            place = walk.placed(bar.rows, bar.columns, (0, walk.size[walk.order[2]]))
+            labels[tuple(slice(*span) for span in place)] = self.decide(logits)
+
+        run_windows(image, walk, [network], take, device=image.device, keep=image.device)
+        return labels

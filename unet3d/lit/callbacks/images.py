@@ -1,0 +1,74 @@
+"""Pictures of the first validation cases, always the same ones and the same slices."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from unet3d.data.preprocessing.resampling import axis_names, reorient
+from unet3d.report.slices import VIEWS, draw_case, fullest_slices
+from unet3d.types import IGNORE_LABEL, Sample, Triple
+
+
+class CaseImages(Callback):
+    """Shows slices of `cases` volumes with reference and prediction in TensorBoard.
+
+    `orientation` is what the volumes are turned to, `spacing_mm` their voxels' sides by case.
+    """
+
+    def __init__(
+        self,
+        *,
+        class_names: Sequence[str],
+        orientation: str,
+        spacing_mm: Mapping[str, Sequence[float]],
+        cases: int = 3,
+    ):
+        self.class_names, self.spacing_mm, self.cases = class_names, spacing_mm, cases
+        names = axis_names(orientation)
+        sagittal, coronal, axial = (names.index(view) for view in VIEWS)
+        self.axes: Triple = (sagittal, coronal, axial)
+        self.flips = [orientation[axis] in "LPI" for axis in self.axes]
+        self.slices: dict[str, Triple] = {}
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Sample,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx >= self.cases or trainer.sanity_checking or outputs is None:
+            return
+        loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
+        if not loggers or not trainer.is_global_zero:
+            return
+        case = batch["case"][0]
+        picture = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
+        for logger in loggers:
+            logger.experiment.add_image(
+                f"cases/{case}", picture, trainer.global_step - 1, dataformats="HWC"
+            )
+
+    def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
+        """Return (H, W, 3) of volumes (D, H, W)."""
+        grey, labels, found = (
+            reorient(volume.cpu().numpy(), self.axes, self.flips)
+            for volume in (image.float(), reference, prediction)
+        )
+        if case not in self.slices:
+            self.slices[case] = fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
+        return draw_case(
+            grey,
+            labels,
+            found,
+            spacing_mm=[self.spacing_mm[case][axis] for axis in self.axes],
+            slices=self.slices[case],
+            class_names=self.class_names,
+        )

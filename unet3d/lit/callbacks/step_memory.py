@@ -1,0 +1,117 @@
+"""The peak memory of every training step, by phase, beside the metrics."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from unet3d.memory.peak import PeakMeter
+from unet3d.memory.record import MemoryRecord
+from unet3d.units import MIB
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+class StepMemory(Callback):
+    """Resets the peak as a step starts and reads it as the step ends.
+
+    A step is one optimizer step with all of its micro-batches. The first step (which allocates the
+    optimizer's state), the steady steps after it and validation are kept apart.
+    """
+
+    def __init__(self, meter: PeakMeter, predicted: MemoryRecord | None = None):
+        self.meter = meter
+        self.predicted = predicted
+        self.phase: str | None = None  # None: no step has begun
+        self.step: dict[str, MemoryRecord] = {}
+        self.first: dict[str, MemoryRecord] | None = None
+        self.steady: dict[str, MemoryRecord] | None = None
+        self.validation: MemoryRecord | None = None
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._enter("forward", trainer)
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("backward", trainer)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter("optimizer", trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self.phase != "optimizer":
+            return  # a micro-batch that only accumulates
+        self._leave(trainer)
+        whole = max_over_phases(self.step)
+        tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in whole.known().items()}
+        if self.predicted is not None and self.predicted.allocated is not None:
+            tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
+        for phase, record in self.step.items():
+            tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
+        pl_module.log_dict(tags)
+        pl_module.log("peak_mib", whole.headline / MIB, prog_bar=True, logger=False)
+        if self.first is None:
+            self.first = self.step
+        else:
+            before = self.steady or {}
+            self.steady = {
+                phase: record | before.get(phase, record) for phase, record in self.step.items()
+            }
+        self.step = {}
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.meter.start(trainer.strategy.root_device)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        record = self.meter.read(trainer.strategy.root_device)
+        self.validation = record if self.validation is None else self.validation | record
+        if trainer.logger is not None and not trainer.sanity_checking:
+            tags = {f"memory/validation_peak_{k}_mib": v / MIB for k, v in record.known().items()}
+            trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
+
+    def summary(self) -> dict[str, Any]:
+        """Bytes, for the report: the first step, the worst of the steady ones, and validation."""
+        found: dict[str, Any] = {}
+        if self.predicted is not None:
+            found["predicted"] = self.predicted.known()
+        for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
+            if phases is not None:
+                by_phase = {phase: record.known() for phase, record in phases.items()}
+                found[name] = max_over_phases(phases).known() | {"phases": by_phase}
+        if self.validation is not None:
+            found["validation"] = self.validation.known()
+        return found
+
+    @property
+    def peak(self) -> MemoryRecord | None:
+        """The peak of a steady step, or of the only one."""
+        phases = self.steady or self.first
+        return max_over_phases(phases) if phases else None
+
+    def _enter(self, phase: str, trainer: pl.Trainer) -> None:
+        if self.phase is not None:
+            self._leave(trainer)
+        self.phase = phase
+        self.meter.start(trainer.strategy.root_device)
+
+    def _leave(self, trainer: pl.Trainer) -> None:
+        assert self.phase is not None
+        record = self.meter.read(trainer.strategy.root_device)
+        self.step[self.phase] = record | self.step.get(self.phase, record)
+        self.phase = None
+
+
+def max_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
+    """The peak over all phases."""
+    whole = MemoryRecord()
+    for record in phases.values():
+        whole = whole | record
+    return whole

@@ -1,0 +1,1 @@
+"""Estimate and measure what a training step takes of memory."""

@@ -1,1 +1,0 @@
-"""What a step costs: start(device), read(device) -> MemoryRecord."""

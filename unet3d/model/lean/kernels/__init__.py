@@ -1,0 +1,1 @@
+"""Kernels of lean blocks for CPUs and GPUs."""

@@ -1,0 +1,125 @@
+"""Normalise and activate, and the way back: what reads and writes whole maps, as operators.
+
+y is a raw convolution output (B, C, D, H, W) or some rows of one, g a gradient by its activation;
+scale, shift and the like are (B, C), in the type of sums. n = scale * y + shift is the normalised
+value, and m = g * act'(n) the gradient by it.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from unet3d.model.lean.kernels import dispatch
+
+CHUNK = 2**21
+"""Elements that plain torch has in float32 at once."""
+
+
+@torch.library.custom_op("unet3d::moments", mutates_args=())
+def moments(y: Tensor) -> Tensor:
+    """(2, B, C): the mean, and the sum of squared deviations from it."""
+    found = _sums_like(y)
+    if fast := dispatch.select_kernels(y):
+        fast.moments(y, found)
+        return found
+    for c in _channels(y):
+        variance, mean = torch.var_mean(_wide(y[:, c]), dim=(2, 3, 4), correction=0)
+        found[0, :, c], found[1, :, c] = mean, variance * y[0, 0].numel()
+    return found
+
+
+@torch.library.custom_op("unet3d::normalize", mutates_args=("out",))
+def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
+    """Write act(n) to out."""
+    if fast := dispatch.select_kernels(y, out):
+        return fast.normalize(y, scale, shift, slope, out)
+    for c in _channels(y):
+        n = _normalized(y, scale, shift, c)
+        out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
+
+
+@torch.library.custom_op("unet3d::norm_gradient_sums", mutates_args=())
+def gradient_sums(
+    g: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    slope: float,
+) -> Tensor:
+    """(2, B, C): the sums of m and of m * (y - mean) * inverse."""
+    found = _sums_like(y)
+    if fast := dispatch.select_kernels(y, g):
+        fast.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=found)
+        return found
+    for c in _channels(y):
+        m = _masked(g, y, scale, shift, slope, c)
+        x = (_wide(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
+        found[0, :, c], found[1, :, c] = m.sum((2, 3, 4)), (m * x).sum((2, 3, 4))
+    return found
+
+
+@torch.library.custom_op("unet3d::norm_gradient", mutates_args=("out",))
+def gradient(
+    g: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    constant: Tensor,
+    linear: Tensor,
+    slope: float,
+    out: Tensor,
+) -> None:
+    """Write scale * m + constant + linear * y to out, which may be g or y."""
+    if fast := dispatch.select_kernels(y, g, out):
+        return fast.gradient(g, y, scale, shift, constant, linear, slope=slope, out=out)
+    for c in _channels(y):
+        m = _masked(g, y, scale, shift, slope, c)
+        rest = _normalized(y, linear, constant, c)
+        out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
+
+
+@moments.register_fake
+def _(y: Tensor) -> Tensor:
+    return _sums_like(y)
+
+
+@gradient_sums.register_fake
+def _(g: Tensor, y: Tensor, *others: object) -> Tensor:
+    return _sums_like(y)
+
+
+@normalize.register_fake
+@gradient.register_fake
+def _(*arguments: object) -> None:
+    return None
+
+
+def _sums_like(y: Tensor) -> Tensor:
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    return torch.empty(2, *y.shape[:2], dtype=dtype, device=y.device)
+
+
+def _normalized(y: Tensor, scale: Tensor, shift: Tensor, c: slice) -> Tensor:
+    return torch.addcmul(_per_channel(shift[:, c]), _wide(y[:, c]), _per_channel(scale[:, c]))
+
+
+def _masked(g: Tensor, y: Tensor, scale: Tensor, shift: Tensor, slope: float, c: slice) -> Tensor:
+    wide = _wide(g[:, c])
+    return torch.where(_normalized(y, scale, shift, c) > 0, wide, wide * slope)
+
+
+def _channels(y: Tensor) -> Iterator[slice]:
+    step = max(1, CHUNK * y.shape[1] // max(1, y.numel()))
+    for start in range(0, y.shape[1], step):
+        yield slice(start, start + step)
+
+
+def _per_channel(t: Tensor) -> Tensor:
+    return t[:, :, None, None, None]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

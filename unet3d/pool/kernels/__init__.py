@@ -1,0 +1,1 @@
+"""Pooling kernels for CPUs and GPUs."""

@@ -1,0 +1,177 @@
+"""Launches the Triton kernels. Triton is imported when a CUDA tensor first comes by."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unet3d.cpp_kernels import has_triton
+from unet3d.pool.argmax_codes import choose_code
+from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like, memory_format
+from unet3d.pool.reference.approx_median import approx_median_gradient
+from unet3d.pool.sorting_network import EIGHT, Comparator, build_median_network
+from unet3d.pool.windows import Windows
+
+HALVES = (torch.float16, torch.bfloat16)
+PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integers
+    torch.bfloat16: torch.int32,
+    torch.float16: torch.uint32,
+    torch.float32: torch.int64,
+}
+
+
+def supports(x: Tensor) -> bool:
+    """Whether the kernels take x."""
+    return x.dtype in PAIR_TYPES and has_triton("poolings")
+
+
+def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The output and the recorded places."""
+    from unet3d.pool.kernels.forward_triton import forward_kernel
+
+    y, recorded = allocate_outputs(x, pool, windows)
+    if y.numel():
+        grid, arguments = forward_launch(x, y, recorded, pool, windows, tau)
+        forward_kernel[grid](**arguments)
+    return y, recorded
+
+
+def backward(
+    grad: Tensor,
+    pool: str,
+    windows: Windows,
+    shape: Sequence[int],
+    channels_last: bool,
+    recorded: Tensor | None = None,
+    x: Tensor | None = None,
+    tau: float = 0.0,
+) -> Tensor:
+    """The gradient by the input: from recorded places, from the input itself, or from neither."""
+    from unet3d.pool.kernels.backward_triton import covering_kernel, tiled_kernel
+
+    if pool == "approx_median" and x is not None and not _tiles(windows):
+        rare = approx_median_gradient(
+            grad, x, windows, tau
+        )  # plain torch: several times the memory
+        return rare.contiguous(memory_format=memory_format(channels_last))
+    result = make_empty_like(shape, grad, channels_last)
+    if not result.numel():
+        return result
+    source = grad if recorded is None else recorded  # a pooling without a code reads none
+    if _tiles(windows):
+        grid, arguments = tiled_launch(grad, source, x, result, pool, windows, tau)
+        tiled_kernel[grid](**arguments)
+    else:
+        grid, arguments = covering_launch(grad, source, result, pool, windows)
+        covering_kernel[grid](**arguments)
+    return result
+
+
+def forward_launch(
+    x: Tensor, y: Tensor, recorded: Tensor, pool: str, windows: Windows, tau: float
+) -> tuple[tuple[int, int], dict]:
+    """The grid and the arguments of forward_kernel."""
+    last = is_channels_last(x)
+    b, c, *space = x.shape
+    d, h, w = windows.output_shape(x.shape)
+    pairs = not last and _in_pairs(x, windows)
+    planes, per_plane = (b * d * h, w * c) if last else (b * c * d, h * w)
+    block = _block(per_plane, windows)
+    return (planes, -(-per_plane // block)), {
+        "x": x.view(PAIR_TYPES[x.dtype]) if pairs else x,
+        "y": y,
+        "code": recorded,
+        **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
+        **{"DO": d, "HO": h, "OUTPUTS": per_plane, "TOTAL": y.numel(), "tau": tau},
+        **{"POOL": pool, "CODE": int(choose_code(pool, windows)), "NETWORK": _network(windows)},
+        **_constants(windows, "KSP"),
+        **{"GROUP": c if last else w, "LAST": last, "PAIRS": pairs, "BLOCK": block},
+        "HALF": x.dtype in HALVES,
+    }
+
+
+def tiled_launch(
+    grad: Tensor,
+    recorded: Tensor,
+    x: Tensor | None,
+    result: Tensor,
+    pool: str,
+    windows: Windows,
+    tau: float,
+) -> tuple[tuple[int, int], dict]:
+    """The grid and the arguments of tiled_kernel."""
+    last = is_channels_last(result)
+    b, c, *space = result.shape
+    d, h, w = windows.output_shape(result.shape)
+    depth, height, width = (-(-n // k) for n, k in zip(space, windows.size, strict=True))
+    pairs = not last and _in_pairs(result, windows) and (x is None or _in_pairs(x, windows))
+    planes, per_plane = (b * c * depth, height * width)
+    if last:
+        planes, per_plane = b * depth * height, width * c
+    block = _block(per_plane, windows)
+    wide = PAIR_TYPES[result.dtype]
+    source = result if x is None else x
+    return (planes, -(-per_plane // block)), {
+        "grad": grad,
+        "code": recorded,
+        "x": source.view(wide) if pairs else source,
+        "to": result.view(wide) if pairs else result,
+        **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
+        **{"DO": d, "HO": h, "WO": w, "DC": depth, "HC": height, "LANES": per_plane, "tau": tau},
+        **{"POOL": pool, "NETWORK": _network(windows)},
+        **_constants(windows, "K"),
+        "CUT": (depth, height, width) != (d, h, w),
+        **{"GROUP": c if last else width, "LAST": last, "PAIRS": pairs, "BLOCK": block},
+        "HALF": result.dtype in HALVES,
+    }
+
+
+def covering_launch(
+    grad: Tensor, recorded: Tensor, result: Tensor, pool: str, windows: Windows
+) -> tuple[tuple[int, int], dict]:
+    """The grid and the arguments of covering_kernel."""
+    last = is_channels_last(result)
+    b, c, *space = result.shape
+    d, h, w = windows.output_shape(result.shape)
+    planes, per_plane = (b * space[0] * space[1], space[2] * c)
+    if not last:
+        planes, per_plane = b * c * space[0], space[1] * space[2]
+    block = _block(per_plane, windows)
+    return (planes, -(-per_plane // block)), {
+        **{"grad": grad, "code": recorded, "to": result, "D": space[0], "H": space[1]},
+        **{"DO": d, "HO": h, "WO": w, "ELEMENTS": per_plane, "TOTAL": grad.numel()},
+        **{"POOL": pool, "CODE": int(choose_code(pool, windows))},
+        **_constants(windows, "KSP"),
+        **{"W": space[2], "C": c if last else 1, "LAST": last, "BLOCK": block},
+    }
+
+
+def _constants(windows: Windows, kinds: str) -> dict[str, int]:
+    """KD, KH, KW and so on, for the size (K), the stride (S) and the padding (P)."""
+    values = dict(zip("KSP", windows.axes, strict=True))
+    return {k + axis: n for k in kinds for axis, n in zip("DHW", values[k], strict=True)}
+
+
+def _tiles(windows: Windows) -> bool:
+    """Whether the windows lie side by side, and a mask says which elements they took."""
+    return windows.size == windows.stride and not any(windows.padding) and windows.elements <= 8
+
+
+def _in_pairs(x: Tensor, windows: Windows) -> bool:
+    """Whether a window's row is two elements that one aligned load can bring."""
+    row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
+    return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
+
+
+def _network(windows: Windows) -> tuple[Comparator, ...]:
+    if windows.elements == 8 and not any(windows.padding):
+        return EIGHT
+    return build_median_network(
+        windows.elements, pair=any(windows.padding) or windows.elements % 2 == 0
+    )
+
+
+def _block(per_plane: int, windows: Windows) -> int:
+    """Lanes in a program of 4 warps: 4 each, fewer where a lane holds many elements."""
+    most = 512 if windows.elements <= 8 else 128
+    return min(most, max(32, 1 << (per_plane - 1).bit_length()))

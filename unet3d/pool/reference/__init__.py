@@ -1,0 +1,1 @@
+"""Slow poolings in plain PyTorch that the kernels are tested against."""

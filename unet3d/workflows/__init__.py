@@ -1,0 +1,1 @@
+"""Put packages to work for one command each."""

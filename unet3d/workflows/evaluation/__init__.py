@@ -1,0 +1,1 @@
+"""Score predictions against references."""

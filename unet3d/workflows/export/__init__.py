@@ -1,0 +1,1 @@
+"""Export a trained network and verify the file."""

@@ -1,0 +1,1 @@
+"""Segment scans with trained networks."""

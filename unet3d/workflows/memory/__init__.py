@@ -1,0 +1,1 @@
+"""Estimate, measure and search the memory of a training step."""

@@ -1,0 +1,1 @@
+"""Plan a training run for a dataset and a memory budget."""

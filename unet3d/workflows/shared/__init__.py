@@ -1,0 +1,1 @@
+"""Build what several workflows need: the dataset and the network."""

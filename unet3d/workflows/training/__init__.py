@@ -1,0 +1,1 @@
+"""Train a network; start reading at build.py."""
