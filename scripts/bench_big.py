@@ -15,10 +15,10 @@ sys.path.insert(0, str(ROOT))
 from unet3d.cli.main import main as command  # noqa: E402
 from unet3d.report.run_report import collect_versions  # noqa: E402
 
-JOB = "model=unet_nn data.num_classes=5 data.patch_size=[256,256,128] precision=16"
+JOB = "model=unet_nnunet data.num_classes=5 data.patch_size=[256,256,128] precision=16"
 COMMANDS = {
-    "study": f"memory study=checkpointing {JOB}",
-    "fit": f"fit budget_gib=4 {JOB}",
+    "study": f"memory sweep=checkpointing {JOB}",
+    "fit": f"suggest budget_gib=4 {JOB}",
 }
 
 

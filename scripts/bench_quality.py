@@ -15,7 +15,7 @@ as it is done, in place of runs of the same job and variant with other settings.
 
 The hippocampus as the documents have it, in benchmarks/<name>-hippocampus.json:
 
-    unet3d get_data task=Task04_Hippocampus
+    unet3d download task=Task04_Hippocampus
     python scripts/bench_quality.py folds            # experiment=hippocampus_cpu, fold by fold
     python scripts/bench_quality.py pools            # max, median, approx_median; three seeds
     python scripts/bench_quality.py folds --name h200 experiment=hippocampus
@@ -160,10 +160,10 @@ def match_ours(words: Sequence[str], variant: Sequence[str]) -> list[str]:
     filters = model.channels or [
         min(model.width * 2**level, model.max_width) for level in range(levels)
     ]
-    windows = per_level(model.window, levels - 1)
+    windows = per_level(model.pool_kernel, levels - 1)
     sizes = {
         "filters": list(filters),
-        "kernel_size": per_level(model.kernel, levels),
+        "kernel_size": per_level(model.kernel_size, levels),
         "strides": [[1, 1, 1], *windows],
         "upsample_kernel_size": windows,
     }

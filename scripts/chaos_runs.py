@@ -43,7 +43,7 @@ PATIENCE_SECONDS, TRAINING_SECONDS = 60, 300
 SMALL = [
     *("data.source.size=[16,16,16]", "data.source.num_cases=8", "data.patch_size=[16,16,16]"),
     *("data.batch_size=2", "data.patches_per_case=1", "trainer.enable_progress_bar=false"),
-    *("trainer.accelerator=cpu", "meter.predict=false", "evaluation.enabled=false"),
+    *("trainer.accelerator=cpu", "memory.estimate=false", "evaluation.enabled=false"),
 ]
 """Three steps an epoch with one rank."""
 

@@ -114,8 +114,8 @@ def stepped(
         *(f"data.root={where.scratch / 'volumes'}", f"data.cache={where.scratch / 'prepared'}"),
         *(f"data.source.size={size}", f"data.patch_size={size}", "data.source.num_cases=4"),
         *("data.batch_size=2", "data.patches_per_case=16", f"data.num_workers={workers}"),
-        *("augmentation=full", "model=unet_small", f"trainer.max_steps={steps}", "fold=none"),
-        *("trainer.enable_progress_bar=false", "meter.predict=false", "evaluation.enabled=false"),
+        *("augmentation=nnunet", "model=unet_small", f"trainer.max_steps={steps}", "fold=none"),
+        *("trainer.enable_progress_bar=false", "memory.estimate=false", "evaluation.enabled=false"),
         f"trainer.accelerator={'gpu' if where.cuda else 'cpu'}",
         f"precision={'16' if where.cuda else '32'}",
         *(["model.width=2"] if where.tiny else []),
@@ -186,7 +186,7 @@ def trained(where: Where, name: str, *words: str) -> dict[str, Any]:
         given += ["data.source.size=[16,16,16]", "data.source.num_cases=5", "data.batch_size=2"]
         given += ["data.patch_size=[16,16,16]", f"data.cache={where.scratch / 'cache'}"]
     elif not (data / "dataset.json").is_file():
-        raise FileNotFoundError(f"{data} is not there: unet3d get_data task=Task04_Hippocampus")
+        raise FileNotFoundError(f"{data} is not there: unet3d download task=Task04_Hippocampus")
     command = [sys.executable, "train.py", *given, f"hydra.run.dir={folder}", *words]
     command += ["trainer.enable_progress_bar=false"]
     shutil.rmtree(folder, ignore_errors=True)  # time to a goal has no breaks

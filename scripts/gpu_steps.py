@@ -32,8 +32,8 @@ from unet3d.workflows.memory.training_step import TrainingStep, make_step_factor
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),
-    "checkpointing": ("none", "leanest"),
-    "model": ("unet_small", "unet_nn"),
+    "checkpointing": ("fused", "leanest"),
+    "model": ("unet_small", "unet_nnunet"),
     "optimizer": ("adamw", "sgd"),
 }
 PATCHES = ("[64,64,64]", "[160,144,32]")
@@ -50,7 +50,7 @@ def predict(where: Where) -> dict[str, Row]:
     """The grid: what was predicted of each configuration, and what it took."""
     grid, patches = GRID, PATCHES
     if where.tiny:
-        grid = {"precision": ("32",), "checkpointing": ("none",), "model": ("unet_tiny",)}
+        grid = {"precision": ("32",), "checkpointing": ("fused",), "model": ("unet_tiny",)}
         patches = ("[16,16,16]",)
     found: dict[str, Row] = {}
     for patch, *values in product(patches, *grid.values()):

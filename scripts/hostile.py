@@ -49,7 +49,7 @@ LIMIT_GIB = 4  # of a child's memory: an input that takes more is a bomb
 SET = ["data=decathlon", "data.root=set", "data.cache=prepared"]
 TINY = [
     *("data.patch_size=[8,8,8]", "data.batch_size=1", "model.width=2", "model.depth=2"),
-    *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "meter.predict=false"),
+    *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "memory.estimate=false"),
     *("evaluation.enabled=false", "trainer.max_steps=1", "hydra.run.dir=run", "fold=none"),
 ]
 VERBS = {

@@ -297,8 +297,8 @@ EXPERIMENTS = {
     "an interpolation of nothing": "seed: ${no.such.key}",
     "an interpolation of itself": "seed: ${seed}",
     "an unknown resolver": "seed: ${evil:1}",
-    "meter is false": "meter: false",
-    "infer is a word": "infer: {overlap: half}",
+    "memory is false": "memory: false",
+    "inference is a word": "inference: {overlap: half}",
     "evaluation is a list": "evaluation: [1]",
     "allow_targets is a word": "allow_targets: torch",
     "model is os.system": "model: {_target_: os.system, command: touch OWNED}",
@@ -426,7 +426,7 @@ def _checkpoints() -> Iterator[Input]:
             ways[name],
             (f"resume={path}", "trainer.max_steps=2"),
         )
-        yield Input("checkpoint", f"init: {name}", "train", ways[name], (f"init={path}",))
+        yield Input("checkpoint", f"init_from: {name}", "train", ways[name], (f"init_from={path}",))
     for number in range(12):
         verb, words = [("predict", ()), ("train", (f"resume={path}", "trainer.max_steps=2"))][
             number % 4 == 3

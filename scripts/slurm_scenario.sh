@@ -21,7 +21,7 @@ options=(
     "data.source.size=[16,16,16]" "data.patch_size=[16,16,16]" data.batch_size=1
     data.patches_per_case=2 data.num_workers=1
     trainer.max_steps=60 trainer.accelerator=cpu trainer.enable_progress_bar=false
-    trainer.timeout_seconds=10 meter.predict=false save_every_seconds=0
+    trainer.timeout_seconds=10 memory.estimate=false save_every_seconds=0
 )
 
 down() {

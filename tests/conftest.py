@@ -72,7 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "trainer.max_steps=1",
         "trainer.enable_progress_bar=false",
         "trainer.accelerator=cpu",
-        "meter.predict=false",
+        "memory.estimate=false",
         "evaluation.enabled=false",
     ]
 

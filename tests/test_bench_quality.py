@@ -126,7 +126,7 @@ def test_a_run_that_another_process_trains_is_left_to_it(ask, tmp_path, monkeypa
         ("nnunet", bench.JOBS["hippocampus"], [16, 32, 64, 128], [2, 2, 2]),
         (
             "dynunet",
-            ["model=unet_nn", "model.channels=[4,6]", "model.window=[2,2,1]"],
+            ["model=unet_nnunet", "model.channels=[4,6]", "model.pool_kernel=[2,2,1]"],
             [4, 6],
             [2, 2, 1],
         ),

@@ -9,10 +9,10 @@ CONF = get_config_dir()
 SHRUNK = {  # real networks are too large for a test: the same shape, narrower
     "unet_small": ["model.width=4"],
     "unet_large": ["model.width=4"],
-    "unet_paper": ["model.width=4"],
-    "unet_nn": ["model.width=4", "model.depth=4"],
-    "forum_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
-    "forum_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
+    "unet_cicek2016": ["model.width=4"],
+    "unet_nnunet": ["model.width=4", "model.depth=4"],
+    "naive_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
+    "naive_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
     "dynunet": ["model.filters=[4,8,8]"],
 }
 EXPERIMENTS = [p.stem for p in sorted((CONF / "experiment").glob("*.yaml"))]

@@ -147,7 +147,7 @@ def test_a_signal_before_the_first_step_has_nothing_to_wait_for(unet3d, tmp_path
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(train, "build", slow)
+    monkeypatch.setattr(train, "build_training", slow)
     assert unet3d() == 143
 
 
@@ -157,7 +157,7 @@ def test_a_run_stopped_in_its_evaluation_is_evaluated_when_it_goes_on(
     from unet3d.cli import train
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluated", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(train, "evaluate_best_checkpoint", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert unet3d("evaluation.enabled=true") == 143
     assert unet3d("evaluation.enabled=true", "resume=auto") == 0
     assert "Dice, mean" in capsys.readouterr().out

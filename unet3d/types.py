@@ -46,20 +46,20 @@ class HasOutputConvolutions(Protocol):
         ...
 
 
-ENCODER_WORDS = ("all", "last", "host", "again", "slabs", "never")
-DECODER_WORDS = ("all", "last", "never")
+ENCODER_WORDS = ("store_all", "store_last", "offload", "recompute", "recompute_tiled", "stream")
+DECODER_WORDS = ("store_all", "store_last", "stream")
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
     """What lean blocks keep of their convolutions' outputs, a word for each level's block.
 
-    - all: every output
-    - last: the last; those before are redone in backward
-    - host (encoders): the last, in the host's memory from the pooling on; its rows come when read
-    - again (encoders): nothing once the decoder has read it; all is redone for its backward
-    - slabs (encoders): likewise, but the decoder's backward reads it redone a slab at a time
-    - never: outputs before the last are never whole, but redone in slabs wherever they are read; of
+    - store_all: every output
+    - store_last: the last; those before are redone in backward
+    - offload (encoders): the last, in the host's memory from the pooling on; its rows come when read
+    - recompute (encoders): nothing once the decoder has read it; all is redone for its backward
+    - recompute_tiled (encoders): likewise, but the decoder's backward reads it redone a slab at a time
+    - stream: outputs before the last are never whole, but redone in slabs wherever they are read; of
       an encoder the last one, too, once it is pooled
     """
 

@@ -87,7 +87,7 @@ def test_a_rung_is_refused_where_there_are_no_lean_blocks(option):
 
 def test_an_unknown_word_of_a_level_is_refused():
     with pytest.raises(UsageError, match="all, last, host, again, slabs, never"):
-        PerLevelPolicy(encoders=["some"], decoders=["all"])
+        PerLevelPolicy(encoders=["some"], decoders=["store_all"])
 
 
 def test_running_statistics_would_move_twice_without_setting_buffers_aside():
@@ -161,7 +161,7 @@ def test_any_other_network_offloads_its_saved_tensors_and_stays_equal_bit_for_bi
         return nn.Sequential(*layers, nn.Conv3d(4, 4, 3), nn.BatchNorm3d(4), nn.ReLU()).double()
 
     plain, cheaper = sequence(), sequence()
-    OffloadActivations(["host"], ["all"], least_mib=0).apply(cheaper)
+    OffloadActivations(["offload"], ["store_all"], least_mib=0).apply(cheaper)
     (losses, gradients, state), (losses2, gradients2, state2) = steps(plain), steps(cheaper)
     assert all(a.equal(b) for a, b in zip(losses, losses2, strict=True))
     assert all(a.equal(b) for a, b in zip(gradients, gradients2, strict=True))

@@ -47,11 +47,11 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("trainer.max_steps=many", "trainer.max_steps must be an int >= 1"),
         ("trainer.max_time=10m", "DD:HH:MM:SS"),
         ("model.depth=9", "data.patch_size"),
-        ("model.window=[20,2,2]", "data.patch_size"),
+        ("model.pool_kernel=[20,2,2]", "data.patch_size"),
         ("trainer.devices=0", "trainer.devices must be auto or an int >= 1"),
         ("trainer=torchrun", "processes that torchrun starts"),
         ("trainer=slurm", "processes that srun starts"),
-        ("trainer.launch=mpi", "here, torchrun, slurm"),
+        ("trainer.launch=mpi", "local, torchrun, slurm"),
         ("data.patch_size=abc", "data.patch_size must be a list"),
         ("optimizer.lr=abc", "optimizer.lr must be float"),
         ("model.width=abc", "model.width must be int"),
@@ -77,15 +77,15 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("data.regions={a:[7]}", "data.regions.a must be labels of 1..3"),
         ("data.regions={a:[1,2],b:[3]}", "data.regions.a must have one label that no later"),
         ("data.patch_size=[8]", "data.patch_size"),
-        ("infer.overlap=1", "overlap"),
+        ("inference.overlap=1", "overlap"),
         ("model=dynunet pool=median", "has its own pooling"),
-        ("model=forum_small pool=max", "has its own pooling"),
+        ("model=naive_small pool=max", "has its own pooling"),
         ("model=dynunet checkpointing=blocks", "checkpointing=blocks"),
         ("model.channels=[4,8] model.depth=3", "leave out model.depth"),
         ("pool=approx_median pool.tau=0", "pool.tau"),
         ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
-        ("init=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
-        ("resume=x init=y", "give one"),
+        ("init_from=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
+        ("resume=x init_from=y", "give one"),
         ("data=decathlon data.root=/no/such", "no dataset.json in /no/such"),
     ],
 )
@@ -115,7 +115,7 @@ def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
     def broken(*_):
         raise RuntimeError("the disk\nis full")
 
-    monkeypatch.setattr(train, "build", broken)
+    monkeypatch.setattr(train, "build_training", broken)
     assert unet3d() == 4
     assert "RuntimeError: the disk is full (debug=true shows where)" in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
     def broken(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(train, "build", broken)
+    monkeypatch.setattr(train, "build_training", broken)
     assert unet3d() == 3
 
 
@@ -159,7 +159,7 @@ def test_paths_take_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decat
                 "train",
                 "data=decathlon",
                 f"data.root={odd}",
-                f"init={run}/checkpoints/last.ckpt",
+                f"init_from={run}/checkpoints/last.ckpt",
                 "data.patch_size=[16,16,16]",
                 "trainer.max_steps=1",
             ]
@@ -201,9 +201,9 @@ def test_a_sweep_leaves_out_what_is_predicted_not_to_fit(small, tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        oom_advice, "available_bytes", lambda device: oom_advice.CONTEXT + 30 * 2**20
+        oom_advice, "get_available_bytes", lambda device: oom_advice.CONTEXT + 30 * 2**20
     )
-    words = [word for word in small if not word.startswith("meter.predict")]
+    words = [word for word in small if not word.startswith("memory.estimate")]
     sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "model.width=2,64"]
     assert main(["train", *words, *sweep]) == 0
     said = capsys.readouterr().out

@@ -82,7 +82,7 @@ def test_scans_of_one_patient_are_hinted_at_until_groups_are_given(check, tmp_pa
     for folder in ("images", "labels"):
         for name in ("p1_visit1", "p1_visit2", "p2_visit1"):
             save(tmp_path / folder / f"{name}.nii.gz", label(1))
-    words = ["data=pairs", "data.num_classes=3", "contents=false"]
+    words = ["data=pairs", "data.num_classes=3", "read_voxels=false"]
     assert check(*words) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "hint: 3 cases look like scans of 2 patients, as p1_visit1 and p1_visit2",
@@ -98,7 +98,7 @@ def test_scans_of_one_patient_are_hinted_at_until_groups_are_given(check, tmp_pa
 
 def test_headers_alone_are_looked_at_on_request(check, tmp_path, capsys):
     faulty(tmp_path)
-    assert check("contents=false") == 1
+    assert check("read_voxels=false") == 1
     shown = capsys.readouterr()
     assert "3 cases, 1 fault in 1 case" in shown.out
     assert not shown.err
@@ -136,7 +136,7 @@ def test_a_set_without_a_readable_image_is_reported_all_the_same(check, tmp_path
         (["workers=0"], "workers must be an int >= 1"),
         (["workers=two"], "workers must be an int >= 1"),
         (["format=png"], "format must be table or json"),
-        (["contents=maybe"], "contents must be bool"),
+        (["read_voxels=maybe"], "read_voxels must be bool"),
         (["output=/nowhere/faults.txt"], "/nowhere/faults.txt"),
         (["wrokers=1"], "did you mean workers?"),
     ],
@@ -154,5 +154,5 @@ def test_training_lists_faults_line_by_line(tmp_path, monkeypatch, capsys):
     faulty(tmp_path)
     assert main(["train", "data=decathlon", f"data.root={tmp_path}", "fold=none"]) == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[0].startswith("unet3d: 1 fault in 1 case; data.on_fault=skip")
+    assert error[0].startswith("unet3d: 1 fault in 1 case; data.invalid_cases=skip")
     assert error[1].startswith("  case_01: ")

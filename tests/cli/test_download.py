@@ -11,46 +11,46 @@ def server():
 
 
 @pytest.fixture
-def get_data(tmp_path, monkeypatch, server):
-    """Run `unet3d get_data` in an empty working folder; return the exit code."""
+def download(tmp_path, monkeypatch, server):
+    """Run `unet3d download` in an empty working folder; return the exit code."""
     monkeypatch.chdir(tmp_path)
     usual = {"task": TASK, "url": server.url, "md5": md5(server.content), "root": "my data (1)"}
 
     def command(**changes):
         words = {**usual, **changes}
-        return main(["get_data", *(f"{k}={v}" for k, v in words.items() if v is not None)])
+        return main(["download", *(f"{k}={v}" for k, v in words.items() if v is not None)])
 
     return command
 
 
-def test_a_task_is_fetched_unpacked_and_left_alone_afterwards(get_data, tmp_path, capsys):
-    assert get_data() == 0
+def test_a_task_is_fetched_unpacked_and_left_alone_afterwards(download, tmp_path, capsys):
+    assert download() == 0
     folder = tmp_path / "my data (1)"
     assert [p.name for p in folder.iterdir()] == [TASK]
     assert (folder / TASK / "imagesTr" / "a.nii.gz").read_bytes() == FILES["imagesTr/a.nii.gz"]
     shown = capsys.readouterr()
     assert f"train with data=decathlon data.root=my data (1)/{TASK}" in shown.out
     assert "bytes fetched" in shown.err
-    assert get_data(url="http://127.0.0.1:1/gone.tar") == 0
+    assert download(url="http://127.0.0.1:1/gone.tar") == 0
     assert "is there already" in capsys.readouterr().out
 
 
-def test_no_network_is_a_fault_that_keeps_what_was_fetched(get_data, tmp_path, capsys, server):
+def test_no_network_is_a_fault_that_keeps_what_was_fetched(download, tmp_path, capsys, server):
     server.limit = 200_000
-    assert get_data() == 4
+    assert download() == 4
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "the same command goes on from the 0.2 MiB" in error
     part = tmp_path / "my data (1)" / f"{TASK}.tar.part"
     assert part.stat().st_size == 200_000
-    assert get_data(url="http://127.0.0.1:1/gone.tar") == 4
+    assert download(url="http://127.0.0.1:1/gone.tar") == 4
     assert "refused; the same command goes on from the 0.2 MiB" in capsys.readouterr().err
     server.limit = None
-    assert get_data() == 0
+    assert download() == 0
     assert not part.exists()
 
 
-def test_a_wrong_checksum_is_a_fault(get_data, capsys):
-    assert get_data(md5="0" * 32) == 4
+def test_a_wrong_checksum_is_a_fault(download, capsys):
+    assert download(md5="0" * 32) == 4
     assert "removed, the next try begins anew" in capsys.readouterr().err
 
 
@@ -69,8 +69,8 @@ def test_a_wrong_checksum_is_a_fault(get_data, capsys):
         ({"tsak": "x"}, "did you mean task?"),
     ],
 )
-def test_misuse_is_answered_in_a_line_with_2(get_data, capsys, changes, said):
-    assert get_data(**changes) == 2
+def test_misuse_is_answered_in_a_line_with_2(download, capsys, changes, said):
+    assert download(**changes) == 2
     error = capsys.readouterr().err.strip()
     assert said in error
     assert "\n" not in error

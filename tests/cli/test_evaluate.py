@@ -74,7 +74,7 @@ def test_every_case_is_scored_and_the_files_are_left(folder, capsys):
 
 
 def test_the_csv_has_the_same_numbers_as_the_json(folder):
-    assert evaluated("worst=0") == 0
+    assert evaluated("draw_worst=0") == 0
     with (folder / "out" / "evaluation.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             scores = result()["cases"][row["case"]][row["class"]]
@@ -82,8 +82,8 @@ def test_the_csv_has_the_same_numbers_as_the_json(folder):
 
 
 def test_several_workers_find_the_same(folder):
-    evaluated("worst=0")
-    evaluated("worst=0", "workers=2", base=(*FOLDERS[:2], "output=other"))
+    evaluated("draw_worst=0")
+    evaluated("draw_worst=0", "workers=2", base=(*FOLDERS[:2], "output=other"))
     assert result("other") == result()
 
 
@@ -96,14 +96,14 @@ def test_several_workers_find_the_same(folder):
 )
 def test_names_come_from_a_dataset_json_above_the_references(folder, written, names):
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))
-    assert evaluated("worst=0") == 0
+    assert evaluated("draw_worst=0") == 0
     assert list(result()["classes"]) == names
 
 
 def test_names_regions_and_tolerances_may_be_given(folder):
-    assert evaluated("classes=[background,head,tail]", "worst=0") == 0
+    assert evaluated("classes=[background,head,tail]", "draw_worst=0") == 0
     assert result()["classes"] == {"head": [1], "tail": [2]}
-    assert evaluated("regions={all:[1,2],end:2}", "tolerance_mm={all:2,end:0}", "worst=1") == 0
+    assert evaluated("regions={all:[1,2],end:2}", "tolerance_mm={all:2,end:0}", "draw_worst=1") == 0
     found = result()
     assert found["classes"] == {"all": [1, 2], "end": [2]}
     assert found["tolerance_mm"] == {"all": 2, "end": 0}
@@ -115,7 +115,7 @@ def test_names_regions_and_tolerances_may_be_given(folder):
 
 
 def test_ignored_voxels_count_nowhere_though_the_prediction_has_them(folder):
-    assert evaluated("ignore_label=2", "worst=0") == 0
+    assert evaluated("ignore_label=2", "draw_worst=0") == 0
     assert list(result()["classes"]) == ["1"]
     assert result()["ignore_label"] == 2
 
@@ -170,7 +170,7 @@ def test_the_worst_are_drawn_over_their_images_where_there_are_any(folder, capsy
 )
 def test_a_case_at_fault_is_named_and_the_others_are_scored(folder, capsys, spoil, said):
     spoil(folder / "predictions" / "b.nii")
-    assert evaluated("worst=0") == 1
+    assert evaluated("draw_worst=0") == 1
     captured = capsys.readouterr()
     assert said in captured.err
     assert "1 of 3 cases could not be evaluated: b" in captured.out
@@ -189,21 +189,21 @@ def test_a_label_that_no_name_has_is_a_fault(folder, capsys):
 def test_a_prediction_without_reference_is_only_mentioned(folder, capsys):
     for n in range(7):
         save(folder / "predictions" / f"extra{n}.nii", labels(n))
-    assert evaluated("worst=0") == 0
+    assert evaluated("draw_worst=0") == 0
     assert "7 predictions without a reference: extra0, extra1, " in capsys.readouterr().err
     assert len(result()["predictions_without_reference"]) == 7
 
 
 def test_a_reference_of_two_files_is_a_fault_of_its_case(folder, capsys):
     save(folder / "references" / "b.nii", labels(1))
-    assert evaluated("worst=0") == 1
+    assert evaluated("draw_worst=0") == 1
     said = "several files of one name: references/b.nii, references/b.nii.gz"
     assert said in capsys.readouterr().err
 
 
 def test_a_folder_of_results_is_written_over(folder):
     assert evaluated() == 0
-    assert evaluated("worst=1") == 0
+    assert evaluated("draw_worst=1") == 0
     assert [p.name for p in (folder / "out" / "worst").iterdir()] == ["1_b.png"]
     assert evaluated("classes=[background,head]") == 1  # no case is without fault
     assert {p.name for p in (folder / "out").iterdir()} == {"evaluation.json", "worst"}
@@ -247,8 +247,8 @@ def test_a_class_of_some_cases_is_left_out_of_the_others(folder):
         (["output=references/a.nii.gz/b"], "references/a.nii.gz/b: Not a directory"),
         (["images=nowhere"], "images: nowhere is neither a file nor a folder"),
         (["workers=0"], "workers must be an int >= 1"),
-        (["worst=-1"], "worst must be an int >= 0"),
-        (["worst=many"], "worst must be int"),
+        (["draw_worst=-1"], "draw_worst must be an int >= 0"),
+        (["draw_worst=many"], "draw_worst must be int"),
         (["classes=[one]"], "classes must be different names"),
         (["classes=[a,b,b]"], "classes must be different names"),
         (["regions=[1,2]"], "regions must be names with their labels"),
@@ -290,6 +290,6 @@ def test_the_folds_of_a_cross_validation_are_scored_together(folder):
 
 def test_references_without_a_prediction_may_be_ignored(folder):
     (folder / "predictions" / "b.nii").unlink()
-    assert main(["evaluate", *FOLDERS, "missing=ignore"]) == 0
+    assert main(["evaluate", *FOLDERS, "missing_predictions=ignore"]) == 0
     assert "b" not in result()["cases"]
-    assert main(["evaluate", *FOLDERS, "missing=maybe"]) == 2
+    assert main(["evaluate", *FOLDERS, "missing_predictions=maybe"]) == 2

@@ -15,7 +15,7 @@ LACKING = {
     "compare": "runs must be given: runs=... (unet3d compare RUN ...: folders of runs, ",
     "check data=nnunet": "data.root must be given: data.root=... (the data set's folder)",
     "plan data=nnunet": "budget_gib and data.root must be given: budget_gib=... data.root=...",
-    "get_data": "task must be given: task=... (name of the task: Task01_BrainTumour",
+    "download": "task must be given: task=... (name of the task: Task01_BrainTumour",
 }
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")

@@ -13,7 +13,7 @@ from unet3d.memory.batch_search import CONTEXT
 from unet3d.units import GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
-SMALL = ["model.width=4", "model.convolutions=1", "measure_time=false"]
+SMALL = ["model.width=4", "model.convs_per_level=1", "measure_time=false"]
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
     assert main(["train", "experiment=planned", "hydra.run.dir=run", *steps]) == 0
     config = json.loads((tmp_path / "run" / "report.json").read_text())["config"]
     assert config["data"]["batch_size"] == written["data"]["batch_size"]
-    assert config["model"]["window"] == written["model"]["window"]
+    assert config["model"]["pool_kernel"] == written["model"]["pool_kernel"]
 
 
 def test_one_trace_decides_where_the_first_patch_fits_as_it_is(plan, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "unet3d.workflows.memory.suggest.forecast",
+        "unet3d.workflows.memory.suggest.estimate_memory",
         lambda asked: made.append(1) or estimate_memory(asked),
     )
     assert plan("budget_gib=1", "seed=1") == 0
@@ -121,7 +121,7 @@ def test_cases_that_are_left_out_are_named(decathlon_folder, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     words = ["data=decathlon", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]
-    assert main(["plan", *words, "data.on_fault=skip"]) == 0
+    assert main(["plan", *words, "data.invalid_cases=skip"]) == 0
     said = capsys.readouterr().out
     assert "left out: case_001" in said
     assert "4 cases, sizes" in said

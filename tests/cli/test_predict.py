@@ -205,7 +205,7 @@ def test_mirroring_along_some_axes_changes_the_labels(predict, checkpoint, image
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     found = []
     for mirror in ("false", "[0,1]", "true"):
-        assert predict(**words, output=tmp_path / mirror, mirror=mirror) == 0
+        assert predict(**words, output=tmp_path / mirror, tta=mirror) == 0
         found.append(labels(tmp_path / mirror / "a.nii").tobytes())
     assert len(set(found)) == 3
 
@@ -248,7 +248,7 @@ def test_only_the_largest_piece_of_a_named_class_stays(predict, checkpoint, imag
     folder = images("a.nii")
     words = {"checkpoint": checkpoint("one"), "input": folder}
     assert predict(**words) == 0
-    assert predict(**words, output=tmp_path / "clean", clean="[ball]") == 0
+    assert predict(**words, output=tmp_path / "clean", keep_largest_component="[ball]") == 0
     before, after = (labels(tmp_path / name / "a.nii") for name in ("out", "clean"))
     assert label(before == 1, np.ones((3, 3, 3)))[1] > 1
     assert label(after == 1, np.ones((3, 3, 3)))[1] == 1
@@ -302,15 +302,18 @@ def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
         ({"overlap": 1}, "overlap must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"batch_size": "many"}, "batch_size must be int"),
-        ({"mirror": "[0,3]"}, "mirror must be"),
-        ({"mirror": "yes"}, "mirror must be bool"),
+        ({"tta": "[0,3]"}, "tta must be"),
+        ({"tta": "yes"}, "tta must be bool"),
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
         ({"device": "gpu"}, "device=gpu"),
         ({"device": "tpu"}, "device must be auto"),
         ({"memory_gib": -1}, "memory_gib must be"),
         ({"memory_gib": "much"}, "memory_gib must be"),
-        ({"clean": "lung"}, "clean must be auto, none or of ball"),
+        (
+            {"keep_largest_component": "lung"},
+            "keep_largest_component must be auto, none or of ball",
+        ),
         ({"overwrte": "true"}, "did you mean overwrite?"),
         ({"data": "synthetic"}, "no key or group 'data'"),
     ],

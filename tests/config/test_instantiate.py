@@ -14,7 +14,7 @@ from unet3d.machine.device import Precision
 from unet3d.memory.batch_search import CONTEXT
 from unet3d.workflows.memory import strategies
 from unet3d.workflows.memory.estimate import estimate_memory
-from unet3d.workflows.memory.strategies import resolve_auto_strategy
+from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.training.build import build_training, parse_bool, set_tf32
 
 
@@ -42,7 +42,7 @@ def test_a_flag_is_true_or_false_and_nothing_else(composed, key):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_compiled_run_says_that_it_warms_up_and_is_not_predicted(composed, tmp_path):
     plain, run = (
-        build_training(composed("meter.predict=true", f"compile={choice}"), tmp_path)
+        build_training(composed("memory.estimate=true", f"compile={choice}"), tmp_path)
         for choice in ("false", "true")
     )
     assert run.task.model._compiled_call_impl is not None
@@ -73,20 +73,20 @@ def test_auto_takes_the_first_rung_that_is_predicted_to_fit(composed, tmp_path, 
         for rung in ("none", "skips", "lean", "leanest")
     }
     for total, rung in ((2**40, "none"), (peaks["lean"] + CONTEXT, "lean"), (0, "leanest")):
-        monkeypatch.setattr(strategies, "available_bytes", lambda _, total=total: total)
-        found = resolve_auto_strategy(request, used, cuda=False)
+        monkeypatch.setattr(strategies, "get_available_bytes", lambda _, total=total: total)
+        found = resolve_strategy(request, used, cuda=False)
         assert found.choices["checkpointing"] == rung
         assert "encoders" in found.config.checkpointing
 
 
 def test_auto_is_said_to_be_what_it_became(composed, tmp_path):
     run = build_training(composed("checkpointing=auto"), tmp_path)
-    assert run.foreseen == ["checkpointing=auto: none"]
-    assert run.config["checkpointing"]["encoders"] == ["last"]
+    assert run.foreseen == ["checkpointing=auto: fused"]
+    assert run.config["checkpointing"]["encoders"] == ["store_last"]
 
 
 def test_auto_without_the_gpu_that_it_is_for_names_the_choices(composed):
-    with pytest.raises(UsageError, match="none, skips, lean, leanest"):
+    with pytest.raises(UsageError, match="fused, skips, lean, leanest"):
         estimate_memory(composed("checkpointing=auto", "trainer.accelerator=auto"))
 
 

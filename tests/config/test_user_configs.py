@@ -55,8 +55,8 @@ def test_options_that_others_name_are_looked_at_and_those_that_nobody_names_are_
     folder = experiment("defaults: [{override /experiment: evil}]", "names_it")
     (folder / "train.yaml").write_text("hydra: {job_logging: {}}")  # a verb's: ours
     check_user_configs(folder, ["data.root=train"])
-    experiment("defaults: [{override /model: unet_nn}]", "unet_nn")
-    check_user_configs(folder, ["experiment=unet_nn"])
+    experiment("defaults: [{override /model: unet_nnunet}]", "unet_nnunet")
+    check_user_configs(folder, ["experiment=unet_nnunet"])
     experiment("hydra: {run: {dir: here}}\nx: &a 1\ny: *a", "fine")
     check_user_configs(folder, ["experiment=fine", "seed=1"])
     for words in (["experiment=names_it"], ["-m", "experiment=fine,evil"]):
@@ -75,13 +75,16 @@ def test_a_callback_in_an_experiment_does_not_run(unet3d, tmp_path, experiment, 
     ("text", "said"),
     [
         ("data: {num_workers: many}", "data.num_workers must be int as in data.num_workers=0"),
-        ("data: {foreground_share: .nan}", "data.foreground_share must be a number, got NaN"),
-        ("evaluation: {worst: 1.5}", "evaluation.worst must be int as in evaluation.worst=3"),
+        ("data: {foreground_fraction: .nan}", "data.foreground_fraction must be a number, got NaN"),
+        (
+            "evaluation: {draw_worst: 1.5}",
+            "evaluation.draw_worst must be int as in evaluation.draw_worst=3",
+        ),
         ("data: {patch: [8, 8, 8]}", "no key 'data.patch'"),
         ("optimizer: 3", "optimizer must be keys, got 3"),
         ("evaluation: [1]", "Cannot merge DictConfig with ListConfig"),
         ("model: {width: true}", "model.width must be int"),
-        ("infer: {overlap: half}", "infer.overlap must be float"),
+        ("inference: {overlap: half}", "inference.overlap must be float"),
     ],
 )
 def test_values_of_an_experiment_are_of_the_options_kind(unet3d, experiment, capsys, text, said):

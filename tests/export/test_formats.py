@@ -26,11 +26,11 @@ from unet3d.pool.median import MedianPool3d
 from unet3d.workflows.export.export_checkpoint import FORMATS, to_plain_operators
 
 VARIED = {
-    "unet_tiny": ["pool=median", "model.window=[[1,2,2],[2,2,1]]"],
+    "unet_tiny": ["pool=median", "model.pool_kernel=[[1,2,2],[2,2,1]]"],
     "unet_small": ["pool=approx_median", "model.depth=2"],
-    "unet_large": ["pool=median", "model.depth=2", "model.norm=group", "model.window=[1,3,1]"],
-    "unet_paper": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
-    "unet_nn": ["pool=max", "model.depth=3", "model.kernel=[[1,3,3],3,3]"],
+    "unet_large": ["pool=median", "model.depth=2", "model.norm=group", "model.pool_kernel=[1,3,1]"],
+    "unet_cicek2016": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
+    "unet_nnunet": ["pool=max", "model.depth=3", "model.kernel_size=[[1,3,3],3,3]"],
 }
 MODELS = sorted(path.stem for path in CONF.glob("model/[!_]*.yaml"))
 

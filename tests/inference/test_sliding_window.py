@@ -35,5 +35,5 @@ def test_the_logits_of_the_whole_volume_are_never_there():
 
 @pytest.mark.parametrize("bad", [{"overlap": 1.0}, {"overlap": -0.1}, {"batch_size": 0}])
 def test_a_window_that_makes_no_sense_is_refused(bad):
-    with pytest.raises(UsageError, match="infer needs"):
+    with pytest.raises(UsageError, match="inference needs"):
         SlidingWindow([8, 8, 8], **bad)

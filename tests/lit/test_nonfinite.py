@@ -69,7 +69,7 @@ class States:
         return all(x.isfinite().all() for state in self.all for x in state)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "lean", "blocks"])
+@pytest.mark.parametrize("checkpointing", ["none", "fused", "lean", "blocks"])
 def test_a_loss_that_is_nan_names_step_cases_and_layer(composed, tmp_path, checkpointing):
     run = made(composed, tmp_path, f"checkpointing={checkpointing}", "trainer.max_steps=3")
     with torch.no_grad():

@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
 )
 def test_a_run_that_counts_otherwise_is_not_taken_up(composed, tmp_path, change):
     go(composed(*LONG), tmp_path, At("on_train_batch_end", 1, term))
-    with pytest.raises(UsageError, match="use init="):
+    with pytest.raises(UsageError, match="use init_from="):
         go(composed(*LONG, "resume=auto", change), tmp_path)
 
 

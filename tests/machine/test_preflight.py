@@ -112,7 +112,7 @@ def test_triton_needs_a_cache_that_can_be_written_and_loaded_from(tmp_path, monk
     lack = preflight.check_triton_cache(Path("/proc/self/triton"))
     assert lack.stop
     assert "cannot be written to" in lack.what
-    monkeypatch.setattr(preflight, "loadable", lambda _: False)
+    monkeypatch.setattr(preflight, "allows_exec", lambda _: False)
     lack = preflight.check_triton_cache(tmp_path / "triton")
     assert lack.stop
     assert f"{tmp_path} is mounted noexec, and Triton compiles into it" in lack.what

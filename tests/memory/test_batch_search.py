@@ -25,7 +25,7 @@ def request_(composed):
         "model=unet_small",
         "model.width=16",
         "model.depth=3",
-        "model.convolutions=1",
+        "model.convs_per_level=1",
         "data.patch_size=[32,32,32]",
         "trainer.accelerator=auto",
     )
@@ -60,15 +60,15 @@ def test_recomputing_every_block_costs_a_third_more_work(request_):
 TINY = [
     "model.width=4",
     "model.depth=2",
-    "model.convolutions=1",
+    "model.convs_per_level=1",
     "data.patch_size=[16,16,16]",
     "precisions=[bf16,32]",
-    "strategies=[none,blocks]",
+    "strategies=[fused,blocks]",
 ]
 
 
 def test_fit_prints_override_lines_that_fit(capsys):
-    assert main(["fit", "budget_gib=1", *TINY, "format=json"]) == 0
+    assert main(["suggest", "budget_gib=1", *TINY, "format=json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert 0 < len(found) <= 4
@@ -86,22 +86,22 @@ def test_fit_prints_override_lines_that_fit(capsys):
 def test_a_data_set_tells_what_the_config_leaves_open(decathlon_folder, capsys):
     data = ["data=decathlon", f"data.root={decathlon_folder}", "data.patch_size=[8,8,8]"]
     words = ["data.batch_size=1", "model.width=2", "precision=32", "strategies=[lean]"]
-    assert main(["fit", "budget_gib=4", *data, *words]) == 0
+    assert main(["suggest", "budget_gib=4", *data, *words]) == 0
     assert "checkpointing=lean" in capsys.readouterr().out
 
 
 def test_what_is_given_is_pinned(capsys):
     words = ["precision=16", "checkpointing=none", "data.batch_size=3"]
-    assert main(["fit", "budget_gib=2", "data.patch_size=[16,16,16]", *words]) == 0
+    assert main(["suggest", "budget_gib=2", "data.patch_size=[16,16,16]", *words]) == 0
     shown = capsys.readouterr()
     assert "1/1" in shown.err
     assert "batch 3" in shown.err
 
 
 def test_fit_says_plainly_when_nothing_fits(capsys):
-    assert main(["fit", "budget_gib=0.586", *TINY]) == 3
+    assert main(["suggest", "budget_gib=0.586", *TINY]) == 3
     assert "nothing fits 0.586 GiB" in capsys.readouterr().err
-    assert main(["fit", "budget_gib=0.5", *TINY]) == 3
+    assert main(["suggest", "budget_gib=0.5", *TINY]) == 3
     assert "CUDA's context alone takes about 600 MiB" in capsys.readouterr().err
 
 
@@ -116,13 +116,13 @@ def test_fit_says_plainly_when_nothing_fits(capsys):
     ],
 )
 def test_bad_input_is_answered_in_one_line(words, said, capsys):
-    assert main(["fit", *words]) == 2
+    assert main(["suggest", *words]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_budget_read_from_a_card_that_is_not_there_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["fit", "budget_gib=auto"]) == 2
+    assert main(["suggest", "budget_gib=auto"]) == 2
     assert "finds no GPU" in capsys.readouterr().err
 
 
@@ -174,7 +174,12 @@ def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, mon
 
     monkeypatch.setattr(DecoderLevel, "forward", fails)
     assert (
-        unet3d("trainer.max_steps=9", "meter.predict=true", "model.depth=2", "model.convolutions=1")
+        unet3d(
+            "trainer.max_steps=9",
+            "memory.estimate=true",
+            "model.depth=2",
+            "model.convs_per_level=1",
+        )
         == 3
     )
     error = capsys.readouterr().err
@@ -207,7 +212,7 @@ def test_the_report_of_a_gpu_says_how_much_was_reserved_in_vain(request_, tmp_pa
 
 
 def test_a_run_says_its_prediction_first_and_sets_it_beside_the_measured(unet3d, tmp_path, capsys):
-    assert unet3d("meter.predict=true") == 0
+    assert unet3d("memory.estimate=true") == 0
     shown = capsys.readouterr().out
     assert shown.index("predicted: ") < shown.index("Dice, mean")
     assert "MiB of tensors" in shown
@@ -218,8 +223,8 @@ def test_a_run_says_its_prediction_first_and_sets_it_beside_the_measured(unet3d,
 def test_a_cpu_run_that_would_fill_the_memory_warns_as_well(composed, monkeypatch):
     from unet3d.workflows.memory import oom_advice
 
-    request = composed("model.depth=2", "model.convolutions=1")
-    monkeypatch.setattr(oom_advice, "available_bytes", lambda device: CONTEXT)
+    request = composed("model.depth=2", "model.convs_per_level=1")
+    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CONTEXT)
     lines = oom_advice.check_memory(estimate_memory(request), request, torch.device("cpu"))
     assert lines[0].startswith("predicted not to fit")
 
@@ -228,7 +233,7 @@ def test_a_bad_choice_for_misfits_is_refused(composed, tmp_path):
     from unet3d.errors import UsageError
     from unet3d.workflows.memory.oom_advice import check_memory
 
-    request = composed("meter.on_misfit=hope")
+    request = composed("memory.if_too_large=hope")
     with pytest.raises(UsageError, match="warn, stop or ignore"):
         check_memory(estimate_memory(request), request, torch.device("cpu"))
 

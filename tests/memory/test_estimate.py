@@ -84,7 +84,7 @@ def test_the_forums_table_is_reproduced_within_a_hundredth(network, precision, c
 
 @pytest.fixture
 def forum(composed):
-    return estimate_memory(composed("experiment=forum_small", "meter.predict=false", base=[]))
+    return estimate_memory(composed("experiment=forum_small", "memory.estimate=false", base=[]))
 
 
 def test_the_forums_first_convolution_adds_what_the_forum_saw(forum):
@@ -188,7 +188,7 @@ def command(*words):
     return main(["memory", *words])
 
 
-SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.convolutions=1"]
+SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.convs_per_level=1"]
 
 
 def test_json_on_standard_output_is_one_object(capsys):
@@ -231,14 +231,14 @@ def test_every_view_is_shown(tmp_path, monkeypatch, capsys):
 )
 def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
     words = ["data.patch_size=[16,16,16]", "model=unet_tiny", "model.depth=2"]
-    assert command(*words, f"study={what}", "format=json") == 0
+    assert command(*words, f"sweep={what}", "format=json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 2
     peaks = {row["peak_allocated_bytes"] for row in rows}
     assert len(peaks) >= 2 or what == "pool"  # poolings cost nothing at the peak
-    picture = tmp_path / "study.png"
+    picture = tmp_path / "sweep.png"
     if what == "pool":
-        assert command(*words, f"study={what}", "format=png", f"output={picture}") == 0
+        assert command(*words, f"sweep={what}", "format=png", f"output={picture}") == 0
         assert picture.is_file()
 
 
@@ -247,14 +247,14 @@ def test_every_study_sweeps_its_thing(what, tmp_path, capsys):
     [
         (["view=side"], "view must be one of"),
         (["format=xml"], "format must be one of"),
-        (["study=weather"], "study must be one of"),
+        (["sweep=weather"], "sweep must be one of"),
         (["view=timeline"], "format=png"),
         (["format=png"], "view=timeline"),
         (["view=timeline", "format=png"], "output=FILE.png"),
-        (["study=channels", "model=dynunet"], "model.width"),
+        (["sweep=channels", "model=dynunet"], "model.width"),
         (["model.depth=9"], "data.patch_size"),
         (["measure=true"], "needs a GPU"),
-        (["study=batch", "measure=true"], "needs a GPU"),
+        (["sweep=batch", "measure=true"], "needs a GPU"),
         (["model=dynunet", "data.patch_size=[10,10,10]"], "cannot be traced"),
         (["precision=12"], "precision must be one of"),
         (["data=decathlon", "data.root=/no/such"], "no dataset.json"),

@@ -64,7 +64,7 @@ BESIDES = [
     ("model.norm=group",),
     ("model.norm=none",),
     ("model.deep_supervision=true", "model.depth=4"),
-    ("model.convolutions=1", "model.activation=relu"),
+    ("model.convs_per_level=1", "model.activation=relu"),
     ("checkpointing=blocks", "checkpointing.levels=[0]"),
     ("trainer.accumulate_grad_batches=3",),
     ("trainer.gradient_clip_val=null",),

@@ -18,10 +18,10 @@ from unet3d.model.unet import LEAN, UNet3D
 from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy
 
 POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
-KEEPS = [RetentionPolicy((word,), ("all",)) for word in ENCODER_WORDS] + [
-    RetentionPolicy(("last",), (word,)) for word in DECODER_WORDS[1:]
+KEEPS = [RetentionPolicy((word,), ("store_all",)) for word in ENCODER_WORDS] + [
+    RetentionPolicy(("store_last",), (word,)) for word in DECODER_WORDS[1:]
 ]
-MIXED = RetentionPolicy(("never", "slabs", "again"), ("never", "last"))
+MIXED = RetentionPolicy(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
 NETWORKS = {
     "batch": {},
     "instance, leaky, transposed, supervised": {
@@ -34,13 +34,13 @@ NETWORKS = {
     "group, nearest, flat": {
         "norm": "group",
         "upsampling": "nearest",
-        "window": [[1, 2, 2], 2],
-        "kernel": [[1, 3, 3], 3, 5],
+        "pool_kernel": [[1, 2, 2], 2],
+        "kernel_size": [[1, 3, 3], 3, 5],
     },
     "narrow first, 1 2 3 convolutions": {
         "upsampling": "transposed_wide",
         "narrow_first": True,
-        "convolutions": [1, 2, 3],
+        "convs_per_level": [1, 2, 3],
     },
     "no norm, wide decoder": {"norm": "none", "decoder_channels": [6, 4]},
 }

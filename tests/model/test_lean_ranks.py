@@ -20,7 +20,7 @@ def step(model, x):
 def network():
     torch.manual_seed(0)
     model = UNet3D(in_channels=1, num_classes=3, depth=2, width=4, norm="batch", pool=nn.MaxPool3d)
-    model.keep = RetentionPolicy(("again", "last"), ("all",))
+    model.keep = RetentionPolicy(("recompute", "store_last"), ("store_all",))
     return model.double()
 
 

@@ -47,12 +47,12 @@ def test_the_papers_network_has_exactly_the_papers_convolution_parameters():
     assert parameters(network, (nn.Conv3d, nn.ConvTranspose3d)) == 19_069_955
 
 
-@pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_paper"])
+@pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_cicek2016"])
 def test_the_configs_say_the_same_networks(composed, option):
     from unet3d.config.instantiate import build_network
 
     request = composed(f"model={option}", "data.num_classes=5")
-    expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_paper": PAPER}[option]
+    expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_cicek2016": PAPER}[option]
     with torch.device("meta"):
         made = build_network(request)
         wanted = unet(**{**expected, "in_channels": 1, "num_classes": 5})
@@ -87,7 +87,7 @@ def test_the_forums_volume_goes_through_four_halvings():
 
 
 def test_kernel_and_window_may_differ_per_level():
-    network = unet(depth=3, width=2, kernel=[[1, 3, 3], 3, 3], window=[[1, 2, 2], 2])
+    network = unet(depth=3, width=2, kernel_size=[[1, 3, 3], 3, 3], pool_kernel=[[1, 2, 2], 2])
     assert network.encoder[0].convs[0].conv.kernel_size == (1, 3, 3)
     assert network(torch.randn(1, 1, 6, 16, 16)).shape == (1, 5, 6, 16, 16)
 
@@ -134,14 +134,14 @@ def test_upsampling_keeps_half_precision_under_autocast(autocast_to):
         ({"depth": 1}, "model.depth"),
         ({"width": 0}, "model.width"),
         ({"channels": [4]}, "model.channels"),
-        ({"kernel": 2}, "model.kernel"),
-        ({"kernel": [3, 3]}, "model.kernel"),
-        ({"window": [[1, 2, 2]]}, "model.window"),
+        ({"kernel_size": 2}, "model.kernel_size"),
+        ({"kernel_size": [3, 3]}, "model.kernel_size"),
+        ({"pool_kernel": [[1, 2, 2]]}, "model.pool_kernel"),
         ({"norm": "layer"}, "model.norm"),
         ({"activation": "gelu"}, "model.activation"),
         ({"upsampling": "cubic"}, "model.upsampling"),
         ({"decoder_channels": [1]}, "model.decoder_channels"),
-        ({"convolutions": [2]}, "model.convolutions"),
+        ({"convs_per_level": [2]}, "model.convs_per_level"),
     ],
 )
 def test_a_bad_choice_is_answered_in_the_users_words(choices, said):

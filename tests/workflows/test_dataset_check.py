@@ -48,7 +48,7 @@ def with_voxel_faults(root):
 def test_faults_of_headers_stop_a_run_before_anything_is_prepared(built, tmp_path):
     with_header_faults(tmp_path)
     text = said(built)
-    assert text.startswith("2 faults in 2 cases; data.on_fault=skip leaves such cases out")
+    assert text.startswith("2 faults in 2 cases; data.invalid_cases=skip leaves such cases out")
     assert "case_01.nii.gz is missing" in text
     assert "case_04.nii.gz has spacing 2 x 1 x 2 mm, its image 1 x 1 x 2 mm" in text
     assert not (tmp_path / "cache").exists()
@@ -76,7 +76,7 @@ def test_faulty_cases_are_skipped_said_and_folds_stay_the_same(
     decathlon(tmp_path, 10)
     whole = built("fold=1")
     spoil(tmp_path)
-    run = built("fold=1", "data.on_fault=skip", *words)
+    run = built("fold=1", "data.invalid_cases=skip", *words)
     for before, after in ((whole.training, run.training), (whole.validation, run.validation)):
         assert [v.name for v in after] == [v.name for v in before if v.name not in names]
     assert sorted({f.case for f in run.left_out}) == names
@@ -89,7 +89,7 @@ def test_an_entry_that_is_no_case_stops_or_is_said(built, tmp_path):
     del content["training"][0]["label"]
     (tmp_path / "dataset.json").write_text(json.dumps(content))
     assert "training[0]: " in said(built)
-    assert "left out: training[0]: " in summarize_run(built("data.on_fault=skip"))
+    assert "left out: training[0]: " in summarize_run(built("data.invalid_cases=skip"))
 
 
 def test_files_that_no_case_names_do_not_hinder_a_run(built, tmp_path):
@@ -101,7 +101,7 @@ def test_many_faults_are_not_all_listed(built, tmp_path):
     decathlon(tmp_path, 30)
     for file in (tmp_path / "labelsTr").iterdir():
         file.unlink()
-    lines = said(built, "data.on_fault=skip").splitlines()
+    lines = said(built, "data.invalid_cases=skip").splitlines()
     assert len(lines) == 22
     assert lines[-1] == "  and 10 more"
 
@@ -111,13 +111,13 @@ def test_a_fold_without_a_sound_case_to_train_on_is_refused(built, tmp_path):
     splits = tmp_path / "splits.json"
     splits.write_text(json.dumps([{"train": ["case_01", "case_04"], "val": ["case_00"]}]))
     with pytest.raises(UsageError, match="every case to train on is left out"):
-        built("data.on_fault=skip", f"data.splits={splits}")
+        built("data.invalid_cases=skip", f"data.splits={splits}")
 
 
 def test_another_word_than_stop_or_skip_is_refused(built, tmp_path):
     decathlon(tmp_path, 5)
-    with pytest.raises(UsageError, match=r"data\.on_fault must be stop or skip, got 'ignore'"):
-        built("data.on_fault=ignore")
+    with pytest.raises(UsageError, match=r"data\.invalid_cases must be stop or skip, got 'ignore'"):
+        built("data.invalid_cases=ignore")
 
 
 def test_the_label_to_ignore_is_the_data_sets_own(built, tmp_path):

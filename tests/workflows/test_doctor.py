@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_told_with_what_would(examined, gpu, monkeypatch):
     monkeypatch.setattr(
         oom_advice, "list_candidate_overrides", lambda request: [("data.batch_size=HALF",)]
     )
-    _, job, limits = examined("data.batch_size=8000", "meter.on_misfit=stop")
+    _, job, limits = examined("data.batch_size=8000", "memory.if_too_large=stop")
     assert limits[0].stop
     assert "predicted not to fit" in limits[0].what
     assert "predicted to fit:\n  data.batch_size=4000" in limits[0].what

@@ -27,13 +27,13 @@ class OffloadActivations:
     def __init__(self, encoders: Sequence[str], decoders: Sequence[str], least_mib: float = 1):
         if not least_mib >= 0:
             raise UsageError(f"checkpointing.least_mib must be 0 or more, got {least_mib!r}")
-        self.ladder = PerLevelPolicy(encoders, decoders)
+        self.policy = PerLevelPolicy(encoders, decoders)
         self.least = least_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
         """Wrap the network's forward, or tell its lean blocks; names stay."""
         if isinstance(model, HasRetentionPolicy):
-            self.ladder.apply(model)
+            self.policy.apply(model)
             return
         forward = model.forward
 

@@ -1,4 +1,4 @@
-"""What the lean blocks of a network keep, and what they redo: a rung for each price."""
+"""Choose for each level what fused blocks store for backward and what they recompute."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from unet3d.types import DECODER_WORDS, ENCODER_WORDS, HasRetentionPolicy, Reten
 
 
 class PerLevelPolicy:
-    """A word for each level's encoder and decoder, from full size down; the last for the others.
+    """One word for each level's encoder and decoder, from full resolution down; the last repeats.
 
-    `anywhere` says that a network without lean blocks may be left as it is.
+    `allow_plain` accepts networks without fused blocks and leaves them unchanged.
     """
 
-    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], anywhere: bool = False):
+    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], allow_plain: bool = False):
         for name, words, known in (
             ("encoders", encoders, ENCODER_WORDS),
             ("decoders", decoders, DECODER_WORDS),
@@ -24,13 +24,13 @@ class PerLevelPolicy:
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {words!r}"
                 )
         self.keep = RetentionPolicy(tuple(encoders), tuple(decoders))
-        self.anywhere = anywhere
+        self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:
-        """Tell the network; parameters, buffers and their names stay."""
+        """Set the network's policy; parameters, buffers and their names do not change."""
         if isinstance(model, HasRetentionPolicy):
             model.keep = self.keep
-        elif not self.anywhere:
+        elif not self.allow_plain:
             raise UsageError(
-                f"{type(model).__name__} has no lean blocks: use checkpointing=blocks or none"
+                f"{type(model).__name__} has no fused blocks: use checkpointing=blocks or none"
             )

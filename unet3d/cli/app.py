@@ -39,7 +39,16 @@ from unet3d.machine.distributed_env import detect_launcher
 PATHS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
     *("hydra.run.dir", "hydra.sweep.dir"),
-    *("checkpoint", "resume", "init", "input", "output", "predictions", "references", "images"),
+    *(
+        "checkpoint",
+        "resume",
+        "init_from",
+        "input",
+        "output",
+        "predictions",
+        "references",
+        "images",
+    ),
     *("root", "url", "md5", "task", "picture"),
 )
 """Keys whose values are paths or a pattern: taken as they are, with spaces, commas, `=` and

@@ -1,4 +1,4 @@
-"""`unet3d get_data task=Task04_Hippocampus`: a task of the Decathlon, ready for data=decathlon."""
+"""`unet3d download task=Task04_Hippocampus`: a task of the Decathlon, ready for data=decathlon."""
 
 from difflib import get_close_matches
 from pathlib import Path

@@ -13,7 +13,7 @@ from typing import Any
 from unet3d import __version__
 
 COMMANDS = {
-    "get_data": "fetch a task of the Medical Segmentation Decathlon",
+    "download": "fetch a task of the Medical Segmentation Decathlon",
     "check": "every fault of a data set, before it is trained on",
     "plan": "what to train on a data set within a budget, as an experiment to edit",
     "train": "train a network",
@@ -22,7 +22,7 @@ COMMANDS = {
     "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
     "compare": "runs side by side: Dice, memory, seconds, and what differs in their configs",
     "memory": "what a training step costs, layer by layer, before it runs",
-    "fit": "what fits a card: batch, patch, precision, checkpointing",
+    "suggest": "what fits a card: batch, patch, precision, checkpointing",
     "doctor": "this machine: GPUs, driver, torch, memory, disk, and what of it limits a run",
 }
 
@@ -66,7 +66,7 @@ def import_command(verb: str) -> ModuleType:
 
     A run starts a second and a half sooner, and data workers share these pages for longer.
     """
-    name = f"unet3d.commands.{verb}"
+    name = f"unet3d.cli.{verb}"
     if name not in sys.modules:
         gc.disable()
         try:

@@ -32,8 +32,8 @@ def main(request: ComposedConfig, folder: Path) -> int:
     for key, known in (("view", VIEWS), ("format", FORMATS)):
         if cfg[key] not in known:
             raise UsageError(f"{key} must be one of {', '.join(known)}, got {cfg[key]!r}")
-    if cfg.study is not None:
-        return print_sweep(request, cfg.study)
+    if cfg.sweep is not None:
+        return print_sweep(request, cfg.sweep)
     if cfg.view == "timeline" and cfg.format != "png":
         raise UsageError("view=timeline is a picture: give format=png and output=FILE.png with it")
     if cfg.view == "peak" and cfg.format == "png":
@@ -79,7 +79,7 @@ def print_sweep(request: ComposedConfig, what: str) -> int:
     if cfg.format == "png":
         path = figure_path(cfg.output)
         drawn = [(label, found) for label, found, _ in points]
-        title = f"study={what}, model={request.choices.get('model')}"
+        title = f"sweep={what}, model={request.choices.get('model')}"
         study_bars(drawn, title).savefig(path, dpi=110)
         print(cfg.output, file=sys.stderr)
     elif cfg.format == "json":

@@ -1,4 +1,4 @@
-"""`unet3d fit budget_gib=24`: what fits a card, as override lines to paste."""
+"""`unet3d suggest budget_gib=24`: what fits a card, as override lines to paste."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def main(request: ComposedConfig, folder: Path) -> int:
         print(f"{tried}/{total} {' '.join(overrides)}: {said}", file=sys.stderr)
     # The largest patch first, since that is what a network sees; then the least extra work.
     found.sort(key=lambda f: (-f.voxels, round(f.extra_compute, 2), -f.batch))
-    best_few = found[: cfg.show]
+    best_few = found[: cfg.top]
     if cfg.format == "json":
         write_output(json.dumps([candidate_to_dict(f) for f in best_few]), cfg.output)
     elif best_few:

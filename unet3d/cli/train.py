@@ -32,8 +32,8 @@ def main(request: ComposedConfig, folder: Path) -> int:
     """One run in its folder, in this process or several."""
     choice = request.config.trainer
     ranks = read_ranks(choice.launch)
-    if ranks.world == 1 and choice.launch == "here" and count_local_processes(request.config) > 1:
-        fits = ["meter.on_misfit=stop"] if request.sweeping else []
+    if ranks.world == 1 and choice.launch == "local" and count_local_processes(request.config) > 1:
+        fits = ["memory.if_too_large=stop"] if request.sweeping else []
         return launch_ranks(
             [*request.overrides, *fits], folder, count_local_processes(request.config)
         )
@@ -116,7 +116,7 @@ def try_write_report(result: dict[str, Any], path: Path) -> list[str]:
 
 def fit_model(job: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:
     """Train."""
-    if job.config["meter"]["snapshot"] and torch.cuda.is_available():
+    if job.config["memory"]["snapshot"] and torch.cuda.is_available():
         torch.cuda.memory._record_memory_history()
     try:
         job.trainer.fit(
@@ -144,5 +144,5 @@ def fit_model(job: TrainingRun, checkpoint: Path | None, signals: SignalListener
 
 def dump_memory_snapshot(job: TrainingRun) -> None:
     """Write what torch recorded of the GPU's memory, for pytorch.org/memory_viz."""
-    if job.config["meter"]["snapshot"] and torch.cuda.is_available():
+    if job.config["memory"]["snapshot"] and torch.cuda.is_available():
         torch.cuda.memory._dump_snapshot(str(job.folder / "memory_snapshot.pickle"))

@@ -39,7 +39,7 @@ class InvalidDatasetError(UsageError):
         super().__init__(
             "\n".join(
                 [
-                    f"{count_findings(findings)}; data.on_fault=skip leaves such cases out, "
+                    f"{count_findings(findings)}; data.invalid_cases=skip leaves such cases out, "
                     "unet3d check says what to do",
                     *(f"  {finding.message()}" for finding in findings[:SHOWN]),
                     *([f"  and {more} more"] if more > 0 else []),

@@ -25,7 +25,7 @@ class SlidingWindow:
     ):
         if not 0 <= overlap < 1 or batch_size < 1:
             raise UsageError(
-                "infer needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
+                "inference needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
         if len(patch_size) != 3 or min(patch_size) < 1:

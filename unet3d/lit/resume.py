@@ -98,8 +98,8 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     own = model.state_dict()
     fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
     if not fitting:
-        raise UsageError(f"init={path}: none of its {len(given)} tensors fits this network")
+        raise UsageError(f"init_from={path}: none of its {len(given)} tensors fits this network")
     model.load_state_dict({**own, **fitting})
     left = sorted(set(own) - set(fitting))
     missing = f"; these start at random: {', '.join(left)}" if left else ""
-    return f"init: {len(fitting)} of {len(own)} tensors from {path}{missing}"
+    return f"init_from: {len(fitting)} of {len(own)} tensors from {path}{missing}"

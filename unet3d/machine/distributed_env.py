@@ -101,6 +101,6 @@ def resolve_rendezvous(launch: str, environ: Mapping[str, str] = os.environ) -> 
         number = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", 0)) % 16
     else:
         host, number = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-        if launch == "here":
+        if launch == "local":
             return host, number
     return host, 20000 + number % 12000  # below those that systems give to whoever asks for any

@@ -43,13 +43,21 @@ class ConvNormAct(nn.Sequential):
     """A convolution that keeps the size, a norm and an activation."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, kernel: Triple, norm: str, activation: str
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: Triple,
+        norm: str,
+        activation: str,
     ):
         super().__init__()
-        if any(k % 2 == 0 for k in kernel):
-            raise UsageError(f"model.kernel must be odd, got {kernel}")
-        d, h, w = kernel
-        self.conv = nn.Conv3d(in_channels, out_channels, kernel, padding=(d // 2, h // 2, w // 2))
+        if any(k % 2 == 0 for k in kernel_size):
+            raise UsageError(f"model.kernel_size must be odd, got {kernel_size}")
+        d, h, w = kernel_size
+        self.conv = nn.Conv3d(
+            in_channels, out_channels, kernel_size, padding=(d // 2, h // 2, w // 2)
+        )
         self.norm = lookup(NORMS, norm, "model.norm")(out_channels)
         self.act = lookup(ACTIVATIONS, activation, "model.activation")()
 
@@ -57,10 +65,10 @@ class ConvNormAct(nn.Sequential):
 class ConvBlock(nn.Sequential):
     """Convolutions in a row, each with norm and activation; `channels` are in, between and out."""
 
-    def __init__(self, channels: Sequence[int], *, kernel: Triple, norm: str, activation: str):
+    def __init__(self, channels: Sequence[int], *, kernel_size: Triple, norm: str, activation: str):
         super().__init__(
             *(
-                ConvNormAct(i, o, kernel=kernel, norm=norm, activation=activation)
+                ConvNormAct(i, o, kernel_size=kernel_size, norm=norm, activation=activation)
                 for i, o in pairwise(channels)
             )
         )

@@ -17,7 +17,7 @@ PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list with one size per level."""
 
 
-LEAN = RetentionPolicy(encoders=("last",), decoders=("all",))
+FUSED = RetentionPolicy(encoders=("store_last",), decoders=("store_all",))
 """What a network keeps that has not been told."""
 
 
@@ -31,7 +31,7 @@ class UNet3D(nn.Module):
     `channels` says the channels of each level exactly; without it level i has width * 2**i, at
     most `max_width`. `decoder_channels` is "same" (as the encoder at that level), "above" (as the
     encoder one level up) or a list from level 0 down. With `narrow_first` the encoder's first
-    convolution of a level gives half of the level's channels. `kernel` and `window` (pooling from
+    convolution of a level gives half of the level's channels. `kernel_size` and `pool_kernel` (pooling from
     level i to i + 1) are one size for all levels or one per level.
     """
 
@@ -45,10 +45,10 @@ class UNet3D(nn.Module):
         width: int = 32,
         max_width: int = 320,
         decoder_channels: str | Sequence[int] = "same",
-        convolutions: int | Sequence[int] = 2,
+        convs_per_level: int | Sequence[int] = 2,
         narrow_first: bool = False,
-        kernel: PerLevel = 3,
-        window: PerLevel = 2,
+        kernel_size: PerLevel = 3,
+        pool_kernel: PerLevel = 2,
         norm: str = "batch",
         activation: str = "relu",
         upsampling: str = "trilinear",
@@ -59,17 +59,21 @@ class UNet3D(nn.Module):
         enc = encoder_widths(channels, depth, width, max_width)
         depth = len(enc)
         dec = decoder_widths(decoder_channels, enc)
-        convs = [convolutions] * depth if isinstance(convolutions, int) else list(convolutions)
+        convs = (
+            [convs_per_level] * depth if isinstance(convs_per_level, int) else list(convs_per_level)
+        )
         if len(convs) != depth or min(convs) < 1:
-            raise UsageError(f"model.convolutions must be one number >= 1 per level, got {convs}")
-        kernels = per_level(kernel, depth, "model.kernel")
-        self.windows = per_level(window, depth - 1, "model.window")
-        self.keep: RetentionPolicy | None = LEAN
+            raise UsageError(
+                f"model.convs_per_level must be one number >= 1 per level, got {convs}"
+            )
+        kernels = per_level(kernel_size, depth, "model.kernel_size")
+        self.windows = per_level(pool_kernel, depth - 1, "model.pool_kernel")
+        self.keep: RetentionPolicy | None = FUSED
         self.norm = norm
 
         def block(level: int, first: int, middle: int, last: int) -> ConvBlock:
             widths = [first, *[middle] * (convs[level] - 1), last]
-            return ConvBlock(widths, kernel=kernels[level], norm=norm, activation=activation)
+            return ConvBlock(widths, kernel_size=kernels[level], norm=norm, activation=activation)
 
         self.encoder = nn.ModuleList()
         before = in_channels
@@ -158,7 +162,7 @@ class UNet3D(nn.Module):
             raise UsageError(
                 f"{len(self.windows) + 1} levels leave {size} voxels of a {list(x.shape[2:])} "
                 f"patch for the {self.norm} norm: use a larger data.patch_size, fewer levels "
-                "(model.depth) or smaller pooling windows (model.window)"
+                "(model.depth) or smaller pooling windows (model.pool_kernel)"
             )
 
 

@@ -25,7 +25,7 @@ FALL = 0.05
 """The share of the loss that must be gone by the end."""
 
 LEARNED_DICE = 0.5
-"""From here on a loss that does not fall is one that was low already, as after init=."""
+"""From here on a loss that does not fall is one that was low already, as after init_from=."""
 
 PARTS = 64
 """Means that a loss history holds before it halves their number."""

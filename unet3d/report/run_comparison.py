@@ -12,7 +12,7 @@ from unet3d.report.diagnosis import plural
 from unet3d.report.run_report import select_headline_metrics
 
 HIDDEN_KEYS = (
-    *("resume", "init", "data.root", "data.cache", "debug", "save_every_seconds"),
+    *("resume", "init_from", "data.root", "data.cache", "debug", "save_every_seconds"),
     *("trainer.enable_progress_bar", "data.num_workers"),
 )
 """Keys that make no difference to what a run is."""
@@ -117,7 +117,7 @@ def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
     """Dotted keys with values that have no keys of their own.
 
     >>> dict(flatten_keys({"model": {"depth": 3, "kernel": [1, 3, 3]}}))
-    {'model.depth': 3, 'model.kernel': [1, 3, 3]}
+    {'model.depth': 3, 'model.kernel_size': [1, 3, 3]}
     """
     for key, value in config.items():
         if isinstance(value, Mapping):

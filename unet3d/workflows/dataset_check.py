@@ -55,7 +55,7 @@ def check_dataset(request: ComposedConfig, progress: Callable[[int, int], None])
     hinted = None if decided else find_likely_groups([case.name for case in cases])
     found = [*source.faults(), *check_headers(cases, channels=len(channels))]
     found += [] if hinted is None else [hinted]
-    if cfg.contents:
+    if cfg.read_voxels:
         found += check_voxels(
             cases,
             classes=classes,
@@ -78,12 +78,14 @@ def check_dataset(request: ComposedConfig, progress: Callable[[int, int], None])
 
 
 class UsableCases:
-    """The cases that a run uses: what data.on_fault says happens to faulty ones."""
+    """The cases that a run uses: what data.invalid_cases says happens to faulty ones."""
 
     def __init__(self, cfg: DictConfig, source: Source, channels: Sequence[str]):
         self.cfg = cfg
-        if cfg.data.on_fault not in ("stop", "skip"):
-            raise UsageError(f"data.on_fault must be stop or skip, got {cfg.data.on_fault!r}")
+        if cfg.data.invalid_cases not in ("stop", "skip"):
+            raise UsageError(
+                f"data.invalid_cases must be stop or skip, got {cfg.data.invalid_cases!r}"
+            )
         self.cases = source.cases()
         self.left_out: list[Finding] = []
         self.apply_policy([*source.faults(), *check_headers(self.cases, channels=len(channels))])
@@ -95,7 +97,7 @@ class UsableCases:
             return
         names = {finding.case for finding in harmful}
         self.cases = [case for case in self.cases if case.name not in names]
-        if self.cfg.data.on_fault == "stop" or not self.cases:
+        if self.cfg.data.invalid_cases == "stop" or not self.cases:
             raise InvalidDatasetError(harmful)
         self.left_out += harmful
 

@@ -23,7 +23,7 @@ from unet3d.machine.system import DiskSpace, System, get_disk_space, inspect_sys
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import UntraceableError, estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
-from unet3d.workflows.memory.strategies import get_device_bytes, resolve_auto_strategy
+from unet3d.workflows.memory.strategies import get_device_bytes, resolve_strategy
 from unet3d.workflows.memory.suggest import find_largest_batch
 from unet3d.workflows.training.preflight import count_local_processes, find_problems
 
@@ -82,9 +82,7 @@ def inspect_run(
     if device is not None and used is not None:
         space = get_available_device_bytes(device, here.gpus[:count])
         with collect_errors(found):
-            request = resolve_auto_strategy(
-                with_device(device, request), used, cuda=device == "cuda"
-            )
+            request = resolve_strategy(with_device(device, request), used, cuda=device == "cuda")
             channels, augment = resolve_in_channels(request), instantiate(cfg.augmentation)
             found += find_problems(
                 request,
@@ -156,7 +154,7 @@ def count_bytes_held_by_others(gpu: Gpu) -> int:
 
 def find_memory_problems(request: ComposedConfig, space: int) -> list[Problem]:
     """What is predicted not to fit, with what would."""
-    choice = request.config.meter.on_misfit
+    choice = request.config.memory.if_too_large
     lines = format_oom_warning(estimate_memory(request), request, space, stop=False)
     return [Problem("\n".join(lines), stop=choice == "stop")] if lines else []
 

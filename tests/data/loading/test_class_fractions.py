@@ -21,15 +21,15 @@ def corner(size=12):
     return label
 
 
-def shares(patches, foreground_share, samples=200):
+def shares(patches, foreground_fraction, samples=200):
     return compute_class_fractions(
-        patches, num_classes=3, samples=samples, foreground_share=foreground_share
+        patches, num_classes=3, samples=samples, foreground_fraction=foreground_fraction
     )
 
 
 def test_shares_are_those_of_the_labels_that_the_training_is_given(tmp_path):
     patches = patches_of(tmp_path, corner())
-    order = EpochSampler(50, batch_size=1, foreground_share=0.5, seed=0)
+    order = EpochSampler(50, batch_size=1, foreground_fraction=0.5, seed=0)
     given = np.concatenate([patches[place]["label"].numpy().ravel() for place in order])
     assert shares(patches, 0.5, samples=50) == pytest.approx(
         np.bincount(given, minlength=3) / len(given)

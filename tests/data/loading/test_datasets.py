@@ -228,7 +228,7 @@ def test_samples_say_what_they_took_and_bear_a_key_if_they_are_augmented_later(t
 
 
 def order_of(samples, batch_size=4, share=0.5, seed=0):
-    return EpochSampler(samples, batch_size=batch_size, foreground_share=share, seed=seed)
+    return EpochSampler(samples, batch_size=batch_size, foreground_fraction=share, seed=seed)
 
 
 def test_an_epoch_has_whole_batches_and_every_case():
@@ -260,7 +260,7 @@ def test_every_batch_has_its_share_of_foreground_and_the_run_has_it(samples, bat
 
 def places_of(samples, *, rank=0, ranks=1, batch_size=2, epoch=3, skip=0):
     order = EpochSampler(
-        samples, batch_size=batch_size, foreground_share=1 / 3, seed=5, rank=rank, ranks=ranks
+        samples, batch_size=batch_size, foreground_fraction=1 / 3, seed=5, rank=rank, ranks=ranks
     )
     order.set_epoch(epoch)
     order.skip(skip)
@@ -281,7 +281,7 @@ def test_an_epoch_may_begin_at_any_of_its_batches(ranks):
 
 
 def test_an_epoch_is_left_out_once():
-    order = EpochSampler(6, batch_size=2, foreground_share=0, seed=0)
+    order = EpochSampler(6, batch_size=2, foreground_fraction=0, seed=0)
     order.skip(1)
     assert [len(list(order)), len(list(order))] == [4, 6]
 

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 def feed(volumes, *, num_workers=0, later=False, augment=AUGMENT, device=CPU):
     patches = TrainingPatches(volumes, patch_size=[6, 7, 8], augment=augment, seed=0, later=later)
-    order = EpochSampler(5, batch_size=2, foreground_share=0.5, seed=0)
+    order = EpochSampler(5, batch_size=2, foreground_fraction=0.5, seed=0)
     return TrainLoader(patches, order, batch_size=2, num_workers=num_workers, device=device)
 
 
@@ -98,7 +98,7 @@ def test_an_iteration_that_was_left_early_leaves_nothing_for_the_next(volumes):
         {"patches_per_case": 0},
         {"patch_size": [8, 8]},
         {"patch_size": [8, 0, 8]},
-        {"foreground_share": 2.0},
+        {"foreground_fraction": 2.0},
     ],
 )
 def test_a_loader_that_cannot_be_is_refused(volumes, bad):
@@ -106,7 +106,7 @@ def test_a_loader_that_cannot_be_is_refused(volumes, bad):
         "patch_size": [8, 8, 8],
         "batch_size": 2,
         "patches_per_case": 1,
-        "foreground_share": 0.5,
+        "foreground_fraction": 0.5,
         "augment": AUGMENT,
         "num_workers": 0,
         "device": CPU,

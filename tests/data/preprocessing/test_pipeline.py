@@ -137,7 +137,7 @@ def test_settings_survive_as_plain_values():
 def test_two_who_want_the_same_case_make_it_once(tmp_path, monkeypatch):
     case, made = a_case(tmp_path, noise(16, 16, 16)), []
     real = module.prepare
-    monkeypatch.setattr(module, "prepare", lambda *a: made.append(1) or real(*a))
+    monkeypatch.setattr(module, "preprocess_case", lambda *a: made.append(1) or real(*a))
     threads = [threading.Thread(target=volume_of, args=(case, tmp_path)) for _ in range(4)]
     for thread in threads:
         thread.start()

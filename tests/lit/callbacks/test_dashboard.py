@@ -19,7 +19,7 @@ def sweep(small, tmp_path_factory):
     """Two runs and what was printed."""
     folder = tmp_path_factory.mktemp("dashboard")
     words = ["-m", "pool=max,median", *small, f"hydra.sweep.dir={folder / 'sweep'}"]
-    words += ["meter.predict=true", "evaluation.enabled=true", "trainer.max_steps=3"]
+    words += ["memory.estimate=true", "evaluation.enabled=true", "trainer.max_steps=3"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["train", *words]) == 0

@@ -30,7 +30,7 @@ def test_a_cpu_has_nothing_to_fetch_ahead_to(composed, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_on_a_gpu_the_next_batch_is_there_when_a_step_begins(composed, tmp_path, num_workers):
-    words = ["trainer.accelerator=gpu", "trainer.max_steps=12", "augmentation=full"]
+    words = ["trainer.accelerator=gpu", "trainer.max_steps=12", "augmentation=nnunet"]
     run = build_training(composed(*words, "fold=none", f"data.num_workers={num_workers}"), tmp_path)
     assert [c for c in run.trainer.callbacks if isinstance(c, Prefetch)]
     weights(run)

@@ -143,7 +143,7 @@ def silenced(monkeypatch):
         model.register_forward_hook(lambda module, args, logits: logits - silence)
         return model
 
-    monkeypatch.setattr(building, "network", without_boxes)
+    monkeypatch.setattr(building, "build_network", without_boxes)
 
 
 def test_a_run_whose_network_never_predicts_a_class_says_so_everywhere(
@@ -156,7 +156,7 @@ def test_a_run_whose_network_never_predicts_a_class_says_so_everywhere(
     warnings = json.loads((tmp_path / "run" / "report.json").read_text())["warnings"]
     (warning,) = [w for w in warnings if "not one voxel" in w]
     assert "box (for 4 validations)" in warning
-    assert "trainer.max_steps=16, data.foreground_share=0.9 or model.width=16" in warning
+    assert "trainer.max_steps=16, data.foreground_fraction=0.9 or model.width=16" in warning
     assert f"  {warning}\n" in shown
     curves = scalars(tmp_path / "run")
     assert curves["val/volume_ratio/box"] == [0, 0, 0, 0]

@@ -5,7 +5,7 @@ from unet3d.workflows.memory.estimate import estimate_memory
 
 
 @pytest.mark.parametrize(
-    "words", [["precision=bf16"], ["infer.batch_size=3", "trainer.accelerator=cpu"]]
+    "words", [["precision=bf16"], ["inference.batch_size=3", "trainer.accelerator=cpu"]]
 )
 def test_a_few_windows_of_a_volume_tell_what_all_of_them_take(composed, monkeypatch, words):
     few_windows = training_step.PeakWindowsOnly

@@ -7,7 +7,7 @@ from unet3d.workflows.planning.planner import TrainingPlan, explain_limits, plan
 from unet3d.workflows.planning.step_time import measure_step_time
 from unet3d.workflows.planning.topology import Levels
 
-SMALL = ["model=unet_tiny", "model.width=2", "model.convolutions=1"]
+SMALL = ["model=unet_tiny", "model.width=2", "model.convs_per_level=1"]
 
 
 def planned(**others):

@@ -52,17 +52,17 @@ def test_weights_that_are_taken_over_keep_their_bias_and_a_new_head_begins_at_th
     first = build_training(composed("model.prior_bias=false"), tmp_path / "first")
     path = tmp_path / "weights.pt"
     torch.save(first.task.model.state_dict(), path)
-    same = build_training(composed(f"init={path}"), tmp_path / "same")
+    same = build_training(composed(f"init_from={path}"), tmp_path / "same")
     resolve_start(same)
     assert same.task.model.heads[0].bias.equal(first.task.model.heads[0].bias)
-    more = build_training(composed(f"init={path}", "data.num_classes=5"), tmp_path / "more")
+    more = build_training(composed(f"init_from={path}", "data.num_classes=5"), tmp_path / "more")
     resolve_start(more)
     expected = compute_output_bias(
         compute_class_fractions(
             more.train_loader.patches,
             num_classes=5,
             samples=more.train_loader.order.samples,
-            foreground_share=more.config["data"]["foreground_share"],
+            foreground_fraction=more.config["data"]["foreground_fraction"],
         ),
         None,
     )

@@ -10,14 +10,14 @@ def test_a_class_that_is_not_learned_is_met_by_what_the_run_has_less_of(composed
     found = proposed(composed, "trainer.max_steps=null")
     assert found.class_not_learned == [
         "trainer.max_epochs=40",
-        "data.foreground_share=0.9",
+        "data.foreground_fraction=0.9",
         "model.width=16",
     ]
     assert found.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
 
 
 def test_what_is_set_already_or_what_the_network_does_not_have_is_not_proposed(composed):
-    words = ["model=dynunet", "data.foreground_share=1", "trainer.max_steps=50"]
+    words = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
     assert proposed(composed, *words).class_not_learned == ["trainer.max_steps=100"]
     words = ["trainer.max_steps=null", "trainer.max_time=00:00:10:00", "model.channels=[8,16]"]
     assert proposed(composed, *words).class_not_learned[0] == "trainer.max_time=00:00:20:00"

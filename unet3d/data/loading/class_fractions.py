@@ -14,7 +14,7 @@ LEAST_PATCHES = 32
 
 
 def compute_class_fractions(
-    patches: TrainingPatches, *, num_classes: int, samples: int, foreground_share: float
+    patches: TrainingPatches, *, num_classes: int, samples: int, foreground_fraction: float
 ) -> np.ndarray:
     """Return the share of each class (K,) among the labeled voxels of the first patches.
 
@@ -23,7 +23,10 @@ def compute_class_fractions(
     """
     number = max(LEAST_PATCHES, MOST_VOXELS // prod(patches.patch_size))
     order = EpochSampler(
-        min(samples, number), batch_size=1, foreground_share=foreground_share, seed=patches.seed
+        min(samples, number),
+        batch_size=1,
+        foreground_fraction=foreground_fraction,
+        seed=patches.seed,
     )
     counts = np.zeros(256, np.int64)
     for place in order:

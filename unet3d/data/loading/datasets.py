@@ -175,15 +175,17 @@ class EpochSampler(Sampler[Place]):
         samples: int,
         *,
         batch_size: int,
-        foreground_share: float,
+        foreground_fraction: float,
         seed: int,
         rank: int = 0,
         ranks: int = 1,
     ):
-        if not 0 <= foreground_share <= 1:
-            raise UsageError(f"data.foreground_share must be within 0..1, got {foreground_share}")
+        if not 0 <= foreground_fraction <= 1:
+            raise UsageError(
+                f"data.foreground_fraction must be within 0..1, got {foreground_fraction}"
+            )
         self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
-        self.foreground_share = foreground_share
+        self.foreground_fraction = foreground_fraction
         self.rank, self.ranks = rank, ranks
         self.length = -(-samples // (batch_size * ranks)) * batch_size
         self.skipped = 0
@@ -200,7 +202,7 @@ class EpochSampler(Sampler[Place]):
         return self.length
 
     def __iter__(self) -> Iterator[Place]:
-        epoch, share = self.epoch, self.foreground_share
+        epoch, share = self.epoch, self.foreground_fraction
         whole = self.length * self.ranks
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
         # Samples that fill up the last batch get a number, and so a patch, of their own.

@@ -186,7 +186,7 @@ def build_loaders(
     patch_size: Sequence[int],
     batch_size: int,
     patches_per_case: int,
-    foreground_share: float,
+    foreground_fraction: float,
     augment: Augment,
     num_workers: int,
     device: torch.device,
@@ -206,7 +206,7 @@ def build_loaders(
         EpochSampler(
             len(training) * patches_per_case,
             batch_size=batch_size,
-            foreground_share=foreground_share,
+            foreground_fraction=foreground_fraction,
             seed=seed,
             rank=rank,
             ranks=ranks,

@@ -144,7 +144,7 @@ class _Block:
 
     def __init__(self, convs: Sequence[Any], sources: Sequence[MapSource], keep: str):
         self.convs, self.sources, self.keep = list(convs), list(sources), keep
-        self.whole = keep != "never"  # whether outputs before the last are ever in memory as such
+        self.whole = keep != "stream"  # whether outputs before the last are ever in memory as such
         self.space = sources[0].space
         self.parameters = [p for module in self.convs for p in module.parameters()]
         self.layers: list[_Layer] = []
@@ -166,7 +166,7 @@ class _Block:
                 for source in self.read:
                     if source.raw.brief or not needed:
                         source.raw.kept = None
-        if self.keep != "all" or not needed:
+        if self.keep != "store_all" or not needed:
             for layer in self.layers[:-1]:
                 layer.raw.kept = None
 
@@ -250,12 +250,12 @@ class _Encoder(_Block):
     def forward(self, *, needed: bool) -> tuple[Tensor, ...]:
         self.convolve(needed=needed)
         small = None if self.pool is None else self._pooled(self.pool)
-        if self.keep == "never":
+        if self.keep == "stream":
             self.output.raw.kept = None
-        elif self.keep == "host" and needed and small is not None:
+        elif self.keep == "offload" and needed and small is not None:
             self.output.raw.offload()
-        self.output.raw.brief = self.keep in ("again", "slabs")
-        self.output.raw.again = self.keep == "again"
+        self.output.raw.brief = self.keep in ("recompute", "recompute_tiled")
+        self.output.raw.again = self.keep == "recompute"
         return (self.edge(),) if small is None else (small, self.edge())
 
     def backward(

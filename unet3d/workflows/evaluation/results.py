@@ -48,7 +48,7 @@ def build_result(evaluation: Evaluation, judged: Sequence[CaseScores]) -> dict[s
         else tolerance,
         "mean": overall,
         "per_class": per_class,
-        "worst": rank_worst_cases(judged, evaluation.config["worst"]),
+        "worst": rank_worst_cases(judged, evaluation.config["draw_worst"]),
         "cases": cases,
         "faults": {j.name: j.fault for j in judged if j.fault is not None},
         "predictions_without_reference": list(evaluation.without_reference),

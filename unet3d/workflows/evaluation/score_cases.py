@@ -142,19 +142,19 @@ class Evaluation:
 def build_evaluation(request: ComposedConfig) -> Evaluation:
     """Check the config and match the files."""
     cfg = to_plain_dict(request.config)
-    for key, least in (("workers", 1), ("worst", 0)):
+    for key, least in (("workers", 1), ("draw_worst", 0)):
         if not isinstance(cfg[key], int) or cfg[key] < least:
             raise UsageError(f"{key} must be an int >= {least}, got {cfg[key]!r}")
     if Path(cfg["output"]).exists() and not Path(cfg["output"]).is_dir():
         raise UsageError(f"output: {cfg['output']} is a file; it must be a folder")
     if cfg["images"] is not None and not Path(cfg["images"]).exists():
         raise UsageError(f"images: {cfg['images']} is neither a file nor a folder")
-    if cfg["missing"] not in ("fault", "ignore"):
-        raise UsageError(f"missing must be fault or ignore, got {cfg['missing']!r}")
+    if cfg["missing_predictions"] not in ("error", "ignore"):
+        raise UsageError(f"missing_predictions must be error or ignore, got {cfg['missing']!r}")
     pairs, without_reference = match_files(
         expand_paths(cfg["predictions"]), Path(cfg["references"])
     )
-    if cfg["missing"] == "ignore":
+    if cfg["missing_predictions"] == "ignore":
         pairs = [pair for pair in pairs if pair.prediction]
     names = resolve_classes(cfg)
     return Evaluation(

@@ -83,19 +83,19 @@ def parse_windows(cfg: DictConfig) -> dict[str, Any]:
         raise UsageError(f"overlap must be in 0..1 (1 excluded), got {cfg.overlap}")
     if not isinstance(cfg.batch_size, int) or cfg.batch_size < 1:
         raise UsageError(f"batch_size must be an int >= 1, got {cfg.batch_size}")
-    mirror = cfg.mirror
+    mirror = cfg.tta
     if isinstance(mirror, bool):
         axes = [0, 1, 2] if mirror else []
     else:
         axes = list(mirror) if isinstance(mirror, ListConfig) else [mirror]
         if len(set(axes)) != len(axes) or any(axis not in (0, 1, 2) for axis in axes):
-            raise UsageError(f"mirror must be true, false or axes of 0, 1 and 2, got {mirror}")
+            raise UsageError(f"tta must be true, false or axes of 0, 1 and 2, got {mirror}")
     return {"overlap": float(cfg.overlap), "batch_size": cfg.batch_size, "mirror": axes}
 
 
 def parse_postprocessing(cfg: DictConfig, members: Ensemble) -> list[int]:
     """The labels of which the largest piece alone is kept."""
-    asked = cfg.clean
+    asked = cfg.keep_largest_component
     if asked in (None, "none"):
         return []
     if asked == "auto":
@@ -106,7 +106,9 @@ def parse_postprocessing(cfg: DictConfig, members: Ensemble) -> list[int]:
     known = members.classes[1:]
     for name in names:
         if name not in known:
-            raise UsageError(f"clean must be auto, none or of {', '.join(known)}, got {name!r}")
+            raise UsageError(
+                f"keep_largest_component must be auto, none or of {', '.join(known)}, got {name!r}"
+            )
     return [members.classes.index(name) for name in names]
 
 

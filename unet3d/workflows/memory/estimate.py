@@ -10,7 +10,7 @@ from unet3d.config.instantiate import fill_from_dataset, summarize_error
 from unet3d.errors import UsageError
 from unet3d.machine.device import PRECISIONS, Precision, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_auto_strategy
+from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 
 
@@ -20,7 +20,7 @@ def estimate_memory(request: ComposedConfig, volume: Sequence[int] | None = None
     fill_from_dataset(cfg)
     cuda = str(cfg.trainer.accelerator) != "cpu"
     used = parse_cuda_precision(cfg) if cuda else resolve_precision(cfg.precision, "cpu")
-    request = resolve_auto_strategy(request, used, cuda=cuda)
+    request = resolve_strategy(request, used, cuda=cuda)
     return trace_step(request, used, cuda=cuda, volume=volume)
 
 
@@ -106,5 +106,5 @@ def list_saving_overrides(request: ComposedConfig) -> Iterator[str]:
     yield from (f"checkpointing={rung}" for rung in list_leaner_strategies(request))
     if str(request.config.precision) == "32":
         yield "precision=bf16"
-    if request.choices.get("model", "").startswith("forum_"):
-        yield f"model={request.choices['model'].replace('forum', 'unet')}"
+    if request.choices.get("model", "").startswith("naive_"):
+        yield f"model={request.choices['model'].replace('naive', 'unet')}"

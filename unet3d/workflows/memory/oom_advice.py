@@ -30,9 +30,9 @@ def check_memory(
     prediction: MemoryEstimate, request: ComposedConfig, device: torch.device
 ) -> list[str]:
     """Lines that warn of a run predicted not to fit; Misfit if it is to be stopped."""
-    choice = request.config.meter.on_misfit
+    choice = request.config.memory.if_too_large
     if choice not in ("warn", "stop", "ignore"):
-        raise UsageError(f"meter.on_misfit must be warn, stop or ignore, got {choice!r}")
+        raise UsageError(f"memory.if_too_large must be warn, stop or ignore, got {choice!r}")
     total = get_available_bytes(device)
     if choice == "ignore" or total is None:
         return []

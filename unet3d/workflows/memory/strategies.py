@@ -16,7 +16,7 @@ from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.types import HasBlocks, HasRetentionPolicy
 from unet3d.workflows.memory.training_step import make_step_factory
 
-LADDER = ("none", "skips", "lean", "leanest")
+LEAN_STRATEGIES = ("fused", "skips", "lean", "leanest")
 
 
 def list_strategies(request: ComposedConfig) -> tuple[str, ...]:
@@ -24,53 +24,51 @@ def list_strategies(request: ComposedConfig) -> tuple[str, ...]:
     with FakeTensorMode():
         model = build_network(request)
     if isinstance(model, HasRetentionPolicy):
-        return LADDER
+        return LEAN_STRATEGIES
     return ("none", "blocks") if isinstance(model, HasBlocks) else ("none",)
 
 
 def list_leaner_strategies(request: ComposedConfig) -> tuple[str, ...]:
     """Those that keep less than the configured one does."""
     known = list_strategies(request)
-    chosen = request.choices.get("checkpointing", "none")
+    chosen = request.choices.get("checkpointing", "fused")
     return known[known.index(chosen) + 1 :] if chosen in known else ()
 
 
-def resolve_auto_strategy(
-    request: ComposedConfig, used: Precision, *, cuda: bool
-) -> ComposedConfig:
-    """The request with the first rung that is predicted to fit the device, if it asks for `auto`.
+def resolve_strategy(request: ComposedConfig, used: Precision, *, cuda: bool) -> ComposedConfig:
+    """Replace `checkpointing=auto`, and `fused` for a network without fused blocks.
 
-    The last one, if none of them does.
+    `auto` becomes the first strategy that is predicted to fit the device, or the leanest if none is.
     """
-    if request.choices.get("checkpointing") != "auto":
+    chosen = request.choices.get("checkpointing", "fused")
+    if chosen not in ("auto", "fused"):
         return request
+    known = list_strategies(request)
+    if chosen == "fused":
+        return request if "fused" in known else _with_strategy(request, "none")
     total = None
     if not cuda or torch.cuda.is_available():
         total = get_available_bytes(torch.device("cuda" if cuda else "cpu"))
-    known = list_strategies(request)
     if total is None:
         raise UsageError(
-            "checkpointing=auto goes by the memory of the GPU, and there is none here: give "
+            "checkpointing=auto needs to know the GPU's memory, and this machine has no GPU: use "
             f"checkpointing={', '.join(known)} or trainer.accelerator=cpu"
         )
-    for rung in known[:-1]:
-        trial = _on(request, rung)
-        if (
-            get_device_bytes(estimate_step(make_step_factory(trial, used, cuda=cuda), cuda=cuda))
-            + CONTEXT
-            <= total
-        ):
+    for strategy in known[:-1]:
+        trial = _with_strategy(request, strategy)
+        estimate = estimate_step(make_step_factory(trial, used, cuda=cuda), cuda=cuda)
+        if get_device_bytes(estimate) + CONTEXT <= total:
             return trial
-    return _on(request, known[-1])
+    return _with_strategy(request, known[-1])
 
 
-def get_device_bytes(prediction: MemoryEstimate) -> int:
-    """What a step takes from the device: on a CPU there is no cache that reserves more."""
-    peak = prediction.peak
+def get_device_bytes(estimate: MemoryEstimate) -> int:
+    """Return what a step takes of the device; a CPU has no caching allocator that reserves more."""
+    peak = estimate.peak
     return peak.reserved or peak.allocated or 0
 
 
-def _on(request: ComposedConfig, rung: str) -> ComposedConfig:
+def _with_strategy(request: ComposedConfig, strategy: str) -> ComposedConfig:
     config = request.config.copy()
-    config.checkpointing = OmegaConf.load(get_config_dir() / "checkpointing" / f"{rung}.yaml")
-    return replace(request, config=config, choices={**request.choices, "checkpointing": rung})
+    config.checkpointing = OmegaConf.load(get_config_dir() / "checkpointing" / f"{strategy}.yaml")
+    return replace(request, config=config, choices={**request.choices, "checkpointing": strategy})

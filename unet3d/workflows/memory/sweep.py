@@ -15,7 +15,7 @@ from unet3d.memory.trace import Trace
 from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch, with_overrides
 from unet3d.workflows.memory.measure import measure_step, require_gpu
 
-STUDIES = (
+SWEEPS = (
     "resolution",
     "batch",
     "padding",
@@ -40,8 +40,8 @@ def run_sweep(request: ComposedConfig, what: str, *, measure: bool = False) -> I
     """One point for each value of the thing that is swept."""
     if measure:
         require_gpu()
-    if what not in STUDIES:
-        raise UsageError(f"study must be one of {', '.join(STUDIES)}, got {what!r}")
+    if what not in SWEEPS:
+        raise UsageError(f"sweep must be one of {', '.join(SWEEPS)}, got {what!r}")
     cuda = str(request.config.trainer.accelerator) != "cpu"
     for override in list_sweep_overrides(request, what):
         try:
@@ -69,11 +69,11 @@ def list_sweep_overrides(request: ComposedConfig, what: str) -> list[str]:
     if what == "batch":
         return [f"data.batch_size={n}" for n in (1, 2, 3, 4, 6, 8)]
     if what == "kernel":
-        return [f"model.kernel={k}" for k in (1, 3, 5)] if "kernel" in cfg.model else []
+        return [f"model.kernel_size={k}" for k in (1, 3, 5)] if "kernel_size" in cfg.model else []
     if what == "channels":
         width = cfg.model.get("width")
         if width is None:
-            raise UsageError("study=channels needs a network with model.width")
+            raise UsageError("sweep=channels needs a network with model.width")
         return [f"model.width={max(1, int(width * s))}" for s in (0.25, 0.5, 1, 1.5, 2)]
     if what == "precision":
         return [f"precision={p}" for p in ("32", "16", "bf16", "16-true", "bf16-true")]

@@ -159,7 +159,7 @@ def make_step_factory(
             model=model,
             loss=instantiate(cfg.loss).to(device),
             optimizer=optimizer,
-            infer=SlidingWindow(list(cfg.data.patch_size), **cfg.infer),
+            infer=SlidingWindow(list(cfg.data.patch_size), **cfg.inference),
             patch=cfg.data.patch_size,
             volume=volume or cfg.data.patch_size,
             batch_size=cfg.data.batch_size,

@@ -86,7 +86,7 @@ class DatasetFacts:
     prints: list[CaseFingerprint]
     classes: tuple[str, ...]
     channels: tuple[str, ...]
-    left_out: list[str]  # cases that data.on_fault=skip leaves out, and why
+    left_out: list[str]  # cases that data.invalid_cases=skip leaves out, and why
 
 
 def inspect_dataset(request: ComposedConfig) -> DatasetFacts:
@@ -261,8 +261,8 @@ def get_model_overrides(request: ComposedConfig, shape: Levels) -> list[str]:
         return []
     return [
         f"model.depth={len(shape.kernels)}",
-        f"model.window=[{','.join(format_list(w) for w in shape.windows)}]",
-        f"model.kernel=[{','.join(format_list(k) for k in shape.kernels)}]",
+        f"model.pool_kernel=[{','.join(format_list(w) for w in shape.windows)}]",
+        f"model.kernel_size=[{','.join(format_list(k) for k in shape.kernels)}]",
     ]
 
 
@@ -368,7 +368,7 @@ def render_experiment(request: ComposedConfig, told: DatasetFacts, plan: Trainin
         f"precision={request.config.precision}",
     ]
     words += [w for w in request.overrides if w.split("=")[0] not in OWN_KEYS]
-    chosen = dict(request.choices) | {"checkpointing": "none"}
+    chosen = dict(request.choices) | {"checkpointing": "fused"}
     groups = {"data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss"}
     for word in words:
         key, _, value = word.lstrip("+").partition("=")

@@ -79,7 +79,7 @@ from unet3d.units import format_bytes
 from unet3d.workflows.dataset_check import UsableCases
 from unet3d.workflows.memory.estimate import UntraceableError, make_figure_title, trace_step
 from unet3d.workflows.memory.oom_advice import check_memory, format_oom_report
-from unet3d.workflows.memory.strategies import resolve_auto_strategy
+from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.training.output_bias import initialize_output_bias
 from unet3d.workflows.training.preflight import enforce_requirements, find_problems
 from unet3d.workflows.training.remedies import suggest_remedies
@@ -175,7 +175,7 @@ def build_training(
     groups = read_case_groups(cfg, cases)
     parts = split_cases(cases, parse_fold(cfg), splits, groups)
     asked = request.choices.get("checkpointing")
-    request = resolve_auto_strategy(request, used, cuda=device == "cuda")
+    request = resolve_strategy(request, used, cuda=device == "cuda")
     cfg = request.config
     ranks = ranks or Ranks()
     found = find_problems(
@@ -202,7 +202,7 @@ def build_training(
 
     config, regions = to_plain_dict(cfg), parse_regions(cfg)
     decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
-    infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["infer"])
+    infer = SlidingWindow(config["data"]["patch_size"], decide=decide, **config["inference"])
     metric, distances = Dice(class_names, regions), None
     spacing_mm = {volume.name: volume.spacing_mm(preparation) for volume in validation}
     if parse_bool(cfg, "validation.hd95"):
@@ -230,7 +230,7 @@ def build_training(
         patch_size=config["data"]["patch_size"],
         batch_size=cfg.data.batch_size,
         patches_per_case=cfg.data.patches_per_case,
-        foreground_share=cfg.data.foreground_share,
+        foreground_fraction=cfg.data.foreground_fraction,
         augment=augment,
         num_workers=cfg.data.num_workers,
         device=torch.device(device, ranks.local) if device == "cuda" else torch.device(device),
@@ -243,6 +243,8 @@ def build_training(
     foreseen += [*began, *lacking]
     if asked == "auto":
         foreseen.insert(0, f"checkpointing=auto: {request.choices['checkpointing']}")
+    elif asked != request.choices.get("checkpointing"):
+        foreseen.insert(0, f"checkpointing={asked}: this network has no fused blocks, using none")
     predicted = None if prediction is None else prediction.peak
     memory, speed = StepMemory(PeakMeter(), predicted), StepSpeed(cfg.data.num_workers)
     dashboard = Dashboard(config, select_hparams(request), prediction, make_figure_title(request))
@@ -298,7 +300,7 @@ def estimate_run_memory(
     request: ComposedConfig, used: Precision, device: str, validation: Sequence[CachedVolume]
 ) -> tuple[MemoryEstimate | None, list[str]]:
     """The predicted cost of a step, and what to say of it before the first one."""
-    if not request.config.meter.predict:
+    if not request.config.memory.estimate:
         return None, []
     cuda = device == "cuda"
     largest = max((v.shape for v in validation), key=prod, default=None)
@@ -418,8 +420,8 @@ def require_positive_int(name: str, value: Any) -> None:
 
 
 def resolve_start(run: TrainingRun) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, if any, and what to tell of resume= and init=."""
-    resume, init = run.config["resume"], run.config["init"]
+    """The checkpoint to go on from, if any, and what to tell of resume= and init_from=."""
+    resume, init = run.config["resume"], run.config["init_from"]
     if init is not None and resume not in (None, "auto"):
         raise UsageError(
             "resume= goes on with a run and init= begins a new one from its weights: give one"

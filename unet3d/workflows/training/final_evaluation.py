@@ -42,7 +42,7 @@ def evaluate_best_checkpoint(run: TrainingRun, say: Callable[[str], None]) -> di
         kept=(),
         ram=None,
         mirror=(),
-        **run.config["infer"],
+        **run.config["inference"],
     )
     tasks = [
         ScanTask(
@@ -133,7 +133,7 @@ def build_evaluation(run: TrainingRun, members: Ensemble, folder: Path) -> Evalu
             "references": "of the validation cases",
             "output": str(run.folder / "evaluation"),
             "images": None,
-            "worst": choice["worst"],
+            "draw_worst": choice["draw_worst"],
             "workers": 1,
         },
         pairs=pairs,

@@ -26,7 +26,7 @@ def initialize_output_bias(
         feed.patches,
         num_classes=data.num_classes,
         samples=feed.order.samples,
-        foreground_share=data.foreground_share,
+        foreground_fraction=data.foreground_fraction,
     )
     bias = compute_output_bias(shares, parse_regions(request.config))
     if isinstance(model, HasOutputConvolutions):

@@ -17,8 +17,8 @@ def suggest_remedies(config: Mapping[str, Any], default_epochs: int) -> Remedies
     if model.get("prior_bias") is False:
         learned.append("model.prior_bias=true")
     learned.append(double_limits(config["trainer"], default_epochs))
-    if data["foreground_share"] < MUCH_FOREGROUND:
-        learned.append(f"data.foreground_share={MUCH_FOREGROUND}")
+    if data["foreground_fraction"] < MUCH_FOREGROUND:
+        learned.append(f"data.foreground_fraction={MUCH_FOREGROUND}")
     if isinstance(model.get("width"), int) and model.get("channels") is None:
         learned.append(f"model.width={2 * model['width']}")
     rate = config["optimizer"].get("lr")

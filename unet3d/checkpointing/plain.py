@@ -1,0 +1,14 @@
+"""No activation checkpointing."""
+
+from torch import nn
+
+from unet3d.types import HasRetentionPolicy
+
+
+class PlainModules:
+    """Run a network as plain modules; autograd stores what it wants."""
+
+    def apply(self, model: nn.Module) -> None:
+        """Switch fused blocks off; other networks stay as they are."""
+        if isinstance(model, HasRetentionPolicy):
+            model.keep = None
