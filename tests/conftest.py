@@ -1,4 +1,4 @@
-"""Shared by all tests: a composed config on small volumes, one thread, one seed."""
+"""Fixtures of all tests: settings of a small run, one thread, one seed."""
 
 import gc
 import os
@@ -13,14 +13,14 @@ import torch
 import yaml
 
 from tests.data.helpers.folders import nnunet, pairs
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.compose import compose_config as request_of_words
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.data.layouts.synthetic import write_dataset
 
-Compose = Callable[..., ComposedConfig]
+Compose = Callable[..., TrainingSettings]
 
 
-gc.disable()  # until all is imported: half of the time of collecting
+gc.disable()  # until all tests are imported: it takes half of the time of collecting them
 
 
 def pytest_collection_finish():
@@ -32,19 +32,19 @@ def pytest_unconfigure():
     gc.unfreeze()
 
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: more would wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other
 
 
 @pytest.fixture(scope="session", autouse=True)
 def read_once():
-    """Hydra reads the same YAML files for every config: that is two fifths of composing one."""
-    parse, known = yaml.load, {}
+    """Parse each YAML file once: that is two fifths of the time of composing a config."""
+    parse, contents = yaml.load, {}
 
     def load(stream: TextIO | str, Loader: type) -> Any:
         text = stream if isinstance(stream, str) else stream.read()
-        if text not in known:
-            known[text] = parse(text, Loader)
-        return deepcopy(known[text])
+        if text not in contents:
+            contents[text] = parse(text, Loader)
+        return deepcopy(contents[text])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", load)
@@ -59,7 +59,7 @@ def seeded():
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides that make a run tiny; the volumes are shared by all tests of a process."""
+    """Return overrides that make a run tiny; all tests of a process share its volumes."""
     folder = tmp_path_factory.mktemp("small")
     return [
         f"data.root={folder / 'synthetic'}",
@@ -79,17 +79,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def composed(small: list[str]) -> Compose:
-    """Compose train.yaml as the command line would."""
+    """Compose and parse train.yaml with overrides, as `unet3d train` does."""
 
-    def request(*overrides: str, base: Sequence[str] = small) -> ComposedConfig:
-        return request_of_words([*base, *overrides], "train")
+    def compose_settings(*overrides: str, base: Sequence[str] = small) -> TrainingSettings:
+        return parse_training(compose_config([*base, *overrides], "train"))
 
-    return request
+    return compose_settings
 
 
 @pytest.fixture(scope="session")
 def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small data set in the Decathlon's layout, as if it had been downloaded."""
+    """Write a small dataset in the layout of the Decathlon."""
     folder = tmp_path_factory.mktemp("decathlon")
     write_dataset(
         folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
@@ -100,7 +100,7 @@ def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Path):
-    """What each data set that lies on disk needs, beside data=<option>."""
+    """Return the overrides that each data=OPTION needs if its dataset is on disk."""
     return {
         "decathlon": [f"data.root={decathlon_folder}"],
         "nnunet": [f"data.root={nnunet(tmp_path_factory.mktemp('nnunet'), 5)}"],
@@ -110,7 +110,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Pat
 
 @pytest.fixture
 def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
-    """Run `unet3d train` in an empty working folder, on small volumes; return the exit code."""
+    """Run `unet3d train` on small volumes in an empty working folder; return the exit code."""
     from unet3d.cli.main import main
 
     monkeypatch.chdir(tmp_path)
@@ -123,27 +123,27 @@ def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="session")
 def drivers(tmp_path_factory) -> dict[str, str]:
-    """Libraries that answer as NVIDIA's would: a new one, an old one, one that does not start."""
+    """Build fakes of NVIDIA's library: a new one, an old one, one that does not start."""
     folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_name("driver.cpp")
-    made = {kind: str(folder / f"{kind}.so") for kind in ("new", "old", "broken")}
-    for kind, path in made.items():
+    libraries = {kind: str(folder / f"{kind}.so") for kind in ("new", "old", "broken")}
+    for kind, path in libraries.items():
         command = ["g++", "-shared", "-fPIC", f"-D{kind.upper()}", str(source), "-o", path]
         subprocess.run(command, check=True)
-    return made
+    return libraries
 
 
 @pytest.fixture
 def driver(drivers, monkeypatch) -> Iterator[Callable[[str], None]]:
-    """Let NVIDIA's driver be another for a while: new, old, broken, or any library."""
+    """Replace NVIDIA's driver: by the new, old or broken fake, or by any library."""
     from unet3d import nvml
 
-    def forget():
+    def clear_caches():
         nvml._library.cache_clear()
-        nvml._known.cache_clear()
+        nvml._find_handle.cache_clear()
 
-    def chosen(kind: str) -> None:
+    def replace_driver(kind: str) -> None:
         monkeypatch.setattr(nvml, "LIBRARY", drivers.get(kind, kind))
-        forget()
+        clear_caches()
 
-    yield chosen
-    forget()
+    yield replace_driver
+    clear_caches()

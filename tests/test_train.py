@@ -13,42 +13,45 @@ from unet3d.cli.main import main
 from unet3d.lit.callbacks.step_timing import StepSpeed
 from unet3d.workflows.training.build import build_training
 
+pytestmark = pytest.mark.slow
 
-def events(run):
+
+def read_events(run):
     accumulator = EventAccumulator(str(run / "tensorboard"))
     accumulator.Reload()
     return accumulator
 
 
-def test_a_run_leaves_its_folder_as_documented(unet3d, tmp_path, capsys):
+def read_report(run):
+    return json.loads((run / "report.json").read_text())
+
+
+def fit(run):
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+
+
+def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, capsys):
     assert unet3d("trainer.max_steps=3") == 0
     run = tmp_path / "run"
-    assert {p.name for p in run.iterdir()} >= {
-        "checkpoints",
-        "config.yaml",
-        "report.json",
-        "tensorboard",
+    assert {"checkpoints", "config.yaml", "report.json", "tensorboard"} <= {
+        path.name for path in run.iterdir()
     }
-    report = json.loads((run / "report.json").read_text())
+    report = read_report(run)
     assert report["finished"] is True
     assert report["parameters"] == 88_860
     assert {"val/dice", "val/dice/ball", "val/iou"} <= set(report["metrics"])
     assert {"first_step", "steady_step", "validation"} == set(report["memory"])
     assert {"median_step_seconds", "median_data_wait_share"} <= set(report["speed"])
-    assert report["precision"] == {"asked": "32", "used": "32"}
+    assert report["precision"] == {"requested": "32", "used": "32"}
     assert report["config"]["data"]["num_classes"] == 4
     assert report["device"] == "cpu"
     assert {"torch", "unet3d"} <= set(report["versions"])
-    shown = capsys.readouterr().out
-    assert "Dice, mean" in shown
-    assert "waiting for data" in shown
-    assert "peak memory of a step" in shown
-    assert f"tensorboard --logdir_spec run:{run}\n" in shown
-
-
-def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
-    assert unet3d("trainer.max_steps=3") == 0
-    log = events(tmp_path / "run")
+    table = capsys.readouterr().out
+    assert "Dice, mean" in table
+    assert "waiting for data" in table
+    assert "peak memory of a step" in table
+    assert f"tensorboard --logdir_spec run:{run}\n" in table
+    log = read_events(run)
     tags = log.Tags()
     assert {
         "train/loss",
@@ -66,133 +69,123 @@ def test_tensorboard_shows_curves_pictures_config_and_hparams(unet3d, tmp_path):
         "val/hd95_mm",
     } <= set(tags["scalars"])
     assert [s.step for s in log.Scalars("memory/step_peak_resident_mib")] == [0, 1, 2]
-    assert len(tags["images"]) == 1  # one case validates
+    assert len(tags["images"]) == 1  # there is one validation case
     assert "config/text_summary" in tags["tensors"]
-    hparams = [t for t in log.summary_metadata if t.startswith("_hparams_")]
-    assert hparams
+    assert [tag for tag in log.summary_metadata if tag.startswith("_hparams_")]
 
 
-def test_a_run_that_ends_within_an_epoch_validates_what_it_reached(composed, tmp_path):
-    run = build_training(
-        composed("trainer.max_steps=3", "trainer.check_val_every_n_epoch=9"), tmp_path
-    )
-    run.trainer.fit(run.task, run.train_loader, run.val_loader)
-    steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
-    assert steps == [2]
-
-
-def test_a_run_that_ends_by_time_validates_what_it_reached(composed, tmp_path):
-    limits = ["trainer.max_steps=null", "trainer.max_time=00:00:00:01"]
-    run = build_training(composed(*limits, "trainer.check_val_every_n_epoch=999"), tmp_path)
-    run.trainer.fit(run.task, run.train_loader, run.val_loader)
-    steps = [s.step for s in events(tmp_path).Scalars("val/dice")]
+@pytest.mark.parametrize(
+    "limit", ["trainer.max_steps=3", "trainer.max_steps=null trainer.max_time=00:00:00:01"]
+)
+def test_a_run_that_ends_within_an_epoch_validates_its_last_step(composed, tmp_path, limit):
+    overrides = [*limit.split(), "trainer.check_val_every_n_epoch=999"]
+    run = build_training(composed(*overrides), tmp_path)
+    fit(run)
+    steps = [s.step for s in read_events(tmp_path).Scalars("val/dice")]
     assert steps == [run.trainer.global_step - 1]
 
 
 def test_fold_none_trains_on_every_case_without_validation(unet3d, tmp_path):
     assert unet3d("fold=none") == 0
     assert [p.name for p in (tmp_path / "run").rglob("*.ckpt")] == ["last.ckpt"]
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert not [name for name in report["metrics"] if name.startswith("val/")]
+    metrics = read_report(tmp_path / "run")["metrics"]
+    assert not [name for name in metrics if name.startswith("val/")]
 
 
-def test_resume_auto_starts_anew_goes_on_and_says_when_it_is_done(unet3d, tmp_path, capsys):
+def test_resume_auto_starts_continues_and_recognizes_a_finished_run(unet3d, tmp_path, capsys):
     assert unet3d("resume=auto", "trainer.max_steps=2") == 0
-    assert "resumes from" not in capsys.readouterr().out
+    assert "last.ckpt" not in capsys.readouterr().out
     assert unet3d("resume=auto", "trainer.max_steps=4") == 0
-    assert "resumes from" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 4
+    assert "last.ckpt" in capsys.readouterr().out
+    assert read_report(tmp_path / "run")["steps"] == 4
     assert unet3d("resume=auto", "trainer.max_steps=4") == 0
-    assert "this run is finished" in capsys.readouterr().out
+    assert "this run is already finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_ends_with_its_exit_code_and_a_checkpoint(
+def test_a_signal_ends_a_run_with_its_exit_code_and_a_checkpoint(
     unet3d, tmp_path, monkeypatch, capsys, number
 ):
     original = StepSpeed.on_train_batch_end
 
-    def interrupted(self, trainer, *rest):
+    def send_signal_after_two_steps(self, trainer, *rest):
         original(self, trainer, *rest)
         if trainer.global_step == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(StepSpeed, "on_train_batch_end", interrupted)
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", send_signal_after_two_steps)
     before = signal.getsignal(number)
     assert unet3d("trainer.max_steps=9") == (130 if number == signal.SIGINT else 143)
     assert signal.getsignal(number) is before
-    assert f"stopped by {number.name} after 2 steps; resume=auto hydra.run.dir=" in (
-        capsys.readouterr().out
-    )
+    message = f"interrupted by {number.name} after 2 steps; resume with resume=auto hydra.run.dir="
+    assert message in capsys.readouterr().out
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 2
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["finished"] is False
+    assert read_report(tmp_path / "run")["finished"] is False
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, tmp_path, monkeypatch):
-    def impatient(*_):
+def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, monkeypatch):
+    def press_ctrl_c_twice(*_):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        raise AssertionError("it went on")
+        raise AssertionError("the step went on")
 
-    monkeypatch.setattr(StepSpeed, "on_train_batch_end", impatient)
+    monkeypatch.setattr(StepSpeed, "on_train_batch_end", press_ctrl_c_twice)
     assert unet3d("trainer.max_steps=9") == 130
 
 
-def test_a_signal_before_the_first_step_has_nothing_to_wait_for(unet3d, tmp_path, monkeypatch):
+def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
     from unet3d.cli import train
 
-    def slow(*_):
+    def send_signal(*_):
         os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("it went on")
+        raise AssertionError("the run went on")
 
-    monkeypatch.setattr(train, "build_training", slow)
+    monkeypatch.setattr(train, "build_training", send_signal)
     assert unet3d() == 143
 
 
-def test_a_run_stopped_in_its_evaluation_is_evaluated_when_it_goes_on(
-    unet3d, tmp_path, monkeypatch, capsys
-):
+def test_a_run_interrupted_in_its_evaluation_is_evaluated_when_resumed(unet3d, monkeypatch, capsys):
     from unet3d.cli import train
 
+    def send_signal(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate_best_checkpoint", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(train, "evaluate_best_checkpoint", send_signal)
         assert unet3d("evaluation.enabled=true") == 143
     assert unet3d("evaluation.enabled=true", "resume=auto") == 0
     assert "Dice, mean" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "option", ["data.num_workers=2", "data.ignore_label=9", "augmentation=none"]
-)
-def test_data_options_take_effect(unet3d, option):
-    assert unet3d(option, "trainer.max_steps=2") == 0
+@pytest.mark.parametrize("override", ["data.num_workers=2", "data.ignore_label=9"])
+def test_a_run_trains_with_workers_or_an_ignored_label(composed, tmp_path, override):
+    run = build_training(composed(override, "trainer.max_steps=2"), tmp_path)
+    fit(run)
+    assert run.trainer.global_step == 2
 
 
 def test_the_same_seed_gives_the_same_weights_with_workers_or_without(composed, tmp_path):
-    weights = []
-    for n, extra in enumerate(([], ["data.num_workers=2"], ["seed=1"])):
-        run = build_training(
-            composed("trainer.max_steps=3", "fold=none", *extra), tmp_path / str(n)
-        )
-        run.trainer.fit(run.task, run.train_loader)
-        weights.append(torch.cat([p.detach().flatten() for p in run.task.model.parameters()]))
-    assert weights[0].equal(weights[1])
-    assert not weights[0].equal(weights[2])
+    def train(folder, *overrides):
+        settings = composed("trainer.max_steps=3", "fold=none", *overrides)
+        run = build_training(settings, tmp_path / folder)
+        fit(run)
+        return torch.cat([p.detach().flatten() for p in run.module.model.parameters()])
+
+    weights = train("without")
+    assert train("with", "data.num_workers=2").equal(weights)
+    assert not train("other", "seed=1").equal(weights)
 
 
-def test_pure_half_trains_fifty_steps_without_nan(composed, tmp_path):
-    run = build_training(
-        composed("precision=bf16-true", "model.norm=batch", "trainer.max_steps=50", "fold=none"),
-        tmp_path,
-    )
-    run.trainer.fit(run.task, run.train_loader)
-    model = run.task.model
+def test_pure_half_precision_trains_fifty_steps_without_nan(composed, tmp_path):
+    overrides = ["precision=bf16-true", "model.norm=batch", "trainer.max_steps=50", "fold=none"]
+    run = build_training(composed(*overrides), tmp_path)
+    fit(run)
+    model = run.module.model
     assert model.encoder[0].convs[0].conv.weight.dtype == torch.bfloat16
     assert model.encoder[0].convs[0].norm.running_mean.dtype == torch.float32
     assert all(p.isfinite().all() for p in model.parameters())
-    losses = [s.value for s in events(tmp_path).Scalars("train/loss")]
+    losses = [s.value for s in read_events(tmp_path).Scalars("train/loss")]
     assert len(losses) == 50
     assert math.isfinite(sum(losses))
     assert sum(losses[-10:]) < sum(losses[:10])
@@ -200,29 +193,25 @@ def test_pure_half_trains_fifty_steps_without_nan(composed, tmp_path):
 
 @pytest.mark.gpu
 def test_pure_fp16_trains_fifty_steps_without_nan(composed, tmp_path):
-    run = build_training(
-        composed(
-            "trainer.accelerator=gpu", "precision=16-true", "trainer.max_steps=50", "fold=none"
-        ),
-        tmp_path,
-    )
-    run.trainer.fit(run.task, run.train_loader)
-    assert all(p.isfinite().all() for p in run.task.model.parameters())
+    overrides = ["trainer.accelerator=gpu", "precision=16-true", "trainer.max_steps=50"]
+    run = build_training(composed(*overrides, "fold=none"), tmp_path)
+    fit(run)
+    assert all(p.isfinite().all() for p in run.module.model.parameters())
 
 
-def test_the_default_job_learns_every_class(tmp_path, monkeypatch):
-    """The job of `make train`, shorter, at a seed that left one class out before heads had a prior.
+def test_the_default_run_learns_every_class(tmp_path, monkeypatch):
+    """`make train`, but shorter, at a seed that missed a class before heads had a prior bias.
 
     Dice starts below 0.5 and ends above 0.8.
     """
     monkeypatch.chdir(tmp_path)
-    words = ["seed=1", "trainer.max_epochs=9", "trainer.enable_progress_bar=false"]
-    assert main(["train", *words, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    overrides = ["seed=1", "trainer.max_epochs=9", "trainer.enable_progress_bar=false"]
+    assert main(["train", *overrides, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
+    report = read_report(tmp_path / "run")
     assert all("still rising" in warning for warning in report["warnings"])  # it is cut short
     for name in ("ball", "tube", "box"):
         assert report["metrics"][f"val/dice/{name}"] > 0.6
-    dice = [s.value for s in events(tmp_path / "run").Scalars("val/dice")]
+    dice = [s.value for s in read_events(tmp_path / "run").Scalars("val/dice")]
     assert dice[0] < 0.5
     assert dice[-1] > 0.8
     assert (tmp_path / "data" / "synthetic").is_dir()

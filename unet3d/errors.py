@@ -1,4 +1,4 @@
-"""Exceptions that become exit codes."""
+"""Exceptions with exit codes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import signal
 
 
 class UsageError(ValueError):
-    """The user asked for what cannot be: one line, what was expected and what was given. Exit 2."""
+    """An invalid request: one line on what was expected and what was given. Exit code 2."""
 
 
 class DoesNotFitError(RuntimeError):
-    """The run does not fit the device's memory. Exit 3."""
+    """The run does not fit into the device's memory. Exit code 3."""
 
 
 class PredictedOutOfMemoryError(DoesNotFitError):
-    """Predicted not to fit, so that a sweep leaves it out."""
+    """The run is predicted not to fit; a sweep skips it."""
 
 
 class RunError(RuntimeError):
-    """Something broke while running: NaN, a dead worker, a vanished file. Exit 4."""
+    """A failure while running: NaN, a dead worker, a missing file. Exit code 4."""
 
 
 class Interrupted(BaseException):
-    """Somebody asked the process to end: Ctrl-C (exit 130), or SIGTERM or SIGUSR1 (exit 143)."""
+    """A signal to stop: Ctrl-C (exit code 130), SIGTERM or SIGUSR1 (exit code 143)."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.exit_code = 130 if number == signal.SIGINT else 143
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

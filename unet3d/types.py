@@ -1,4 +1,4 @@
-"""Names for what crosses a border between rooms; torch is not imported for them."""
+"""Types and protocols that packages share; importing them does not import torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ if TYPE_CHECKING:
 
 
 IGNORE_LABEL = 255
-"""The label of voxels that count in neither loss nor metric, whatever the files call it."""
+"""Label of voxels that losses and metrics skip, whatever value the files use for it."""
+
+PRECISIONS = ("32", "16", "bf16", "16-true", "bf16-true")
+"""Values of `precision=`: full, mixed (16, bf16) and pure half precision."""
 
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 
 Size = int | Sequence[int]
-"""An int for every axis, or one int per axis (D, H, W)."""
+"""An int for all axes, or one int per axis (D, H, W)."""
 
 
 class PoolFactory(Protocol):
-    """Makes a pooling layer; called as nn.MaxPool3d is."""
+    """Build a pooling layer, with the arguments of nn.MaxPool3d."""
 
     def __call__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0
@@ -30,19 +33,19 @@ class PoolFactory(Protocol):
 
 @runtime_checkable
 class HasBlocks(Protocol):
-    """A network that tells where its memory lies."""
+    """A network that lists its blocks, for checkpointing and for memory by level."""
 
     def blocks(self) -> Iterable[tuple[int, nn.Module]]:
-        """Yield (level, module) for each heavy part, as forward runs them; level 0 is full size."""
+        """Yield (level, module) for each block in forward order; level 0 is full resolution."""
         ...
 
 
 @runtime_checkable
 class HasOutputConvolutions(Protocol):
-    """A network that names the convolutions that give its outputs."""
+    """A network that lists its output convolutions."""
 
     def output_convolutions(self) -> Sequence[nn.Module]:
-        """Return them; each has a bias."""
+        """Return the output convolutions; each has a bias."""
         ...
 
 
@@ -52,54 +55,57 @@ DECODER_WORDS = ("store_all", "store_last", "stream")
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What lean blocks keep of their convolutions' outputs, a word for each level's block.
+    """Which convolution outputs a fused block stores for backward: one word per level.
 
     - store_all: every output
-    - store_last: the last; those before are redone in backward
-    - offload (encoders): the last, in the host's memory from the pooling on; its rows come when read
-    - recompute (encoders): nothing once the decoder has read it; all is redone for its backward
-    - recompute_tiled (encoders): likewise, but the decoder's backward reads it redone a slab at a time
-    - stream: outputs before the last are never whole, but redone in slabs wherever they are read; of
-      an encoder the last one, too, once it is pooled
+    - store_last: the last output; backward recomputes the others
+    - offload (encoders): the last output, in host memory once it is pooled; rows return when read
+    - recompute (encoders): nothing once the decoder has read the skip; the decoder's backward
+      recomputes the whole skip
+    - recompute_tiled (encoders): the same, but the decoder's backward recomputes it tile by tile
+    - stream: outputs before the last never exist as a whole: they are recomputed tile by tile where
+      they are read; in an encoder the last output too, once it is pooled
     """
 
-    encoders: tuple[str, ...]  # level 0, full size, first; the last word is for the other levels
+    encoders: tuple[str, ...]  # level 0 (full resolution) first; the last word repeats
     decoders: tuple[str, ...]
 
     def encoder(self, level: int) -> str:
-        """The word of a level."""
+        """Return the word for the encoder block of a level."""
         return self.encoders[min(level, len(self.encoders) - 1)]
 
     def decoder(self, level: int) -> str:
-        """The word of a level."""
+        """Return the word for the decoder block of a level."""
         return self.decoders[min(level, len(self.decoders) - 1)]
 
 
 @runtime_checkable
 class HasRetentionPolicy(Protocol):
-    """A network of lean blocks; None stands for plain modules, which keep what torch keeps."""
+    """A network of fused blocks; `retention=None` runs them as plain modules."""
 
-    keep: RetentionPolicy | None
+    retention: RetentionPolicy | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileGrid:
-    """Where a prepared volume lies in the grid of its file.
+    """How a preprocessed volume maps to the voxel grid of its file.
 
     The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
-    to a shape whose outer edges are the box's: voxel i covers [i, i + 1] of n, so that linear
+    so that the outer edges of the result are the box's: voxel i covers [i, i + 1], and linear
     interpolation reads at (i + 0.5) * n_from / n_to - 0.5, clipped to the volume.
     """
 
     file_shape: Triple
-    axes: Triple  # the file's axis that becomes axis 0, 1, 2
-    flips: tuple[bool, bool, bool]  # of the transposed axes
-    box: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # start, stop, after the flips
-    shape: Triple  # of the prepared volume
+    axes: Triple  # the file axes that become axes 0, 1, 2
+    flips: tuple[bool, bool, bool]  # after the transpose
+    box: tuple[
+        tuple[int, int], tuple[int, int], tuple[int, int]
+    ]  # (start, stop) per axis, after the flips
+    shape: Triple  # of the preprocessed volume
 
 
 class Sample(TypedDict):
-    """What a data set yields, and, collated, what a step receives."""
+    """One item of a dataset and, collated, one batch of a step."""
 
     image: Tensor  # (C, D, H, W), floating point
     label: Tensor  # (D, H, W), uint8: the class of each voxel

@@ -1,4 +1,4 @@
-"""Bytes in units that people read."""
+"""Byte units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def format_bytes(nbytes: float) -> str:
-    """In the unit that a person would use.
+    """Return bytes as text in GiB or MiB.
 
     >>> format_bytes(3 * 2**29), format_bytes(2**24)
     ('1.5 GiB', '16 MiB')

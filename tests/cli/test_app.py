@@ -11,37 +11,41 @@ import torch
 from unet3d.cli.app import quote_override
 from unet3d.cli.main import import_command, main
 
+pytestmark = pytest.mark.slow
+
 
 def report(tmp_path):
     return json.loads((tmp_path / "run" / "report.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("modle=unet_tiny", "did you mean model?"),
         ("model=unet_smal", "did you mean unet_small?"),
         ("model.depht=5", "did you mean model.depth?"),
         ("data.bach_size=5", "did you mean data.batch_size?"),
-        ("experiment=none_such", "no experiment=none_such"),
+        ("experiment=none_such", "no option experiment=none_such"),
         ("+foo=1", "no key or group 'foo'"),
         ("+model.foo=1", "unexpected keyword argument 'foo'"),
         ("data.root='unbalanced", "quote special characters"),
         ("pool.tau=1", "pool.tau"),
     ],
 )
-def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, override, said):
+def test_a_mistyped_override_is_an_error_that_suggests_the_nearest_name(
+    unet3d, capsys, override, message
+):
     assert unet3d(override) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error
+    assert message in error
     assert error.startswith("unet3d: ")
     assert "\n" not in error
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
-        ("data.batch_size=0", "batch_size >= 1"),
+        ("data.batch_size=0", "data.batch_size must be an int >= 1"),
         ("trainer.max_steps=-3", "trainer.max_steps must be an int >= 1"),
         ("trainer.max_steps=0", "trainer.max_steps must be an int >= 1"),
         ("trainer.max_steps=many", "trainer.max_steps must be an int >= 1"),
@@ -55,7 +59,7 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("data.patch_size=abc", "data.patch_size must be a list"),
         ("optimizer.lr=abc", "optimizer.lr must be float"),
         ("model.width=abc", "model.width must be int"),
-        ("trainer.gradient_clip_val=-1", "gradient_clip_val must be above 0"),
+        ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val must be a number above 0"),
         ("data.cache=/proc/x", "/proc/x: No such file"),
         ("precision=17", "precision must be one of"),
         ("precision=16-true", "needs a GPU"),
@@ -67,40 +71,43 @@ def test_a_mistyped_word_fails_at_once_and_names_the_nearest(unet3d, capsys, ove
         ("data.in_channels=2", "data.in_channels=2"),
         ("data.ignore_label=1", "data.ignore_label"),
         ("data.spacing_mm=[1,1]", "data.spacing_mm"),
-        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers above 0, median or null"),
-        ("data.normalize=max", "data.normalize must be auto or of"),
+        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers > 0, median or null"),
+        ("data.normalize=max", "data.normalize must be auto, zscore"),
         ("data.normalize=[zscore,ct]", "one for each of the 1 channels"),
         ("data.crop=some", "data.crop must be"),
         ("data.orientation=RAX", "data.orientation must"),
-        ("data.splits=/no/such.json", "data.splits: there is no /no/such.json"),
+        ("data.splits=/no/such.json", "data.splits: no file /no/such.json"),
         ("data.regions=x", "data.regions must be names with their labels"),
         ("data.regions={a:[7]}", "data.regions.a must be labels of 1..3"),
-        ("data.regions={a:[1,2],b:[3]}", "data.regions.a must have one label that no later"),
+        (
+            "data.regions={a:[1,2],b:[3]}",
+            "data.regions.a must have exactly one label that no later",
+        ),
         ("data.patch_size=[8]", "data.patch_size"),
         ("inference.overlap=1", "overlap"),
-        ("model=dynunet pool=median", "has its own pooling"),
-        ("model=naive_small pool=max", "has its own pooling"),
+        ("model=dynunet pool=median", "model=dynunet does not use pool=: remove it"),
+        ("model=naive_small pool=max", "model=naive_small does not use pool=: remove it"),
         ("model=dynunet checkpointing=blocks", "checkpointing=blocks"),
-        ("model.channels=[4,8] model.depth=3", "leave out model.depth"),
+        ("model.channels=[4,8] model.depth=3", "remove model.depth"),
         ("pool=approx_median pool.tau=0", "pool.tau"),
         ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
         ("init_from=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
-        ("resume=x init_from=y", "give one"),
+        ("resume=x init_from=y", "not both"),
         ("data=decathlon data.root=/no/such", "no dataset.json in /no/such"),
     ],
 )
-def test_a_bad_value_ends_with_one_clear_line_and_code_2(
-    small, tmp_path, monkeypatch, capsys, override, said
+def test_an_invalid_value_is_an_error_of_one_line_with_exit_code_2(
+    small, tmp_path, monkeypatch, capsys, override, message
 ):
     monkeypatch.chdir(tmp_path)
     words = override.split()
     base = [w for w in small if not ("data=decathlon" in words and w.startswith("data."))]
     if override == "data.num_classes=3":  # three classes asked for, four in the files
         words = ["data.source.num_classes=4", "data.num_classes=3"]
-        said = "labels must be 0..2"
+        message = "labels must be 0..2"
     assert main(["train", *base, f"hydra.run.dir={tmp_path / 'run'}", *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert [line for line in error if said in line]
+    assert [line for line in error if message in line]
     assert "Traceback" not in "\n".join(error)
 
 
@@ -109,7 +116,7 @@ def test_debug_shows_the_traceback(unet3d, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
+def test_an_unexpected_error_is_one_line_with_exit_code_4(unet3d, capsys, monkeypatch):
     from unet3d.cli import train
 
     def broken(*_):
@@ -117,10 +124,12 @@ def test_any_other_error_is_a_fault_in_one_line(unet3d, capsys, monkeypatch):
 
     monkeypatch.setattr(train, "build_training", broken)
     assert unet3d() == 4
-    assert "RuntimeError: the disk is full (debug=true shows where)" in capsys.readouterr().err
+    assert (
+        "RuntimeError: the disk is full (debug=true shows the traceback)" in capsys.readouterr().err
+    )
 
 
-def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
+def test_out_of_memory_has_exit_code_3(unet3d, monkeypatch):
     from unet3d.cli import train
 
     def broken(*_):
@@ -130,12 +139,12 @@ def test_out_of_memory_has_a_code_of_its_own(unet3d, monkeypatch):
     assert unet3d() == 3
 
 
-def test_a_loss_that_is_nan_stops_the_run_with_code_4(unet3d, capsys):
+def test_a_nan_loss_stops_the_run_with_exit_code_4(unet3d, capsys):
     assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20") == 4
     assert "at step" in capsys.readouterr().err
 
 
-def test_paths_take_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decathlon_folder):
+def test_paths_may_contain_spaces_commas_equals_and_parentheses(unet3d, tmp_path, decathlon_folder):
     odd = tmp_path / "my scans, a=b (1) it's"
     odd.symlink_to(decathlon_folder)
     run = tmp_path / "a run, x=y (2)"
@@ -184,7 +193,7 @@ def test_a_conf_folder_in_the_working_folder_adds_options(unet3d, tmp_path):
     assert report(tmp_path)["config"]["model"]["width"] == 3
 
 
-def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monkeypatch, capsys):
+def test_a_sweep_runs_every_job_even_if_one_fails(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "pool=max,median", "fold=0,9"]
     assert main(["train", *small, *sweep]) == 1
@@ -196,23 +205,23 @@ def test_a_sweep_runs_every_choice_and_survives_a_bad_one(small, tmp_path, monke
     assert len(set(pools)) == 2
 
 
-def test_a_sweep_leaves_out_what_is_predicted_not_to_fit(small, tmp_path, monkeypatch, capsys):
+def test_a_sweep_skips_jobs_predicted_to_run_out_of_memory(small, tmp_path, monkeypatch, capsys):
     from unet3d.workflows.memory import oom_advice
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        oom_advice, "get_available_bytes", lambda device: oom_advice.CONTEXT + 30 * 2**20
+        oom_advice, "get_available_bytes", lambda device: oom_advice.CUDA_CONTEXT_BYTES + 30 * 2**20
     )
     words = [word for word in small if not word.startswith("memory.estimate")]
     sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "model.width=2,64"]
     assert main(["train", *words, *sweep]) == 0
-    said = capsys.readouterr().out
-    assert "sweep: 1 of 2 done" in said
-    assert "1 left out: a step is predicted to take" in said
+    message = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in message
+    assert "1 skipped: predicted to need" in message
     assert [p.parent.name for p in (tmp_path / "sweep").glob("*/report.json")] == ["0"]
 
 
-def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_sweep_resumes(small, tmp_path, monkeypatch, capsys):
     from unet3d.lit.callbacks.step_timing import StepSpeed
 
     monkeypatch.chdir(tmp_path)
@@ -229,33 +238,31 @@ def test_a_sweep_goes_on_where_it_stopped(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(StepSpeed, "on_train_batch_end", stopped)
     assert main(words) == 143
     assert begun == [1, 2, 3, 1]
-    said = capsys.readouterr().out
-    assert "sweep: 1 of 2 done" in said
-    assert "1 stopped, the same line with resume=auto goes on: " in said
+    message = capsys.readouterr().out
+    assert "sweep: 1 of 2 done" in message
+    assert "1 interrupted, resume with the same command and resume=auto: " in message
     assert main(words) == 0
     assert begun[4:] == [2, 3, 1, 2, 3]
-    said = capsys.readouterr().out
-    assert said.count("this run is finished") == 1
-    assert "sweep: 3 of 3 done" in said
+    message = capsys.readouterr().out
+    assert message.count("this run is already finished") == 1
+    assert "sweep: 3 of 3 done" in message
 
 
-def test_a_sweep_whose_jobs_run_elsewhere_tells_that_one_failed(
-    small, tmp_path, monkeypatch, capsys
-):
+def test_a_sweep_on_another_launcher_reports_a_failed_job(small, tmp_path, monkeypatch, capsys):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     sweep = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main(["train", *small, *sweep, "fold=9"]) == 4
-    assert "job 0 of the sweep ended with exit code 2" in capsys.readouterr().err
+    assert "job 0 of the sweep failed with exit code 2" in capsys.readouterr().err
 
 
-def test_garbage_is_looked_for_again_once_a_verb_is_imported(monkeypatch):
+def test_garbage_collection_is_enabled_after_a_command_is_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "unet3d.cli.check", raising=False)
     import_command("check")
     assert gc.isenabled()
 
 
-def test_an_unknown_verb_names_the_nearest(capsys):
+def test_an_unknown_command_suggests_the_nearest_name(capsys):
     assert main(["trian"]) == 2
     assert "did you mean train?" in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""`unet3d export` of small checkpoints, and what becomes of its files elsewhere."""
+"""`unet3d export` of small checkpoints, and its files in other programs."""
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -14,11 +15,13 @@ import torch
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
 from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import parse_training
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.export import onnx_format
 from unet3d.workflows.export import export_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble
 from unet3d.workflows.training.build import build_training
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TINY = ["model.width=4", "model.depth=2", "pool=median"]
@@ -27,13 +30,13 @@ ALONE = "import sys; sys.modules['unet3d'] = None\n"  # as where it is not insta
 
 @pytest.fixture(scope="module")
 def checkpoint(small, tmp_path_factory):
-    """Makes checkpoints as a run leaves them."""
+    """Return a function that makes checkpoints as a run saves them."""
     return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
 
 
 @pytest.fixture(scope="module")
 def scan(tmp_path_factory):
-    """A file to compare on."""
+    """Return a scan to compare outputs on."""
     path = tmp_path_factory.mktemp("scans") / "a.nii"
     voxels = np.random.default_rng(0).normal(100, 30, (20, 14, 18)).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
@@ -41,15 +44,15 @@ def scan(tmp_path_factory):
 
 
 def export(capsys, **words: object) -> tuple[int, str, str]:
-    """The exit code, and what is written to the screen."""
+    """Run `unet3d export`; return the exit code, standard output and standard error."""
     code = main(["export", *(f"{key}={value}" for key, value in words.items())])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
 
 
 @pytest.fixture(scope="module")
 def onnx_of_regions(checkpoint, scan, tmp_path_factory):
-    """A net.onnx beside which nothing lies, and its checkpoint."""
+    """Return a net.onnx of a network with regions, and its checkpoint."""
     regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
     path = checkpoint("regions", regions, "data.spacing_mm=[1,1,1]", "precision=bf16-true")
     output = tmp_path_factory.mktemp("exported") / "net.onnx"
@@ -57,7 +60,7 @@ def onnx_of_regions(checkpoint, scan, tmp_path_factory):
     return output, path
 
 
-def test_an_onnx_file_says_what_volumes_and_logits_are(onnx_of_regions):
+def test_an_onnx_file_describes_its_inputs_and_outputs(onnx_of_regions):
     output, _ = onnx_of_regions
     assert [file.name for file in output.parent.iterdir()] == ["net.onnx"]
     session = onnxruntime.InferenceSession(output)
@@ -76,7 +79,7 @@ def test_an_onnx_file_says_what_volumes_and_logits_are(onnx_of_regions):
     assert facts["trained_precision"] == "bf16-true"
 
 
-def test_the_file_gives_the_checkpoints_logits_for_a_batch_of_any_size(onnx_of_regions):
+def test_the_file_gives_the_checkpoints_logits_for_any_batch_size(onnx_of_regions):
     output, path = onnx_of_regions
     session = onnxruntime.InferenceSession(output)
     network = load_ensemble([path]).networks[0]
@@ -101,14 +104,14 @@ def test_the_example_runs_with_onnxruntime_alone(onnx_of_regions, tmp_path):
     assert list(counts.values()) == pytest.approx((logits > 0).sum((0, 2, 3, 4)).tolist(), abs=2)
 
 
-def test_a_torch_export_is_loaded_where_this_package_is_not(checkpoint, scan, tmp_path, capsys):
+def test_a_torch_export_loads_without_this_package(checkpoint, scan, tmp_path, capsys):
     path, output = checkpoint("one", "model.upsampling=transposed"), tmp_path / "net.pt2"
-    code, said, error = export(
+    code, message, error = export(
         capsys, checkpoint=path, output=output, format="torch_export", input=scan
     )
     assert (code, error) == (0, "")
-    assert said.count("\n") == 1
-    assert f"3 patches of {scan} logits differ by at most" in said
+    assert message.count("\n") == 1
+    assert f"3 patches of {scan} logits differ by at most" in message
     batch = torch.randn(3, 1, 16, 16, 16)
     torch.save(batch, tmp_path / "batch.pt")
     script = """
@@ -125,17 +128,17 @@ print(json.loads(extra["unet3d.json"])["classes"])
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=0, atol=1e-5)
 
 
-def test_without_input_patches_are_those_of_the_data_set(checkpoint, tmp_path, capsys, small):
-    words = {"checkpoint": checkpoint("one"), "format": "torch_export"}
-    code, said, _ = export(capsys, **words, output=tmp_path / "net.pt2", patch_size="[8,32,10]")
-    assert code == 0
-    assert f"on 3 patches of {small[0].partition('=')[2]} logits differ" in said
-    assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in said
-
-
-def test_without_scans_noise_is_compared_and_that_is_said(
-    checkpoint, tmp_path, capsys, monkeypatch
+def test_without_input_patches_are_cut_from_the_training_dataset(
+    checkpoint, tmp_path, capsys, small
 ):
+    words = {"checkpoint": checkpoint("one"), "format": "torch_export"}
+    code, message, _ = export(capsys, **words, output=tmp_path / "net.pt2", patch_size="[8,32,10]")
+    assert code == 0
+    assert f"on 3 patches of {small[0].partition('=')[2]} logits differ" in message
+    assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in message
+
+
+def test_without_scans_outputs_are_compared_on_noise(checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = torch.load(checkpoint("one"), weights_only=True)
     root = Path("emptied")
@@ -144,45 +147,44 @@ def test_without_scans_noise_is_compared_and_that_is_said(
     data["root"] = data["source"]["root"] = str(root)
     torch.save(content, "moved.ckpt")
     words = {"checkpoint": "moved.ckpt", "format": "torch_export", "output": "net.pt2"}
-    code, said, _ = export(capsys, **words)
+    code, message, _ = export(capsys, **words)
     assert code == 0
-    assert "on seeded noise, not on scans (no input= is given, and the data set" in said
+    assert "on seeded noise instead of scans (input= is not given, and the dataset" in message
     assert not list(root.glob("*"))  # nothing was made to be read
 
 
-def test_a_file_that_gives_something_else_is_not_left_behind(
-    checkpoint, scan, tmp_path, capsys, monkeypatch
-):
+def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys, monkeypatch):
     def other(network):
         copy = exportable(network)
         copy.heads[0].bias = torch.nn.Parameter(copy.heads[0].bias + 0.1)
         return copy
 
     exportable = export_checkpoint.to_plain_operators
-    monkeypatch.setattr(export, "to_plain_operators", other)
+    monkeypatch.setattr(export_checkpoint, "to_plain_operators", other)
     words = {"checkpoint": checkpoint("one"), "format": "torch_export", "input": scan}
     (tmp_path / "net.pt2").write_text("as it was")
-    code, said, error = export(capsys, **words, output=tmp_path / "net.pt2")
-    assert (code, said) == (4, "")
-    assert "not the checkpoint's, and no file is left" in error
+    code, message, error = export(capsys, **words, output=tmp_path / "net.pt2")
+    assert (code, message) == (4, "")
+    assert "does not match the checkpoint; the file was removed" in error
     assert "differ by at most 1.0e-01" in error
     assert error.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
     assert (tmp_path / "net.pt2").read_text() == "as it was"
 
 
-def test_ctrl_c_leaves_nothing(checkpoint, scan, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
     def interrupted(program, path, facts):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(onnx_format, "write_onnx", interrupted)
+    onnx = replace(export_checkpoint.FORMATS["onnx"], write=interrupted)
+    monkeypatch.setitem(export_checkpoint.FORMATS, "onnx", onnx)
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx", "input": scan}
     assert export(capsys, **words)[0] == 130
     assert list(tmp_path.iterdir()) == []
 
 
-def test_normalisation_by_the_data_set_is_said_in_numbers():
+def test_the_intensities_of_normalization_are_in_the_metadata():
     card = {
         "preparation": Preprocessing(
             num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
@@ -192,21 +194,21 @@ def test_normalisation_by_the_data_set_is_said_in_numbers():
         "channels": ["CT"],
     }
     trained = export_checkpoint.TrainedNetwork(
-        network=torch.nn.Identity(), card=card, patch=(8, 8, 8)
+        network=torch.nn.Identity(), metadata=card, patch_size=(8, 8, 8)
     )
     facts = export_checkpoint.make_export_metadata(trained)
-    said = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
-    assert facts["intensities"] == [said]
+    message = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
+    assert facts["intensities"] == [message]
     assert facts["outputs"] == facts["classes"]
     assert facts["activation"] == "softmax"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ({"checkpoint": "lost.ckpt"}, "no checkpoint at"),
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
-        ({"checkpoint": "folder"}, "no best.ckpt or last.ckpt"),
+        ({"checkpoint": "folder"}, "found neither best.ckpt nor last.ckpt"),
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"format": "onxx"}, "did you mean onnx?"),
         ({"format": "tensorrt"}, "format must be onnx or torch_export, got 'tensorrt'"),
@@ -214,20 +216,20 @@ def test_normalisation_by_the_data_set_is_said_in_numbers():
         ({"output": "net"}, "output=net must end in .onnx"),
         ({"output": "net.pt2"}, "(torch_export writes .pt2)"),
         ({"output": "net.onnx", "format": "torch_export"}, "must end in .pt2"),
-        ({"output": "nowhere/net.onnx"}, "there is no folder"),
+        ({"output": "nowhere/net.onnx"}, "does not exist"),
         ({"output": "folder.onnx"}, "is a folder: name a file in it"),
-        ({"output": "/proc/net.onnx"}, "output=/proc/net.onnx: nothing can be written to /proc"),
+        ({"output": "/proc/net.onnx"}, "output=/proc/net.onnx: cannot write to /proc"),
         ({"patch_size": 16}, "patch_size must be three ints"),
         ({"patch_size": "[16,16,0]"}, "patch_size must be three ints"),
-        ({"patch_size": "[16,16,1]"}, "use a larger data.patch_size"),
-        ({"input": "nowhere"}, "there is nothing at"),
-        ({"input": "two.nii"}, "2 channels in two.nii, but the network takes 1"),
+        ({"patch_size": "[16,16,1]"}, "raise data.patch_size"),
+        ({"input": "nowhere"}, "no file or folder"),
+        ({"input": "two.nii"}, "two.nii has 2 channels, but the network takes 1"),
         ({"patchsize": "[8,8,8]"}, "did you mean patch_size?"),
     ],
     ids=str,
 )
-def test_misuse_is_answered_in_one_line_with_code_2(
-    checkpoint, tmp_path, capsys, monkeypatch, words, said
+def test_a_usage_error_is_one_line_with_exit_code_2(
+    checkpoint, tmp_path, capsys, monkeypatch, words, message
 ):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
@@ -239,13 +241,15 @@ def test_misuse_is_answered_in_one_line_with_code_2(
     capsys.readouterr()
     code, out, error = export(capsys, **words | {"checkpoint": asked})
     assert (code, out) == (2, "")
-    assert said in error
+    assert message in error
     assert error.startswith("unet3d: ")
     assert error.count("\n") == 1
     assert not Path("net.onnx").exists()
 
 
-def test_packages_that_are_missing_are_told_how_to_get(checkpoint, tmp_path, capsys, monkeypatch):
+def test_missing_packages_are_named_with_the_install_command(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx"}
     code, _, error = export(capsys, **words)
@@ -253,11 +257,13 @@ def test_packages_that_are_missing_are_told_how_to_get(checkpoint, tmp_path, cap
     assert "format=onnx needs onnx, onnxscript, onnxruntime: pip install 'unet3d[export]'" in error
 
 
-def test_a_patch_that_another_network_cannot_take_is_named(small, tmp_path, capsys):
+def test_a_patch_size_that_the_network_cannot_take_is_an_error(small, tmp_path, capsys):
     words = [w for w in small if "patch_size" not in w]
     words += ["model=dynunet", "model.filters=[4,8,8]", "data.patch_size=[16,16,16]"]
-    run = build_training(compose_config(words, "train"), tmp_path)
-    torch.save({"state_dict": run.task.state_dict(), "unet3d": run.task.card}, tmp_path / "d.ckpt")
+    run = build_training(parse_training(compose_config(words, "train")), tmp_path)
+    torch.save(
+        {"state_dict": run.module.state_dict(), "unet3d": run.module.metadata}, tmp_path / "d.ckpt"
+    )
     words = {"checkpoint": tmp_path / "d.ckpt", "output": tmp_path / "net.onnx"}
     code, _, error = export(capsys, **words, patch_size="[16,16,18]")
     assert code == 2

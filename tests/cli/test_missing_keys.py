@@ -1,4 +1,4 @@
-"""A command without its mandatory keys answers before anything heavy is imported."""
+"""A command without its mandatory keys ends before heavy imports."""
 
 import json
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from unet3d.cli.main import main
 
-LACKING = {
+MISSING = {
     "predict": "checkpoint, input and output must be given: checkpoint=... input=... output=...",
     "evaluate": "predictions, references and output must be given: predictions=... ",
     "export": "checkpoint and output must be given: checkpoint=... output=...",
-    "compare": "runs must be given: runs=... (unet3d compare RUN ...: folders of runs, ",
-    "check data=nnunet": "data.root must be given: data.root=... (the data set's folder)",
+    "compare": "runs must be given: runs=... (runs to compare: run folders, ",
+    "check data=nnunet": "data.root must be given: data.root=... (folder of the dataset)",
     "plan data=nnunet": "budget_gib and data.root must be given: budget_gib=... data.root=...",
     "download": "task must be given: task=... (name of the task: Task01_BrainTumour",
 }
@@ -23,13 +23,13 @@ HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")
 RUN_ALL = f"""
 import json, sys
 from unet3d.cli.main import main
-for words in {list(LACKING)}:
+for words in {list(MISSING)}:
     code = main(words.split())
     print(json.dumps([words, code, [name for name in {HEAVY} if name in sys.modules]]))
 """
 
 
-def test_every_command_names_its_missing_keys_in_one_line_and_imports_nothing_heavy(tmp_path):
+def test_every_command_lists_its_missing_keys_without_heavy_imports(tmp_path):
     root = str(Path(__file__).parents[2])
     ended = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
@@ -39,19 +39,20 @@ def test_every_command_names_its_missing_keys_in_one_line_and_imports_nothing_he
         text=True,
     )
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert answers == [[words, 2, []] for words in LACKING], ended.stderr
-    for said, line in zip(LACKING.values(), ended.stderr.splitlines(), strict=True):
-        assert line.startswith(f"unet3d: {said}")
+    assert answers == [[words, 2, []] for words in MISSING], ended.stderr
+    for message, line in zip(MISSING.values(), ended.stderr.splitlines(), strict=True):
+        assert line.startswith(f"unet3d: {message}")
 
 
-def test_one_missing_key_comes_with_what_it_is(tmp_path, monkeypatch, capsys):
+def test_a_single_missing_key_is_described(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "checkpoint=a", "input=b"]) == 2
-    said = "output must be given: output=... (a folder, or a .nii or .nii.gz for a single scan)"
-    assert capsys.readouterr().err == f"unet3d: {said}\n"
+    about = "output folder, or a .nii or .nii.gz file for a single scan"
+    expected = f"unet3d: output must be given: output=... ({about})\n"
+    assert capsys.readouterr().err == expected
 
 
-def test_what_reads_no_data_set_needs_no_folder_of_one(tmp_path, monkeypatch, capsys):
+def test_a_command_that_reads_no_dataset_does_not_require_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["memory", "data=nnunet", "format=none"])
     assert "data.root" not in capsys.readouterr().err

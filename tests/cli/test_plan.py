@@ -9,16 +9,19 @@ import yaml
 from tests.data.helpers.folders import image, label, nnunet, save
 from unet3d.cli.main import main
 from unet3d.config.compose import compose_config, get_config_dir
-from unet3d.memory.batch_search import CONTEXT
+from unet3d.config.settings.training import parse_training
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
 from unet3d.units import GIB
 from unet3d.workflows.memory.estimate import estimate_memory
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["model.width=4", "model.convs_per_level=1", "measure_time=false"]
 
 
 @pytest.fixture
 def plan(decathlon_folder, tmp_path, monkeypatch):
-    """Run `unet3d plan` on a small data set in an empty folder; return the exit code."""
+    """Run `unet3d plan` on a small dataset in an empty folder; return the exit code."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
@@ -32,20 +35,22 @@ def composed_from(own):
     from hydra import initialize_config_dir
 
     with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        return compose_config(["experiment=planned", f"hydra.searchpath=[{own}]"], "train")
+        return parse_training(
+            compose_config(["experiment=planned", f"hydra.searchpath=[{own}]"], "train")
+        )
 
 
 def experiment(folder, name="planned"):
     return yaml.safe_load((folder / "conf" / "experiment" / f"{name}.yaml").read_text())
 
 
-def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
+def test_a_plan_is_an_experiment_that_trains(plan, tmp_path, capsys):
     assert plan("budget_gib=1") == 0
-    said = capsys.readouterr().out
-    assert "a step is predicted to reserve" in said
-    assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in said
-    assert "the batch is 2: one more would be over 5 % of the data set" in said
-    assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in said
+    message = capsys.readouterr().out
+    assert "a step is predicted to reserve" in message
+    assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
+    assert "the batch is 2: a third patch would exceed 5 % of the dataset" in message
+    assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
     written = experiment(tmp_path)
     assert written["data"]["patch_size"] == [16, 16, 16]
     assert written["data"]["spacing_mm"] == [1.0, 1.0, 2.0]
@@ -57,7 +62,7 @@ def test_a_plan_is_an_experiment_that_trains_and_fits(plan, tmp_path, capsys):
     assert config["model"]["pool_kernel"] == written["model"]["pool_kernel"]
 
 
-def test_one_trace_decides_where_the_first_patch_fits_as_it_is(plan, monkeypatch):
+def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch):
     made = []
     monkeypatch.setattr(
         "unet3d.workflows.memory.suggest.estimate_memory",
@@ -67,9 +72,7 @@ def test_one_trace_decides_where_the_first_patch_fits_as_it_is(plan, monkeypatch
     assert len(made) == 1
 
 
-def test_a_constant_border_that_is_not_zero_is_planned_to_be_left_out(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatch, capsys):
     nnunet(tmp_path / "data", 3)
     for n, file in enumerate(sorted((tmp_path / "data" / "imagesTr").iterdir())):
         framed = np.full((16, 14, 12), -3.5 - n, np.float32)
@@ -81,7 +84,7 @@ def test_a_constant_border_that_is_not_zero_is_planned_to_be_left_out(
     words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]
     assert main(["plan", *words]) == 0
-    assert "volumes have a constant border (-8.5 to -3.5): data.background=auto" in (
+    assert "volumes have a constant border (-8.5 to -3.5): the plan sets data.background=auto" in (
         capsys.readouterr().out
     )
     planned = experiment(tmp_path)["data"]
@@ -92,45 +95,43 @@ def test_a_constant_border_that_is_not_zero_is_planned_to_be_left_out(
     assert experiment(tmp_path)["data"]["background"] == 0
 
 
-def test_what_is_planned_is_predicted_to_fit(plan, tmp_path):
+def test_a_plan_is_predicted_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.589", "data.spacing_mm=[0.5,0.5,1]") == 0
     peak = estimate_memory(composed_from(tmp_path / "conf")).peak
-    assert 0 < peak.reserved <= 0.589 * GIB - CONTEXT
+    assert 0 < peak.reserved <= 0.589 * GIB - CUDA_CONTEXT_BYTES
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
 
 
-def test_an_edited_plan_is_not_written_over(plan, tmp_path, capsys):
+def test_an_existing_plan_is_not_overwritten_unless_requested(plan, tmp_path, capsys):
     quick = ["budget_gib=1", "name=mine", "data.patch_size=[8,8,8]", "data.batch_size=2"]
     assert plan(*quick) == 0
     assert plan(*quick) == 2
-    assert "conf/experiment/mine.yaml is there already" in capsys.readouterr().err
+    assert "conf/experiment/mine.yaml exists" in capsys.readouterr().err
     assert plan(*quick, "overwrite=true", "pool=median") == 0
     assert {"override /pool": "median"} in experiment(tmp_path, "mine")["defaults"]
 
 
-def test_what_the_command_line_says_stays(plan, tmp_path):
+def test_overrides_are_kept_in_the_plan(plan, tmp_path):
     assert plan("budget_gib=1", "data.patch_size=[8,16,8]", "data.batch_size=3", "seed=7") == 0
     written = experiment(tmp_path)
     assert (written["data"]["patch_size"], written["data"]["batch_size"]) == ([8, 16, 8], 3)
     assert written["seed"] == 7
 
 
-def test_cases_that_are_left_out_are_named(decathlon_folder, tmp_path, monkeypatch, capsys):
+def test_skipped_cases_are_named(decathlon_folder, tmp_path, monkeypatch, capsys):
     shutil.copytree(decathlon_folder, tmp_path / "data")
     (tmp_path / "data" / "labelsTr" / "case_001.nii.gz").unlink()
     monkeypatch.chdir(tmp_path)
     words = ["data=decathlon", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]
     assert main(["plan", *words, "data.invalid_cases=skip"]) == 0
-    said = capsys.readouterr().out
-    assert "left out: case_001" in said
-    assert "4 cases, sizes" in said
+    message = capsys.readouterr().out
+    assert "skipped: case_001" in message
+    assert "4 cases, sizes" in message
     assert main(["plan", *words, "overwrite=true"]) == 2
 
 
-def test_a_network_of_a_shape_of_its_own_is_planned_without_levels(
-    decathlon_folder, tmp_path, monkeypatch
-):
+def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["data=decathlon", f"data.root={decathlon_folder}", "budget_gib=4", "model=dynunet"]
     assert main(["plan", *words, "model.filters=[4,8,8]"]) == 0
@@ -138,11 +139,11 @@ def test_a_network_of_a_shape_of_its_own_is_planned_without_levels(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["budget_gib=x"], 2, "budget_gib must be above 0"),
         ([], 2, "budget_gib must be given"),
-        (["budget_gib=4", "name=a/b"], 2, "name must be of letters"),
+        (["budget_gib=4", "name=a/b"], 2, "name must consist of letters"),
         (["budget_gib=4", "data.spacing_mm=fine"], 2, "data.spacing_mm must be three numbers"),
         (["budget_gib=4", "data.spacing_mm=[1,1]"], 2, "data.spacing_mm must be three numbers"),
         (["budget_gib=4", "data.batch_size=0"], 2, "data.batch_size must be an int >= 1"),
@@ -150,11 +151,11 @@ def test_a_network_of_a_shape_of_its_own_is_planned_without_levels(
         (["budget_gib=4", "data.patch_size=[8,8]"], 2, "data.patch_size must be three ints"),
         (["budget_gib=4", "data.patch_size=[7,7,11]"], 2, "leaves nothing to pool at [1,1,2] mm"),
         (["budget_gib=4", "data.spacing_mm=[5,5,9]"], 2, "too few to pool: set a finer"),
-        (["budget_gib=0.1"], 3, "CUDA's context alone takes about 600 MiB"),
+        (["budget_gib=0.1"], 3, "the CUDA context alone takes about 600 MiB"),
         (["budget_gib=0.586"], 3, "no patch down to"),
         (["budget_gib=4", "data.root=/no/such"], 2, "no dataset.json in /no/such"),
     ],
 )
-def test_a_plan_that_cannot_be_is_answered_in_one_line(plan, capsys, words, code, said):
+def test_an_impossible_plan_is_an_error_of_one_line(plan, capsys, words, code, message):
     assert plan(*words) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

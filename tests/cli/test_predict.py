@@ -10,18 +10,20 @@ import torch
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 TINY = ["model.width=2", "model.depth=2"]
 
 
 @pytest.fixture(scope="session")
 def checkpoint(small, tmp_path_factory):
-    """Makes checkpoints as a run leaves them."""
+    """Return a function that makes checkpoints as a run saves them."""
     return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
 
 
 @pytest.fixture
 def images(tmp_path):
-    """Writes scans."""
+    """Return a function that writes scans."""
 
     def made(*names: str, affine=None, size=(18, 20, 14)):
         folder = tmp_path / "in"
@@ -37,7 +39,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def predict(tmp_path, monkeypatch):
-    """Runs the verb in an empty working folder, on the CPU."""
+    """Run `unet3d predict` in an empty working folder, on the CPU."""
     monkeypatch.chdir(tmp_path)
 
     def command(**words: object) -> int:
@@ -52,7 +54,7 @@ def labels(path):
 
 
 def turned(code: str, *, oblique: bool = False):
-    """An affine of this orientation, in mm of different sizes."""
+    """Return an affine of this orientation with anisotropic spacing."""
     axes = nibabel.orientations.axcodes2ornt(tuple(code))
     affine = np.zeros((4, 4))
     for column, (row, sign) in enumerate(axes):
@@ -64,9 +66,7 @@ def turned(code: str, *, oblique: bool = False):
     return affine
 
 
-def test_a_folder_becomes_a_folder_of_labels_named_as_their_images(
-    predict, checkpoint, images, tmp_path, capsys
-):
+def test_labels_have_the_names_of_their_images(predict, checkpoint, images, tmp_path, capsys):
     folder = images("a_0000.nii.gz", "b.nii")
     assert predict(checkpoint=checkpoint("one"), input=folder) == 0
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "b.nii"}
@@ -82,7 +82,7 @@ def test_a_folder_becomes_a_folder_of_labels_named_as_their_images(
     [turned("LAS"), turned("PIR"), turned("SRA"), turned("RPI", oblique=True)],
     ids=["LAS", "PIR", "SRA", "oblique RPI"],
 )
-def test_labels_lie_where_their_image_does_whatever_its_orientation(
+def test_labels_are_aligned_with_their_image_in_any_orientation(
     predict, checkpoint, images, tmp_path, affine
 ):
     """The same patient, stored in another orientation, gets the same labels at the same places."""
@@ -101,9 +101,7 @@ def test_labels_lie_where_their_image_does_whatever_its_orientation(
     assert len(np.unique(back)) > 1
 
 
-def test_what_lies_outside_of_the_box_of_voxels_is_background(
-    predict, checkpoint, images, tmp_path
-):
+def test_voxels_outside_of_the_crop_are_background(predict, checkpoint, images, tmp_path):
     folder = images("a.nii")
     voxels = np.zeros((40, 41, 42), np.float32)
     voxels[10:28, 3:23, 20:34] = labels(folder / "a.nii")
@@ -114,7 +112,7 @@ def test_what_lies_outside_of_the_box_of_voxels_is_background(
     assert wide.sum() == wide[10:28, 3:23, 20:34].sum()
 
 
-def test_a_second_run_skips_what_is_there_and_overwrite_does_not(
+def test_existing_results_are_skipped_unless_overwritten(
     predict, checkpoint, images, tmp_path, capsys
 ):
     folder = images("a.nii", "b.nii")
@@ -124,14 +122,14 @@ def test_a_second_run_skips_what_is_there_and_overwrite_does_not(
     (tmp_path / "out" / "a.nii").unlink()
     capsys.readouterr()
     assert predict(**words) == 0
-    assert "1 have a result already" in capsys.readouterr().out
+    assert "1 already segmented, skipped" in capsys.readouterr().out
     assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
     assert (tmp_path / "out" / "a.nii").exists()
     assert predict(**words, overwrite=True) == 0
     assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
 
 
-def test_a_truncated_file_is_reported_and_the_others_still_run(
+def test_a_truncated_file_is_reported_and_the_others_are_segmented(
     predict, checkpoint, images, tmp_path, capsys
 ):
     folder = images("a.nii.gz", "b.nii.gz", "c.nii.gz")
@@ -139,13 +137,13 @@ def test_a_truncated_file_is_reported_and_the_others_still_run(
     (folder / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
     assert predict(checkpoint=checkpoint("one"), input=folder) == 1
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "c.nii.gz"}
-    told = capsys.readouterr()
-    assert "2 of 3 scans segmented" in told.out
-    assert "1 failed:\n  b: " in told.err
-    assert "Traceback" not in told.err
+    captured = capsys.readouterr()
+    assert "2 of 3 scans segmented" in captured.out
+    assert "1 failed:\n  b: " in captured.err
+    assert "Traceback" not in captured.err
 
 
-def test_a_missing_channel_is_named_and_the_others_still_run(
+def test_a_missing_channel_is_named_and_the_others_are_segmented(
     predict, checkpoint, images, tmp_path, capsys, monkeypatch
 ):
     two = checkpoint("two", "data.in_channels=1")
@@ -162,12 +160,12 @@ def test_a_missing_channel_is_named_and_the_others_still_run(
     folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
     assert predict(checkpoint=tmp_path / "two.ckpt", input=folder) == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.nii"]
-    told = capsys.readouterr().err
-    assert "b_0001.nii is missing" in told
-    assert "c: 1 channels in c.nii, but the network takes 2: T1, T2" in told
+    captured = capsys.readouterr().err
+    assert "b_0001.nii is missing" in captured
+    assert "c.nii has 1 channels, but the network takes 2: T1, T2" in captured
 
 
-def test_an_ensemble_decides_by_the_mean_of_its_networks(predict, checkpoint, images, tmp_path):
+def test_an_ensemble_averages_its_networks(predict, checkpoint, images, tmp_path):
     folder = images("a.nii")
     one, other = checkpoint("one"), checkpoint("other", "seed=1")
     for name, which in (("1", one), ("2", other), ("both", f"{one},{other}")):
@@ -180,28 +178,28 @@ def test_an_ensemble_decides_by_the_mean_of_its_networks(predict, checkpoint, im
     np.testing.assert_array_equal(labels(tmp_path / "twice" / "a.nii"), found[0])
 
 
-def test_a_case_that_does_not_fit_is_cut_into_strips_and_keeps_its_labels(
+def test_a_case_that_does_not_fit_is_split_into_slabs_with_equal_labels(
     predict, checkpoint, images, tmp_path, capsys
 ):
     many = checkpoint("many", "data.num_classes=100", "data.source.num_classes=4")
     words = {"checkpoint": many, "input": images("a.nii", size=(24, 80, 80))}
     for output in ("cold", "whole"):  # what is loaded with the first window is counted once
         assert predict(**words, output=tmp_path / output) == 0
-    said = capsys.readouterr().out
-    assert "strips with" not in said
-    taken = float(said.split("classes: ")[-1].split(" MiB")[0])
-    for less in (2, 3, 4):  # MiB that strips save; windows are measured to a MiB or two
+    message = capsys.readouterr().out
+    assert "slabs with" not in message
+    taken = float(message.split("classes: ")[-1].split(" MiB")[0])
+    for less in (2, 3, 4):  # MiB that slabs save; windows are measured to a MiB or two
         output = tmp_path / f"{less} MiB less"
         code = predict(**words, output=output, memory_gib=(taken - less) / 1024)
-        if "strips with" in capsys.readouterr().out:
+        if "slabs with" in capsys.readouterr().out:
             break
     else:
-        pytest.fail("it was never cut into strips")
+        pytest.fail("it was never cut into slabs")
     assert code == 0
     np.testing.assert_array_equal(labels(tmp_path / "whole" / "a.nii"), labels(output / "a.nii"))
 
 
-def test_mirroring_along_some_axes_changes_the_labels(predict, checkpoint, images, tmp_path):
+def test_test_time_augmentation_changes_the_labels(predict, checkpoint, images, tmp_path):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     found = []
     for mirror in ("false", "[0,1]", "true"):
@@ -210,7 +208,7 @@ def test_mirroring_along_some_axes_changes_the_labels(predict, checkpoint, image
     assert len(set(found)) == 3
 
 
-def test_too_little_memory_is_a_failure_of_the_case(predict, checkpoint, images, capsys):
+def test_too_little_memory_is_an_error_of_the_case(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     assert predict(**words, memory_gib=0.001) == 1
     assert "of RAM" in capsys.readouterr().err
@@ -228,7 +226,7 @@ def test_probabilities_sum_to_one_and_agree_with_the_labels(
     np.testing.assert_array_equal(found.argmax(-1), labels(tmp_path / "out" / "a.nii.gz"))
 
 
-def test_regions_are_painted_in_training_and_in_prediction(predict, checkpoint, images, tmp_path):
+def test_regions_become_labels_in_training_and_inference(predict, checkpoint, images, tmp_path):
     regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
     folder = images("a.nii")
     words = {"checkpoint": checkpoint("regions", regions), "input": folder}
@@ -242,7 +240,7 @@ def test_regions_are_painted_in_training_and_in_prediction(predict, checkpoint, 
     assert len(np.unique(expected)) > 2
 
 
-def test_only_the_largest_piece_of_a_named_class_stays(predict, checkpoint, images, tmp_path):
+def test_only_the_largest_component_of_a_named_class_is_kept(predict, checkpoint, images, tmp_path):
     from scipy.ndimage import label
 
     folder = images("a.nii")
@@ -257,7 +255,7 @@ def test_only_the_largest_piece_of_a_named_class_stays(predict, checkpoint, imag
     np.testing.assert_array_equal(labels(tmp_path / "auto" / "a.nii"), after)
 
 
-def test_a_run_folder_means_its_best_checkpoint_and_an_output_may_be_a_file(
+def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
     predict, checkpoint, images, tmp_path
 ):
     run = checkpoint("one").parents[1]
@@ -266,7 +264,7 @@ def test_a_run_folder_means_its_best_checkpoint_and_an_output_may_be_a_file(
     assert [p.name for p in output.parent.iterdir()] == [output.name]
 
 
-def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
+def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
     predict, checkpoint, images, tmp_path, monkeypatch
 ):
     from unet3d.data.nifti import writer
@@ -280,23 +278,23 @@ def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
         patched.setattr(nibabel, "save", interrupted)
         assert predict(**words) == 130
     assert list((tmp_path / "out").iterdir()) == []
-    assert writer.whole is not None
+    assert writer.atomic_write is not None
     assert predict(**words) == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ({"checkpoint": "none.ckpt"}, "no checkpoint at"),
-        ({"checkpoint": "broken.ckpt"}, "not a whole checkpoint"),
+        ({"checkpoint": "broken.ckpt"}, "incomplete or not a checkpoint"),
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
-        ({"checkpoint": "in"}, "no best.ckpt or last.ckpt"),
-        ({"checkpoint": "one,three"}, "differ in their classes"),
+        ({"checkpoint": "in"}, "found neither best.ckpt nor last.ckpt"),
+        ({"checkpoint": "one,three"}, "differ in classes"),
         ({"checkpoint": "one,wide"}, "differ in data.patch_size"),
-        ({"checkpoint": "one,spaced"}, "differ in their preparation"),
-        ({"input": "nowhere"}, "there is nothing at"),
-        ({"output": "in"}, "a folder other than"),
-        ({"output": "out.nii"}, "2 scans need a folder"),
+        ({"checkpoint": "one,spaced"}, "differ in preparation"),
+        ({"input": "nowhere"}, "no file or folder"),
+        ({"output": "in"}, "must not be the folder of the images"),
+        ({"output": "out.nii"}, "is one file, but there are 2 scans"),
         ({"output": "/proc/x"}, "/proc/x"),
         ({"output": "broken.ckpt"}, "must be a folder"),
         ({"overlap": 1}, "overlap must be"),
@@ -307,7 +305,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
         ({"device": "gpu"}, "device=gpu"),
-        ({"device": "tpu"}, "device must be auto"),
+        ({"device": "tpu"}, "device must be one of auto"),
         ({"memory_gib": -1}, "memory_gib must be"),
         ({"memory_gib": "much"}, "memory_gib must be"),
         (
@@ -319,8 +317,8 @@ def test_ctrl_c_ends_with_130_and_leaves_no_half_of_a_file(
     ],
     ids=str,
 )
-def test_misuse_is_answered_in_one_line_with_code_2(
-    predict, checkpoint, images, tmp_path, capsys, words, said
+def test_a_usage_error_is_one_line_with_exit_code_2(
+    predict, checkpoint, images, tmp_path, capsys, words, message
 ):
     if words.get("device") == "gpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -337,23 +335,23 @@ def test_misuse_is_answered_in_one_line_with_code_2(
     capsys.readouterr()
     assert predict(**{"input": "in"} | words | {"checkpoint": asked}) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error
+    assert message in error
     assert error.startswith("unet3d: ")
     assert "\n" not in error
 
 
-def test_windows_that_do_not_fit_are_answered_with_code_3(predict, checkpoint, images, capsys):
+def test_windows_that_do_not_fit_have_exit_code_3(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     assert predict(**words, batch_size=10**12) == 3
-    assert "windows of 16x16x16 at a time do not fit the RAM" in capsys.readouterr().err
+    assert "windows of 16x16x16 do not fit in the RAM" in capsys.readouterr().err
 
 
-def test_a_missing_word_is_asked_for(predict, capsys):
+def test_a_missing_key_is_requested(predict, capsys):
     assert predict(input="in") == 2
     assert "checkpoint must be given" in capsys.readouterr().err
 
 
-def test_a_network_whose_outputs_are_not_its_classes_is_refused(
+def test_a_network_whose_outputs_do_not_match_its_classes_is_an_error(
     predict, checkpoint, images, tmp_path, capsys
 ):
     content = torch.load(checkpoint("a"), weights_only=True)
@@ -363,10 +361,10 @@ def test_a_network_whose_outputs_are_not_its_classes_is_refused(
     card["preparation"]["num_classes"] += 1
     torch.save(content, tmp_path / "more.ckpt")
     assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
-    assert "outputs for its classes" in capsys.readouterr().err
+    assert "outputs for 5 classes" in capsys.readouterr().err
 
 
-def test_a_scan_unlike_the_training_data_is_warned_of_in_a_line_and_counted(
+def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     predict, checkpoint, small, tmp_path, capsys
 ):
     network = checkpoint("one")
@@ -380,11 +378,11 @@ def test_a_scan_unlike_the_training_data_is_warned_of_in_a_line_and_counted(
     louder = nibabel.Nifti1Image(image.get_fdata() * 1000, image.affine)
     nibabel.save(louder, folder / "louder.nii")
     assert predict(checkpoint=f"{network},{network}", input=folder) == 0
-    told = capsys.readouterr()
-    (warning,) = [line for line in told.err.splitlines() if "warning" in line]
-    assert warning.startswith("warning: louder.nii is unlike the training data: synthetic has ")
-    assert "2 of 2 scans segmented" in told.out
-    assert "; 1 unlike the training data" in told.out
+    captured = capsys.readouterr()
+    (warning,) = [line for line in captured.err.splitlines() if "warning" in line]
+    assert warning.startswith("warning: louder.nii differs from the training data: synthetic has ")
+    assert "2 of 2 scans segmented" in captured.out
+    assert "; 1 differ from the training data" in captured.out
     earlier = checkpoint("earlier", training=None)
     assert predict(checkpoint=earlier, input=folder, overwrite=True) == 0
     assert "warning" not in capsys.readouterr().err

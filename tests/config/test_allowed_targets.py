@@ -2,23 +2,25 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from unet3d.config.allowed_targets import iter_targets, resolve_target
+from unet3d.config.allowed_targets import iter_targets, read_allowed_packages, resolve_target
 from unet3d.config.compose import get_config_dir
-from unet3d.config.instantiate import build_network_from_metadata, instantiate
+from unet3d.config.instantiate import read_factory
 from unet3d.errors import UsageError
 from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.shared.network import build_saved_network
 from unet3d.workflows.training.build import build_training
 
 
-def node(content, **root):
-    return OmegaConf.create({**root, "model": content}).model
+def build(model, **root):
+    """Build the group `model` of a config."""
+    return read_factory(OmegaConf.create({**root, "model": model}), "model")()
 
 
 @pytest.mark.parametrize("file", sorted(get_config_dir().rglob("*.yaml")), ids=lambda f: f.stem)
-def test_every_target_of_the_configs_may_be_named(file):
+def test_our_configs_only_name_allowed_classes(file):
     for key, name in iter_targets(OmegaConf.to_container(OmegaConf.load(file)), file.stem):
         if name != "auto":
-            assert isinstance(resolve_target(key, name, added=[]), type)
+            assert isinstance(resolve_target(key, name, user_packages=[]), type)
 
 
 @pytest.mark.parametrize(
@@ -58,67 +60,67 @@ def test_every_target_of_the_configs_may_be_named(file):
         ["os.system"],
     ],
 )
-def test_other_code_is_refused_whatever_way_leads_to_it(name):
-    with pytest.raises(UsageError, match=r"model\._target_.*(may only name|there is no)"):
-        instantiate(node({"_target_": name}))
+def test_other_code_is_refused_however_it_is_reached(name):
+    with pytest.raises(UsageError, match=r"model\._target_.*(may only name|cannot import)"):
+        build({"_target_": name})
 
 
-def test_what_is_not_on_the_list_is_not_even_imported(tmp_path, monkeypatch):
+def test_a_name_that_is_not_allowed_is_not_even_imported(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path('done').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"names evil\.Network"):
-        instantiate(node({"_target_": "evil.Network"}))
+        build({"_target_": "evil.Network"})
     assert not (tmp_path / "done").exists()
 
 
-def test_a_target_deep_within_a_node_or_behind_an_interpolation_is_refused_too():
-    deep = {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "os.getcwd"}}]}
+def test_a_nested_or_interpolated_target_is_refused_too():
+    nested = {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "os.getcwd"}}]}
     with pytest.raises(UsageError, match=r"model\.a\.0\.b\._target_ names os\.getcwd"):
-        instantiate(node(deep))
-    pointed = {"_target_": "torch.nn.ReLU", "inplace": "${other}"}
+        build(nested)
+    interpolated = {"_target_": "torch.nn.ReLU", "inplace": "${other}"}
     with pytest.raises(UsageError, match=r"model\.inplace\._target_ names os\.getcwd"):
-        instantiate(node(pointed, other={"_target_": "os.getcwd"}))
+        build(interpolated, other={"_target_": "os.getcwd"})
 
 
-def test_allow_targets_adds_a_package_but_not_what_that_imports(tmp_path, monkeypatch):
+def test_allow_targets_adds_a_package_but_not_what_it_imports(tmp_path, monkeypatch):
     source = (
-        "import os\nfrom torch import nn\nclass Network(nn.Module): pass\ndef made(): return 1\n"
+        "import os\nfrom torch import nn\n"
+        "class Network(nn.Module): pass\ndef make_one(): return 1\n"
     )
-    (tmp_path / "my_package_of_networks.py").write_text(source)
+    (tmp_path / "my_networks.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"allow_targets": ["my_package_of_networks"]}
-    assert isinstance(
-        instantiate(node({"_target_": "my_package_of_networks.Network"}, **own)), torch.nn.Module
-    )
-    assert instantiate(node({"_target_": "my_package_of_networks.made"}, **own)) == 1
-    with pytest.raises(UsageError, match=r"which is posix\.getcwd"):
-        instantiate(node({"_target_": "my_package_of_networks.os.getcwd"}, **own))
+    allowed = {"allow_targets": ["my_networks"]}
+    assert isinstance(build({"_target_": "my_networks.Network"}, **allowed), torch.nn.Module)
+    assert build({"_target_": "my_networks.make_one"}, **allowed) == 1
+    with pytest.raises(UsageError, match=r"defined as posix\.getcwd"):
+        build({"_target_": "my_networks.os.getcwd"}, **allowed)
     with pytest.raises(UsageError, match=r"allow_targets=\[my_package\]"):
-        instantiate(node({"_target_": "my_package_of_networks.Network"}))
+        build({"_target_": "my_networks.Network"})
 
 
-@pytest.mark.parametrize("bad", ["my_package", [1], ["a-b"], [""], {"a": 1}])
-def test_allow_targets_must_be_a_list_of_packages(bad):
+@pytest.mark.parametrize("value", ["my_package", [1], ["a-b"], [""], {"a": 1}])
+def test_allow_targets_must_be_a_list_of_packages(value):
+    config = OmegaConf.create({"allow_targets": value})
     with pytest.raises(UsageError, match="allow_targets must be a list of packages"):
-        instantiate(node({"_target_": "torch.nn.ReLU"}, allow_targets=bad))
+        read_allowed_packages(config)
 
 
-def test_a_checkpoint_has_no_say_in_what_it_may_name(composed, tmp_path):
-    card = build_training(composed(), tmp_path).task.card
-    config = {**card["config"], "allow_targets": ["argparse", "posix"]}
+def test_a_checkpoint_cannot_extend_what_it_may_name(composed, tmp_path):
+    metadata = build_training(composed(), tmp_path).module.metadata
+    config = {**metadata["config"], "allow_targets": ["argparse", "posix"]}
     evil = {**config, "model": {"_target_": "argparse.Namespace"}}
     with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
-        build_network_from_metadata({"config": evil})
-    assert build_network_from_metadata({"config": evil}, ["argparse"])  # who predicts may say so
+        build_saved_network({"config": evil}, [])
+    assert build_saved_network({"config": evil}, ["argparse"])  # the user may
     evil = {**config, "pool": {"_target_": "posix.getcwd"}}
     path = tmp_path / "evil.ckpt"
-    torch.save({"unet3d": {**card, "config": evil}, "state_dict": {}}, path)
+    torch.save({"unet3d": {**metadata, "config": evil}, "state_dict": {}}, path)
     with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
         load_ensemble([path])
 
 
-def test_the_command_line_answers_in_one_line(unet3d, capsys):
+def test_the_command_line_refuses_in_one_line(unet3d, capsys):
     assert unet3d("model._target_=evil.Network") == 2
     assert "model._target_ names evil.Network" in capsys.readouterr().err
     assert unet3d("allow_targets=evil") == 2

@@ -1,4 +1,4 @@
-"""`unet3d doctor`: what this machine is, and what of it limits the configured run."""
+"""`unet3d doctor`: inspect this machine, and find what limits the configured run on it."""
 
 import json
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from unet3d import __version__
-from unet3d.cli.app import write_output
+from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.errors import UsageError
+from unet3d.config.settings.tools import parse_doctor
 from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
 from unet3d.machine.system import DiskSpace
@@ -22,156 +22,144 @@ from unet3d.workflows.doctor import (
     inspect_run,
 )
 
-UNKNOWN = "not known"
+UNKNOWN = "unknown"
 
 
-def main(request: ComposedConfig, folder: Path) -> int:
-    """Look, then tell; 1 if something stops the run for sure."""
-    cfg = request.config
-    if cfg.format not in ("table", "json"):
-        raise UsageError(f"format must be table or json, got {cfg.format!r}")
-    here = inspect_machine(request, folder)
-    job, limits = inspect_run(request, folder, here)
-    write_output(
-        (doctor_report_to_json if cfg.format == "json" else format_doctor_report)(
-            here, job, limits
-        ),
-        cfg.output,
-    )
-    return 1 if any(lack.stop for lack in limits) else 0
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Print the report; return 1 if something would certainly stop the run."""
+    settings = parse_doctor(composed)
+    machine = inspect_machine(settings.training, folder)
+    run, problems = inspect_run(settings.training, folder, machine)
+    as_json = settings.output.format == "json"
+    formatter = doctor_report_to_json if as_json else format_doctor_report
+    write_output(formatter(machine, run, problems), settings.output.path)
+    return 1 if any(problem.is_fatal for problem in problems) else 0
 
 
-def doctor_report_to_json(here: MachineReport, job: RunEstimate, limits: Sequence[Problem]) -> str:
-    """For bug reports and other programs: sizes in bytes, null is not known."""
-    found: dict[str, Any] = {"unet3d": __version__, **asdict(here), "run": asdict(job)}
-    return json.dumps(found | {"limits": [asdict(lack) for lack in limits]}, indent=1)
+def doctor_report_to_json(
+    machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
+) -> str:
+    """Return the report for bug reports and other programs: bytes, null if unknown."""
+    content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
+    content["problems"] = [asdict(problem) for problem in problems]
+    return json.dumps(content, indent=1)
 
 
-def format_doctor_report(here: MachineReport, job: RunEstimate, limits: Sequence[Problem]) -> str:
-    """For people."""
-    rows = [*software_rows(here), *gpu_rows(here), *system_rows(here)]
-    words = " ".join(job.words) or "the default job"
-    said = [("- " if not lack.stop else "STOPS IT: ") + lack.what for lack in limits]
+def format_doctor_report(
+    machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
+) -> str:
+    """Return the report for people."""
+    rows = [*software_rows(machine), *gpu_rows(machine), *system_rows(machine)]
+    overrides = " ".join(run.overrides) or "the default job"
+    lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
+    limits = [line for text in lines or ["no problems found"] for line in text.splitlines()]
     return "\n".join(
         [
             *two_columns(rows),
             "",
-            f"the run: {words}",
-            *two_columns(job_rows(job)),
+            f"run: {overrides}",
+            *two_columns(run_rows(run)),
             "",
-            "what limits it",
-            *(
-                f"  {line}"
-                for text in said or ["nothing that was looked for"]
-                for line in text.splitlines()
-            ),
+            "Limits",
+            *(f"  {line}" for line in limits),
         ]
     )
 
 
 def two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Two columns."""
-    return [f"  {name:17} {said}" for name, said in rows]
+    """Align names and values."""
+    return [f"  {name:20} {value}" for name, value in rows]
 
 
-def software_rows(here: MachineReport) -> list[tuple[str, str]]:
-    """Versions, and what compiles kernels."""
-    s = here.software
-    built = f"CUDA {s.cuda}" if s.cuda else f"ROCm {s.rocm}" if s.rocm else "CPUs alone"
-    others = [f"{name} {version or '(not installed)'}" for name, version in s.packages.items()]
-    half = len(others) // 2
-    headers = "" if s.python_headers else ", but no Python headers"
+def software_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return versions, and what compiles kernels."""
+    s = machine.software
+    build = f"CUDA {s.cuda}" if s.cuda else f"ROCm {s.rocm}" if s.rocm else "CPU only"
+    packages = [f"{name} {version or '(not installed)'}" for name, version in s.packages.items()]
+    half = len(packages) // 2
+    headers = "" if s.python_headers else ", no Python headers"
+    backends = ", ".join([f"NCCL {s.nccl}"] * bool(s.nccl) + ["gloo"] * s.gloo)
     return [
         ("unet3d", f"{__version__}, Python {s.python}"),
-        ("torch", f"{s.torch}, built for {built}"),
+        ("torch", f"{s.torch}, built for {build}"),
         ("cuDNN", s.cudnn or ("none" if s.cuda is None else UNKNOWN)),
-        (
-            "between processes",
-            ", ".join([f"NCCL {s.nccl}"] * bool(s.nccl) + ["gloo"] * s.gloo) or "nothing",
-        ),
-        ("packages", ", ".join(others[:half])),
-        ("", ", ".join(others[half:])),
-        ("kernels for CPUs", s.cpu_compiler or "no C++ compiler"),
-        ("kernels for GPUs", f"{s.triton_compiler or 'no C compiler'}{headers}, for Triton"),
+        ("distributed", backends or "none"),
+        ("packages", ", ".join(packages[:half])),
+        ("", ", ".join(packages[half:])),
+        ("compiler for CPUs", s.cpu_compiler or "no C++ compiler"),
+        ("compiler for Triton", f"{s.triton_compiler or 'no C compiler'}{headers}"),
     ]
 
 
-def gpu_rows(here: MachineReport) -> list[tuple[str, str]]:
-    """The driver, and a row or two for each GPU."""
-    runs = f", runs CUDA {here.driver_cuda} at most" if here.driver_cuda else ""
-    rows = [("driver", f"{here.driver}{runs}" if here.driver else "none that answers")]
-    for gpu in here.gpus:
-        rows.append((f"GPU {'-' if gpu.number is None else gpu.number}", gpu_row(gpu)))
-        rows += [("", f"held{describe_processes(gpu.others)}")] if gpu.others else []
-    return rows if here.gpus else [*rows, ("GPU", "none")]
+def gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return the driver, and a row or two for each GPU."""
+    cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
+    rows = [("driver", f"{machine.driver}{cuda}" if machine.driver else "no driver found")]
+    for gpu in machine.gpus:
+        rows.append((f"GPU {'-' if gpu.index is None else gpu.index}", format_gpu(gpu)))
+        rows += (
+            [("", f"in use by{describe_processes(gpu.other_processes)}")]
+            if gpu.other_processes
+            else []
+        )
+    return rows if machine.gpus else [*rows, ("GPU", "none")]
 
 
-def gpu_row(gpu: Gpu) -> str:
-    """One GPU in a line."""
-    parts = [
-        gpu.name or UNKNOWN,
-        f"{format_known_size(gpu.free)} of {format_known_size(gpu.total)} free",
-    ]
+def format_gpu(gpu: Gpu) -> str:
+    """Return one GPU in a line."""
+    parts = [gpu.name or UNKNOWN]
+    parts.append(f"{format_known_size(gpu.free)} of {format_known_size(gpu.total)} free")
     parts += [f"sm_{gpu.capability[0]}{gpu.capability[1]}"] if gpu.capability else []
-    parts += [] if gpu.utilisation is None else [f"busy {gpu.utilisation} % of the time"]
-    parts += ["torch does not use it"] if gpu.number is None else []
+    parts += [] if gpu.utilization is None else [f"{gpu.utilization} % utilization"]
+    parts += ["not visible to torch"] if gpu.index is None else []
     return ", ".join(parts)
 
 
-def system_rows(here: MachineReport) -> list[tuple[str, str]]:
-    """Cores, memory, files."""
-    s = here.system
-    cores = f"{s.cores} of {s.cores_there or UNKNOWN} cores"
-    cores += f", {s.cores_limit:g} cores' worth of time" if s.cores_limit else ""
+def system_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return cores, memory and disks."""
+    s = machine.system
+    cores = f"{s.cores} of {s.total_cores or UNKNOWN} cores"
+    cores += f", limited to {s.cpu_quota:g} cores" if s.cpu_quota else ""
     bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
-    limit = f", limit {format_bytes(s.ram_limit)}" if s.ram_limit else ""
-    swap = (
-        "none"
-        if s.swap == 0
-        else f"{format_known_size(s.swap_free)} of {format_known_size(s.swap)} free"
-    )
+    limit = f", limited to {format_bytes(s.ram_limit)}" if s.ram_limit else ""
+    free_swap = f"{format_known_size(s.swap_free)} of {format_known_size(s.swap)} free"
     return [
         ("system", s.name + (f", in a container ({s.container})" if s.container else "")),
-        *([("started by", s.launcher)] if s.launcher else []),
-        ("processor", f"{s.processor or UNKNOWN}, {cores}, {s.threads} threads, {bf16}"),
+        *([("launcher", s.launcher)] if s.launcher else []),
+        ("CPU", f"{s.cpu_model or UNKNOWN}, {cores}, {s.threads} threads, {bf16}"),
         ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
-        ("swap", swap),
-        ("/dev/shm", UNKNOWN if s.shared is None else format_disk_space(s.shared)),
-        ("open files", f"{s.open_files}, {s.open_files_most} at most"),
-        *(
-            (what, f"{format_disk_space(room)} in {room.folder}")
-            for what, room in here.rooms.items()
-        ),
+        ("swap", "none" if s.swap == 0 else free_swap),
+        ("/dev/shm", UNKNOWN if s.shm is None else format_disk_space(s.shm)),
+        ("open files", f"{s.open_files}, at most {s.max_open_files}"),
+        *((what, f"{format_disk_space(d)} in {d.folder}") for what, d in machine.disks.items()),
     ]
 
 
-def job_rows(job: RunEstimate) -> list[tuple[str, str]]:
-    """The run as it would be here."""
-    device = job.device or UNKNOWN
-    if job.processes and job.processes > 1:
-        device += f", {job.processes} processes"
+def run_rows(run: RunEstimate) -> list[tuple[str, str]]:
+    """Return the run as it would be on this machine."""
+    device = run.device or UNKNOWN
+    if run.processes and run.processes > 1:
+        device += f", {run.processes} processes"
     precision = UNKNOWN
-    if job.precision is not None:
-        precision = job.precision.used
-        asked = f", {job.precision.asked} was asked for: {job.precision.why}"
-        precision += asked if job.precision.asked != precision else ""
+    if run.precision is not None:
+        precision = run.precision.used
+        if run.precision.requested != precision:
+            precision += f" (instead of {run.precision.requested}: {run.precision.reason})"
+    peak, available = format_known_size(run.peak), format_known_size(run.available)
     rows = [("device", device), ("precision", precision)]
-    rows.append(
-        (
-            "predicted",
-            f"{format_known_size(job.peak)} of {format_known_size(job.room)} at the peak of a step",
+    rows.append(("predicted peak", f"{peak} of {available}"))
+    if run.largest_batch is not None:
+        rows.append(
+            ("batch size", f"{run.batch_size}; at most {run.largest_batch} predicted to fit")
         )
-    )
-    if job.largest_batch is not None:
-        rows.append(("batch", f"{job.batch}; {job.largest_batch} is the largest predicted to fit"))
     return rows
 
 
-def format_disk_space(room: DiskSpace) -> str:
-    """A place for files in a few words."""
-    return f"{format_bytes(room.free)} of {format_bytes(room.total)} free"
+def format_disk_space(disk: DiskSpace) -> str:
+    """Return free and total space."""
+    return f"{format_bytes(disk.free)} of {format_bytes(disk.total)} free"
 
 
 def format_known_size(nbytes: int | None) -> str:
-    """Bytes for people."""
+    """Return bytes for people, or that they are unknown."""
     return UNKNOWN if nbytes is None else format_bytes(nbytes)

@@ -1,4 +1,4 @@
-"""`unet3d VERB [overrides]`: find the verb. What is heavy waits until its config is known."""
+"""`unet3d COMMAND [overrides]`: find the command; heavy imports wait until its config is known."""
 
 import atexit
 import gc
@@ -13,22 +13,22 @@ from typing import Any
 from unet3d import __version__
 
 COMMANDS = {
-    "download": "fetch a task of the Medical Segmentation Decathlon",
-    "check": "every fault of a data set, before it is trained on",
-    "plan": "what to train on a data set within a budget, as an experiment to edit",
+    "download": "download a task of the Medical Segmentation Decathlon",
+    "check": "find every error in a dataset before training",
+    "plan": "plan a training for a dataset and a memory budget, as an experiment to edit",
     "train": "train a network",
     "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
-    "export": "a checkpoint's network as ONNX or torch.export, compared with it on scans",
-    "evaluate": "how well predictions agree with references: Dice, distances, volumes, pictures",
-    "compare": "runs side by side: Dice, memory, seconds, and what differs in their configs",
-    "memory": "what a training step costs, layer by layer, before it runs",
-    "suggest": "what fits a card: batch, patch, precision, checkpointing",
-    "doctor": "this machine: GPUs, driver, torch, memory, disk, and what of it limits a run",
+    "export": "export a checkpoint to ONNX or torch.export, and verify the file on scans",
+    "evaluate": "score predictions against references: Dice, distances, volumes, figures",
+    "compare": "compare runs: Dice, memory, step time, and how their configs differ",
+    "memory": "estimate the memory of a training step, layer by layer, before it runs",
+    "suggest": "find the batch, patch, precision and checkpointing that fit a GPU",
+    "doctor": "inspect this machine: GPUs, driver, torch, memory, disk, and what limits a run",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb and return the exit code."""
+    """Run a command and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:
         print(__version__)
@@ -36,37 +36,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_help())
         return 0
-    verb, *rest = words
-    if verb not in COMMANDS:
-        near = get_close_matches(verb, COMMANDS, n=1)
+    command, *rest = words
+    if command not in COMMANDS:
+        near = get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         print(
-            f"unet3d: no verb {verb!r}{hint} The verbs are {', '.join(COMMANDS)}.", file=sys.stderr
+            f"unet3d: unknown command {command!r}{hint} Commands: {', '.join(COMMANDS)}.",
+            file=sys.stderr,
         )
         return 2
     if {"-h", "--help"} & set(rest):
         from unet3d.cli.help import print_help
 
-        return print_help(verb, COMMANDS[verb], rest)
-    from unet3d.cli.app import run_app  # it brings Hydra
-    from unet3d.cli.missing_keys import check_missing_keys
+        return print_help(command, COMMANDS[command], rest)
+    from unet3d.cli.app import run_app  # imports Hydra
 
-    def begin(request: Any, folder: Path) -> int:
-        check_missing_keys(request)  # before the command's module brings torch
-        return import_command(verb).main(request, folder)
+    def run_command(composed: Any, folder: Path) -> int:
+        return import_command(command).main(composed, folder)
 
-    def swept(folder: Path) -> None:
-        import_command("compare").swept(folder)
+    def print_sweep_summary(folder: Path) -> None:
+        import_command("compare").print_sweep_summary(folder)
 
-    return run_app(verb, begin, bare_words_as_runs(rest) if verb == "compare" else rest, swept)
+    words = bare_words_as_runs(rest) if command == "compare" else rest
+    return run_app(command, run_command, words, print_sweep_summary)
 
 
-def import_command(verb: str) -> ModuleType:
-    """Imports make no garbage: it is not looked for among what they make, neither now nor later.
+def import_command(command: str) -> ModuleType:
+    """Import a command's module without collecting garbage, of which imports make none.
 
     A run starts a second and a half sooner, and data workers share these pages for longer.
     """
-    name = f"unet3d.cli.{verb}"
+    name = f"unet3d.cli.{command}"
     if name not in sys.modules:
         gc.disable()
         try:
@@ -74,32 +74,32 @@ def import_command(verb: str) -> ModuleType:
         finally:
             gc.enable()
         gc.freeze()
-        atexit.register(gc.unfreeze)  # or Triton's functions are told to be leaked
+        atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
     return sys.modules[name]
 
 
 def bare_words_as_runs(words: Sequence[str]) -> list[str]:
-    """Words without a key are runs.
+    """Turn words without a key into the value of `runs`.
 
     >>> bare_words_as_runs(["a", "b c", "format=json"])
     ['format=json', "runs=['a','b c']"]
     """
-    named = [w for w in words if w[:1] != "-" and ("=" not in w or Path(w).exists())]
-    if not named:
+    runs = [w for w in words if w[:1] != "-" and ("=" not in w or Path(w).exists())]
+    if not runs:
         return list(words)
-    quoted = ["'" + name.replace("'", "\\'") + "'" for name in named]
-    return [*(w for w in words if w not in named), f"runs=[{','.join(quoted)}]"]
+    quoted = ["'" + name.replace("'", "\\'") + "'" for name in runs]
+    return [*(w for w in words if w not in runs), f"runs=[{','.join(quoted)}]"]
 
 
 def format_help() -> str:
-    """What `unet3d --help` says."""
-    verbs = "\n".join(f"  {verb:10} {what}" for verb, what in COMMANDS.items())
+    """Return what `unet3d --help` prints."""
+    commands = "\n".join(f"  {name:10} {about}" for name, about in COMMANDS.items())
     return (
-        "unet3d: multiclass 3D U-Nets on volumes, for people whose GPU memory runs out\n\n"
-        f"usage: unet3d VERB [key=value ...]\n\n{verbs}\n\n"
-        "unet3d VERB --help lists every option and key; unet3d --version\n"
-        "exit codes: 0 done, 1 some cases failed or faults found, 2 misuse, 3 out of memory,\n"
-        "4 a fault at run time, 130 or 143 stopped"
+        "unet3d: train 3D U-Nets within the GPU memory you have\n\n"
+        f"usage: unet3d COMMAND [key=value ...]\n\n{commands}\n\n"
+        "unet3d COMMAND --help lists every option and key; unet3d --version\n"
+        "exit codes: 0 success, 1 some cases failed or errors were found, 2 usage error,\n"
+        "3 out of memory, 4 error at run time, 130 or 143 interrupted"
     )
 
 

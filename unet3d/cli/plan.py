@@ -1,95 +1,97 @@
-"""`unet3d plan data=... budget_gib=...`: what to train on a data set, as an experiment to edit."""
+"""`unet3d plan data=... budget_gib=...`: plan a training, as an experiment to edit."""
 
-import re
 from pathlib import Path
 
-from unet3d.cli.suggest import parse_device_budget
 from unet3d.config.compose import ComposedConfig
-from unet3d.data.preprocessing.resampling import axis_names
+from unet3d.config.settings.planning import parse_planning
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.report.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.units import format_bytes
+from unet3d.workflows.memory.suggest import get_budget_bytes
+from unet3d.workflows.planning.experiment import explain_limits, render_experiment
 from unet3d.workflows.planning.planner import (
-    STEPS,
     TrainingPlan,
-    explain_limits,
     find_constant_border,
     inspect_dataset,
     join_by_x,
     make_plan,
-    plan_schedule,
-    render_experiment,
 )
+from unet3d.workflows.planning.schedule import MAX_STEPS, plan_schedule
 from unet3d.workflows.planning.step_time import StepTimeEstimate, measure_step_time
 
 
-def main(request: ComposedConfig, folder: Path) -> int:
-    """Look at the data, search, and write the experiment and a picture beside it."""
-    cfg = request.config
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", str(cfg.name)):
-        raise UsageError(f"name must be of letters, digits, - and _, got {cfg.name!r}")
-    path = Path("conf") / "experiment" / f"{cfg.name}.yaml"
-    if path.exists() and not cfg.overwrite:
-        raise UsageError(f"{path} is there already: choose another name=, or overwrite=true")
-    budget = parse_device_budget(cfg.budget_gib)
-    told = inspect_dataset(request)
-    left_out = [f"left out: {reason}" for reason in told.left_out]
-    about = summarize_dataset(told.prints, told.classes, axis_names(cfg.data.orientation))
-    print(*left_out, about, sep="\n")
-    found = make_plan(request, told, budget)
-    said = [*summarize_plan(found, budget), *explain_limits(request, found)]
-    if values := find_constant_border(told, request):
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Inspect the data, search, and write the experiment with a figure of the dataset."""
+    settings = parse_planning(composed)
+    training = settings.training
+    path = Path("conf") / "experiment" / f"{settings.name}.yaml"
+    if path.exists() and not settings.overwrite:
+        raise UsageError(f"{path} exists: choose another name=, or set overwrite=true")
+    budget = get_budget_bytes(settings.budget_gib)
+    dataset = inspect_dataset(training)
+    axes = get_plane_names(training.data.orientation)
+    summary = summarize_dataset(dataset.fingerprints, dataset.classes, axes)
+    print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
+    plan = make_plan(training, dataset, budget)
+    lines = [*summarize_plan(plan, budget), *explain_limits(training, plan)]
+    if values := find_constant_border(dataset, training):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
-        said.append(f"volumes have a constant border ({span}): data.background=auto is planned, so")
-        said.append("that crop and normalization leave it out")
-    said += schedule_lines(request, found)
-    if cfg.measure_time:
-        said.append(time_line(measure_step_time(request, found)))
+        lines += [
+            f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
+            "crop and normalization leave it out",
+        ]
+    lines += summarize_schedule(training, plan)
+    if settings.measure_time:
+        lines.append(format_step_time(measure_step_time(training, plan)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    comments = ["@package _global_", *about.splitlines(), *said]
-    path.write_text(
-        "".join(f"# {line}\n" for line in comments) + render_experiment(request, told, found)
-    )
-    draw_dataset_summary(told.prints, told.classes, told.channels, path.with_suffix(".png"))
-    print(*said, "", f"wrote {path} and {path.with_suffix('.png')}", sep="\n")
-    print(f"unet3d train experiment={cfg.name}")
+    comments = ["@package _global_", *summary.splitlines(), *lines]
+    header = "".join(f"# {line}\n" for line in comments)
+    path.write_text(header + render_experiment(training, dataset, plan))
+    figure = path.with_suffix(".png")
+    draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
+    print(*lines, "", f"wrote {path} and {figure}", sep="\n")
+    print(f"unet3d train experiment={settings.name}")
     return 0
 
 
-def summarize_plan(found: TrainingPlan, budget: int) -> list[str]:
-    """The plan in words."""
-    windows = " ".join("x".join(map(str, w)) for w in found.levels.windows)
+def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
+    """Return the plan as lines of text."""
+    windows = " ".join("x".join(map(str, window)) for window in plan.levels.windows)
+    spacing, median = join_by_x(plan.spacing_mm), join_by_x(plan.median_shape)
+    reserved = format_bytes(plan.peak.reserved or 0)
     return [
-        f"spacing {join_by_x(found.spacing_mm)} mm; the median case has {join_by_x(found.median)} voxels",
-        f"patch {join_by_x(found.patch)}, batch {found.batch}, {' '.join(found.strategy)}",
-        f"{len(found.levels.kernels)} levels, pooling {windows}",
-        f"a step is predicted to reserve {format_bytes(found.peak.reserved or 0)} of {format_bytes(budget)}",
+        f"spacing {spacing} mm; the median case has {median} voxels",
+        f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {' '.join(plan.strategy)}",
+        f"{len(plan.levels.kernels)} levels, pooling {windows}",
+        f"a step is predicted to reserve {reserved} of {format_bytes(budget)}",
     ]
 
 
-def schedule_lines(request: ComposedConfig, found: TrainingPlan) -> list[str]:
-    """How long a run is, and how often it is validated."""
-    patches, epochs = plan_schedule(request, found)
-    often = "every epoch" if epochs == 1 else f"every {epochs} epochs"
-    return [f"{STEPS:,} steps; an epoch has {patches} patches per case; validation {often}"]
+def summarize_schedule(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
+    """Say how long a run is, and how often it is validated."""
+    patches, epochs = plan_schedule(settings, plan)
+    frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
+    return [f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"]
 
 
-def time_line(timing: StepTimeEstimate) -> str:
-    """What a run takes of time, or why that is not known."""
-    if timing.seconds is None:
-        return f"time not measured on {timing.device}: {timing.why}"
-    whole = duration(STEPS * timing.seconds)
+def format_step_time(estimate: StepTimeEstimate) -> str:
+    """Say how long a run takes, or why that is unknown."""
+    if estimate.seconds is None:
+        return f"time not measured on {estimate.device}: {estimate.reason}"
+    total = format_rough_duration(MAX_STEPS * estimate.seconds)
     return (
-        f"a step takes {timing.seconds:.2g} s on {timing.device}: {STEPS:,} steps take {whole}, "
-        "beside validation"
+        f"a step takes {estimate.seconds:.2g} s on {estimate.device}: {MAX_STEPS:,} steps take "
+        f"{total}, plus validation"
     )
 
 
-def duration(seconds: float) -> str:
-    """In the unit that a person would use.
+def format_rough_duration(seconds: float) -> str:
+    """Format a duration in the unit that a person would use.
 
-    >>> duration(90), duration(9000), duration(300000)
-    ('2 minutes', '2.5 hours', '3.5 days')
+    >>> [format_rough_duration(seconds) for seconds in (90, 9000, 300000)]
+    ['2 minutes', '2.5 hours', '3.5 days']
     """
     if seconds < 3600:
         return f"{max(1, round(seconds / 60))} minutes"

@@ -8,50 +8,54 @@ from pathlib import Path
 from tqdm import tqdm
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import summarize_error
+from unet3d.config.settings.inference import parse_inference
+from unet3d.errors import summarize_error
 from unet3d.workflows.inference.build import build_inference
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
 
-def main(request: ComposedConfig, folder: Path) -> int:
-    """One scan after the other; those that fail are reported, and the others still run."""
-    job = build_inference(request)
-    print(job.introduction)
-    if job.skipped:
-        print(
-            f"{job.skipped} have a result already and are skipped (overwrite=true does them anew)"
-        )
-    failed, unlike, began = [], 0, time.perf_counter()
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Segment one scan after the other; report those that fail, and continue."""
+    settings = parse_inference(composed)
+    job = build_inference(settings)
+    print(job.summary)
+    if job.num_skipped:
+        print(f"{job.num_skipped} already segmented, skipped (overwrite=true redoes them)")
+    failed, num_different, start = [], 0, time.perf_counter()
     for number, task in enumerate(job.tasks, start=1):
+        title = f"{number}/{len(job.tasks)} {task.scan.name}"
         try:
-            unlike += segment_scan(
-                job.predictor, task, f"{number}/{len(job.tasks)} {task.scan.name}"
-            )
+            num_different += segment_scan(job.predictor, task, title)
         except Exception as error:
-            if request.config.debug:
+            if settings.debug:
                 traceback.print_exc()
             failed.append(f"{task.scan.name}: {summarize_error(error)}")
             print(f"unet3d: {failed[-1]}", file=sys.stderr)
-    done = len(job.tasks) - len(failed)
-    seconds = (time.perf_counter() - began) / max(1, len(job.tasks))
-    print(
-        f"{done} of {len(job.tasks)} scans segmented, {seconds:.1f} s each, in {job.output}"
-        + (f"; {unlike} unlike the training data, see the warnings" if unlike else "")
-    )
+    succeeded = len(job.tasks) - len(failed)
+    seconds = (time.perf_counter() - start) / max(1, len(job.tasks))
+    summary = f"{succeeded} of {len(job.tasks)} scans segmented, {seconds:.1f} s each, in "
+    summary += str(job.output)
+    if num_different:
+        summary += f"; {num_different} differ from the training data, see the warnings"
+    print(summary)
     if failed:
         print(f"{len(failed)} failed:", *failed, sep="\n  ", file=sys.stderr)
     return 1 if failed else 0
 
 
 def segment_scan(predictor: Predictor, task: ScanTask, title: str) -> bool:
-    """Whether the scan was warned of; its forecast comes before it, and a bar over its windows."""
-    ready = predictor.prepare(task)
-    print(ready.forecast, flush=True)
-    if ready.unlike:
+    """Segment a scan with a progress bar; return whether it differs from the training data."""
+    scan = predictor.prepare(task)
+    print(scan.forecast, flush=True)
+    if scan.differences:
         files = ", ".join(file.name for file in task.scan.files)
-        said = "; ".join(ready.unlike)
-        print(f"warning: {files} is unlike the training data: {said}", file=sys.stderr, flush=True)
-    total = ready.plan.windows
+        differences = "; ".join(scan.differences)
+        print(
+            f"warning: {files} differs from the training data: {differences}",
+            file=sys.stderr,
+            flush=True,
+        )
+    total = scan.plan.windows
     with tqdm(total=total, desc=title, unit="window", leave=False, disable=None) as bar:
-        predictor.predict(ready, told=bar.update, say=tqdm.write)
-    return bool(ready.unlike)
+        predictor.predict(scan, on_windows=bar.update, log=tqdm.write)
+    return bool(scan.differences)

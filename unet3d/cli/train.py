@@ -1,4 +1,4 @@
-"""`unet3d train`: train a network and report what it reached and what it cost."""
+"""`unet3d train`: train a network and report its results and its cost."""
 
 import json
 from contextlib import nullcontext, redirect_stdout
@@ -11,138 +11,143 @@ import yaml
 
 from unet3d.cli.launch import launch_ranks
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.training import parse_training
 from unet3d.errors import DoesNotFitError, Interrupted, RunError
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.distributed import is_communication_error, process_group
 from unet3d.machine.device import resolve_device
 from unet3d.machine.distributed_env import read_ranks
 from unet3d.report import run_report
-from unet3d.workflows.training.build import (
+from unet3d.workflows.training.build import build_training
+from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
+from unet3d.workflows.training.preflight import count_local_processes
+from unet3d.workflows.training.run import (
     TrainingRun,
     build_report,
-    build_training,
     resolve_start,
     summarize_run,
 )
-from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
-from unet3d.workflows.training.preflight import count_local_processes
 
 
-def main(request: ComposedConfig, folder: Path) -> int:
-    """One run in its folder, in this process or several."""
-    choice = request.config.trainer
-    ranks = read_ranks(choice.launch)
-    if ranks.world == 1 and choice.launch == "local" and count_local_processes(request.config) > 1:
-        fits = ["memory.if_too_large=stop"] if request.sweeping else []
-        return launch_ranks(
-            [*request.overrides, *fits], folder, count_local_processes(request.config)
-        )
-    device = resolve_device(str(choice.accelerator))
-    meeting = process_group(
-        ranks, launch=choice.launch, device=device, timeout_seconds=choice.timeout_seconds
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Train in one process or several."""
+    settings = parse_training(composed)
+    trainer, composition = settings.trainer, settings.composition
+    ranks = read_ranks(trainer.launch)
+    if ranks.world == 1 and trainer.launch == "local":
+        processes = count_local_processes(trainer)
+        if processes > 1:
+            stop = ["memory.if_too_large=stop"] if composition.sweeping else []
+            return launch_ranks([*composition.overrides, *stop], folder, processes)
+    group = process_group(
+        ranks,
+        launch=trainer.launch,
+        device=resolve_device(trainer.accelerator),
+        timeout_seconds=trainer.timeout_seconds,
     )
-    silence = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
-    # While it waits for the others to meet, a process cannot listen: a signal just ends it.
-    with silence, meeting as pulse, SignalListener().listening() as signals:
+    stdout = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
+    # Until all ranks have joined, a process cannot handle signals: they just end it.
+    with stdout, group as heartbeat, SignalListener().listening() as signals:
         try:
-            return run_training(build_training(request, folder, signals, ranks), signals)
+            return run_training(build_training(settings, folder, signals, ranks), signals)
         except Exception as error:
-            if pulse is not None and is_communication_error(error):
+            if heartbeat is not None and is_communication_error(error):
                 raise RunError(
-                    f"{pulse.find_unresponsive()} does not answer any more; resume=auto goes on"
+                    f"{heartbeat.find_unresponsive()} stopped responding; rerun with resume=auto"
                 ) from error
             raise
 
 
-def run_training(job: TrainingRun, signals: SignalListener) -> int:
-    """Start or go on, up to the limits; then evaluate."""
-    checkpoint, said = resolve_start(job)
-    print(summarize_run(job), *said, sep="\n")
-    path, done, fault = job.folder / "report.json", False, None
-    if checkpoint is not None and job.finished(checkpoint):
-        result = json.loads(path.read_text()) if path.exists() else {}
-        if not result.get("finished") or "evaluation" in result or not should_evaluate(job):
-            print(f"{checkpoint}: this run is finished; raise a limit to train on")
-            return 0
-        missing = []
-    else:
-        if job.ranks.rank == 0:
-            job.folder.mkdir(parents=True, exist_ok=True)
-            (job.folder / "config.yaml").write_text(yaml.safe_dump(job.config, sort_keys=False))
-        try:
-            fit_model(job, checkpoint, signals)
-            done = True
-        except Interrupted as stop:
-            steps = job.trainer.global_step
+def run_training(run: TrainingRun, signals: SignalListener) -> int:
+    """Start or resume, train up to the limits, then evaluate."""
+    checkpoint, messages = resolve_start(run)
+    print(summarize_run(run), *messages, sep="\n")
+    path, finished, message = run.folder / "report.json", False, None
+    is_main = run.ranks.rank == 0
+    if checkpoint is not None and run.is_finished(checkpoint):
+        report = json.loads(path.read_text()) if path.exists() else {}
+        if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
             print(
-                f"\nstopped by {stop} after {steps} steps; {job.format_resume_overrides()} goes on from there"
+                f"{checkpoint}: this run is already finished; raise trainer.max_epochs, max_steps "
+                "or max_time to continue"
+            )
+            return 0
+        unwritten = []
+    else:
+        if is_main:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            config = yaml.safe_dump(dict(run.config), sort_keys=False)
+            (run.folder / "config.yaml").write_text(config)
+        try:
+            fit_model(run, checkpoint, signals)
+            finished = True
+        except Interrupted as stop:
+            steps = run.trainer.global_step
+            print(
+                f"\ninterrupted by {stop} after {steps} steps; resume with "
+                f"{run.format_resume_overrides()}"
             )
             raise
         except RunError as error:
-            fault = str(error)
+            message = str(error)
             raise
         finally:
-            result = build_report(job, done=done, fault=fault)
-            missing = job.list_unwritten_checkpoints() + (
-                try_write_report(result, path) if job.ranks.rank == 0 else []
-            )
-            if not done:
-                job.dashboard.finish({}, 0)
-    if job.ranks.rank > 0:
+            report = build_report(run, finished=finished, error=message)
+            unwritten = run.list_unwritten_checkpoints()
+            unwritten += try_write_report(report, path) if is_main else []
+            if not finished:
+                run.dashboard.finish({}, 0)
+    if not is_main:
         return 0
-    if should_evaluate(job) and not missing:
-        result["evaluation"] = evaluate_best_checkpoint(job, say=print)
-        missing = try_write_report(result, path)
-    job.dashboard.finish(run_report.select_headline_metrics(result), result["steps"])
-    print("\n" + run_report.format_report_table(result))
-    if missing:
-        raise RunError("; ".join(missing))
+    if should_evaluate(run) and not unwritten:
+        report["evaluation"] = evaluate_best_checkpoint(run, log=print)
+        unwritten = try_write_report(report, path)
+    run.dashboard.finish(run_report.select_headline_metrics(report), report["steps"])
+    print("\n" + run_report.format_report_table(report))
+    if unwritten:
+        raise RunError("; ".join(unwritten))
     return 0
 
 
-def should_evaluate(job: TrainingRun) -> bool:
-    """Whether there is something to evaluate, and it is wanted."""
-    return bool(job.config["evaluation"]["enabled"] and job.validation)
+def should_evaluate(run: TrainingRun) -> bool:
+    """Return whether there are validation cases, and their evaluation is enabled."""
+    return run.settings.evaluation.enabled and bool(run.validation)
 
 
-def try_write_report(result: dict[str, Any], path: Path) -> list[str]:
-    """Write the report; what came in between, if anything."""
+def try_write_report(report: dict[str, Any], path: Path) -> list[str]:
+    """Write the report; return what prevented it, if anything."""
     try:
-        run_report.write_report(result, path)
+        run_report.write_report(report, path)
     except OSError as error:
         return [f"{path}: {error.strerror}"]
     return []
 
 
-def fit_model(job: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:
-    """Train."""
-    if job.config["memory"]["snapshot"] and torch.cuda.is_available():
+def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:
+    """Train; explain what went wrong."""
+    take_snapshot = run.settings.memory.snapshot and torch.cuda.is_available()
+    if take_snapshot:
         torch.cuda.memory._record_memory_history()
     try:
-        job.trainer.fit(
-            job.task,
-            job.train_loader,
-            job.val_loader,
+        run.trainer.fit(
+            run.module,
+            run.train_loader,
+            run.val_loader,
             ckpt_path=None if checkpoint is None else str(checkpoint),
             weights_only=True,
         )
     except torch.OutOfMemoryError as error:
-        dump_memory_snapshot(job)
-        raise DoesNotFitError(job.out_of_memory(error)) from error
+        if take_snapshot:  # for pytorch.org/memory_viz
+            torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
+        raise DoesNotFitError(run.format_oom_report(error)) from error
     except RuntimeError as error:
-        fault = job.worker_fault(error)
-        if fault is None:
+        worker_error = run.explain_worker_error(error)
+        if worker_error is None:
             raise
-        raise fault from error
-    except SystemExit:  # Lightning's way out of its loops
-        if signals.heard is None:
+        raise worker_error from error
+    except SystemExit:  # how Lightning leaves its loops
+        if signals.received is None:
             raise
-        raise Interrupted(signals.heard) from None
+        raise Interrupted(signals.received) from None
     finally:
-        signals.waits = False
-
-
-def dump_memory_snapshot(job: TrainingRun) -> None:
-    """Write what torch recorded of the GPU's memory, for pytorch.org/memory_viz."""
-    if job.config["memory"]["snapshot"] and torch.cuda.is_available():
-        torch.cuda.memory._dump_snapshot(str(job.folder / "memory_snapshot.pickle"))
+        signals.defers_exit = False

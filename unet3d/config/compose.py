@@ -1,4 +1,4 @@
-"""A composed config, and how to get one; imports nothing that takes long."""
+"""Compose a command's config with Hydra; imports nothing that takes long."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,45 +9,58 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
 
-@dataclass(frozen=True)
-class ComposedConfig:
-    """A composed config and how the user arrived at it."""
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """How the user arrived at a config."""
 
-    config: DictConfig
-    choices: Mapping[str, str]  # the chosen option of each group
-    overrides: Sequence[str] = ()  # as typed
-    verb: str = "train"  # whose config it is
-    sweeping: bool = False  # one of several
+    command: str
+    choices: Mapping[str, str]  # the selected option of each group
+    overrides: tuple[str, ...] = ()  # as typed
+    sweeping: bool = False  # whether this is one job of a sweep
 
     def is_overridden(self, key: str) -> bool:
-        """Whether the command line sets this key or anything below it."""
+        """Return whether the command line sets this key or a key below it."""
         keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
         return any(k == key or k.startswith(key + ".") for k in keys)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComposedConfig:
+    """A config and how it was composed."""
+
+    config: DictConfig
+    composition: Composition
+
+
 def get_config_dir() -> Path:
-    """Where the configs lie: in the package if it is installed, beside it in a checkout."""
+    """Return the folder of the configs: in the package if installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
 
 
 def list_config_groups() -> list[str]:
-    """The folders of the configs: what a user chooses options of."""
+    """Return the folders of the configs: the groups whose options a user selects."""
     return [p.name for p in get_config_dir().iterdir() if p.is_dir()]
 
 
-def compose_config(words: Sequence[str], verb: str) -> ComposedConfig:
-    """A verb's config with overrides, within a running Hydra or without one."""
+def list_options(group: str) -> list[str]:
+    """Return the names of a group's options."""
+    return sorted(p.stem for p in (get_config_dir() / group).glob("[!_]*.yaml"))
+
+
+def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
+    """Compose a command's config, within a running Hydra or without one."""
     if GlobalHydra.instance().is_initialized():
-        return compose_initialized(words, verb)
+        return compose_initialized(overrides, command)
     with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        return compose_initialized(words, verb)
+        return compose_initialized(overrides, command)
 
 
-def compose_initialized(words: Sequence[str], verb: str) -> ComposedConfig:
+def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfig:
     """Compose within Hydra as it was initialized."""
-    cfg = compose(verb, overrides=list(words), return_hydra_config=True)
-    choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return ComposedConfig(cfg, choices, words, verb)
+    config = compose(command, overrides=list(overrides), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    composition = Composition(command=command, choices=choices, overrides=tuple(overrides))
+    return ComposedConfig(config=config, composition=composition)

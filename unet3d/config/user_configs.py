@@ -1,4 +1,4 @@
-"""What options that somebody wrote may not do, seen before Hydra reads them."""
+"""Check the user's own config files before Hydra reads them: some could run code or fill memory."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,28 +9,28 @@ import yaml
 
 from unet3d.errors import UsageError
 
-MOST_VALUES = 10_000
-"""Of a file, each alias counted with all that it stands for."""
+MAX_VALUES = 10_000
+"""Values in a file, counting what an alias stands for wherever it is used."""
 
-HYDRA_KEYS = ("run", "sweep")
-"""The folders of runs. Others make Hydra set variables or call code before any of ours runs."""
+ALLOWED_HYDRA_KEYS = ("run", "sweep")
+"""The folders of runs. Other keys make Hydra set variables or call code before ours runs."""
 
 
 def check_user_configs(folder: Path, words: Sequence[str]) -> None:
-    """Refuse what the options that are named, and those that they name, would do.
+    """Check the options that the command line selects, and those that they select in turn.
 
-    The verbs' configs, which are ours, lie in no group's folder.
+    The configs of commands are ours: they are in no group's folder.
     """
     names = {name for word in words for name in list_option_names(word.partition("=")[2])}
-    files, seen = sorted(folder.glob("*/**/*.yaml")), set[Path]()
-    while new := [file for file in files if file.stem in names and file not in seen]:
+    files, checked = sorted(folder.glob("*/**/*.yaml")), set[Path]()
+    while new := [file for file in files if file.stem in names and file not in checked]:
         for file in new:
-            seen.add(file)
+            checked.add(file)
             names.update(check_file(file))
 
 
 def list_option_names(text: str) -> list[str]:
-    """The names in a value, a sweep's too.
+    """List the option names in a value, which may be a sweep.
 
     >>> list_option_names("mine/large,small")
     ['large', 'small']
@@ -40,7 +40,7 @@ def list_option_names(text: str) -> list[str]:
 
 
 def check_file(file: Path) -> Iterator[str]:
-    """The options that a file names in turn; Misuse if it may not be read."""
+    """Refuse a file that Hydra must not read; yield the options that it selects."""
     text = read_config_text(file)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -48,61 +48,61 @@ def check_file(file: Path) -> Iterator[str]:
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{file} cannot be read as YAML: {reason}") from None
-    if count > MOST_VALUES:
-        raise UsageError(f"{file}: its aliases unfold to more than {MOST_VALUES:,} values")
+    if count > MAX_VALUES:
+        raise UsageError(f"{file}: its aliases expand to more than {MAX_VALUES:,} values")
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{file} must hold keys with values, as in data: {{batch_size: 2}}")
     package = re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)
-    reaching = [package[1]] if package else []
-    for key, value in iter_pairs(node):
+    settings = [package[1]] if package else []
+    for key, value in list_pairs(node):
         if key == "hydra":
-            reaching += [f"hydra.{k}" for k, _ in iter_pairs(value) if k not in HYDRA_KEYS]
-            reaching += [] if isinstance(value, yaml.MappingNode) else ["hydra"]
+            settings += [f"hydra.{k}" for k, _ in list_pairs(value) if k not in ALLOWED_HYDRA_KEYS]
+            settings += [] if isinstance(value, yaml.MappingNode) else ["hydra"]
         if key == "defaults":
-            words = [n.value for n in iter_scalars(value)]
-            reaching += [word for word in words if "hydra" in word]
-            plain = value.value if isinstance(value, yaml.SequenceNode) else []
-            if any(getattr(entry, "value", None) == file.stem for entry in plain):
+            words = [scalar.value for scalar in iter_scalars(value)]
+            settings += [word for word in words if "hydra" in word]
+            entries = value.value if isinstance(value, yaml.SequenceNode) else []
+            if any(getattr(entry, "value", None) == file.stem for entry in entries):
                 raise UsageError(f"{file} names itself in its defaults")
             yield from (name for word in words for name in list_option_names(word))
-    for what in reaching:
-        if "hydra" in what:
+    for setting in settings:
+        if "hydra" in setting:
             raise UsageError(
-                f"{file} sets {what}: a config may set hydra.run and hydra.sweep, the rest is for "
-                "the command line"
+                f"{file} sets {setting}: a config may set hydra.run and hydra.sweep; set the rest "
+                "on the command line"
             )
 
 
 def read_config_text(file: Path) -> str:
-    """Its text."""
+    """Return a file's text."""
     try:
         return file.read_text()
     except ValueError as error:
-        raise UsageError(f"{file} is no text: {error}") from None
+        raise UsageError(f"{file} is not a text file: {error}") from None
 
 
-def count_expanded_values(node: Any, known: dict[int, int | None]) -> int:
-    """How many values a node stands for; a shared node counts wherever it is named."""
-    found = known.get(id(node), -1)
-    if found is None:
-        raise yaml.YAMLError("an alias stands for something that it is part of")
-    if found >= 0:
-        return found
-    known[id(node)] = None
-    below = node.value if isinstance(node, yaml.CollectionNode) else []
-    parts = [p for part in below for p in (part if isinstance(part, tuple) else (part,))]
-    known[id(node)] = total = 1 + sum(count_expanded_values(part, known) for part in parts)
+def count_expanded_values(node: Any, counts: dict[int, int | None]) -> int:
+    """Count the values of a node, with those of its aliases; `counts` holds the nodes so far."""
+    count = counts.get(id(node), -1)
+    if count is None:
+        raise yaml.YAMLError("an alias refers to a value that contains it")
+    if count >= 0:
+        return count
+    counts[id(node)] = None
+    content = node.value if isinstance(node, yaml.CollectionNode) else []
+    parts = [p for part in content for p in (part if isinstance(part, tuple) else (part,))]
+    counts[id(node)] = total = 1 + sum(count_expanded_values(part, counts) for part in parts)
     return total
 
 
-def iter_pairs(node: Any) -> list[tuple[str, Any]]:
-    """Keys and values of a node that has them."""
-    found = node.value if isinstance(node, yaml.MappingNode) else []
-    return [(str(key.value), value) for key, value in found]
+def list_pairs(node: Any) -> list[tuple[str, Any]]:
+    """Return the keys and values of a mapping; nothing of another node."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return [(str(key.value), value) for key, value in pairs]
 
 
 def iter_scalars(node: Any) -> Iterator[Any]:
-    """The single values at any depth, keys too."""
+    """Yield the scalars at any depth, keys too."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     for part in node.value if isinstance(node, yaml.CollectionNode) else ():

@@ -6,21 +6,26 @@ from pathlib import Path
 import torch
 
 from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import parse_training
 from unet3d.workflows.training.build import build_training
 
 
 def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
-    """Makes one by name, once, with these words and more; `card` replaces parts of its card."""
+    """Return a function that makes one by name, once; `metadata` replaces parts of its metadata."""
 
-    def made(name: str, *overrides: str, **card) -> Path:
+    def made(name: str, *overrides: str, **metadata) -> Path:
         path = folder / name / "checkpoints" / "last.ckpt"
         if not path.exists():
             path.parent.mkdir(parents=True)
             anything = "model.prior_bias=false"  # with a prior all of it would be background
             run = build_training(
-                compose_config([*words, anything, *overrides], "train"), folder / name
+                parse_training(compose_config([*words, anything, *overrides], "train")),
+                folder / name,
             )
-            content = {"state_dict": run.task.state_dict(), "unet3d": run.task.card | card}
+            content = {
+                "state_dict": run.module.state_dict(),
+                "unet3d": run.module.metadata | metadata,
+            }
             torch.save(content, path)
         return path
 

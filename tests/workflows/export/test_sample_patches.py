@@ -1,18 +1,22 @@
-"""Which patches an exported network is compared on."""
+"""Choose the patches on which an exported network is compared."""
 
 import nibabel
 import numpy as np
 import pytest
 
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.workflows.export.sample_patches import COUNT, load_sample_patches, most_varied_patches
+from unet3d.workflows.export.sample_patches import (
+    NUM_PATCHES,
+    load_sample_patches,
+    most_varied_patches,
+)
 
 
 @pytest.fixture
-def volumes(tmp_path):
-    """Files that are empty but for a corner, whose values tell the file."""
+def write_volumes(tmp_path):
+    """Write volumes that are empty but for a corner, whose values tell which file it is."""
 
-    def made(count: int) -> list[tuple]:
+    def write(count: int) -> list[tuple]:
         files = []
         for number in range(count):
             voxels = np.zeros((24, 24, 24), np.float32)
@@ -21,33 +25,44 @@ def volumes(tmp_path):
             nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), files[-1][0])
         return files
 
-    return made
+    return write
 
 
-AS_IT_IS = Preprocessing(num_classes=2, normalize=("none",), crop="none")
+UNCHANGED = Preprocessing(num_classes=2, normalize=("none",), crop="none")
 
 
-@pytest.mark.parametrize(("files", "taken"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
-def test_there_are_as_many_patches_whatever_the_number_of_scans(volumes, files, taken):
-    found = most_varied_patches(volumes(files), AS_IT_IS, (12, 12, 12), 1)
-    assert [round(float(image.max()) / 100) for image in found] == taken
-    assert all(image.shape == (1, 12, 12, 12) for image in found)
+@pytest.mark.parametrize(("num_files", "numbers"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
+def test_three_patches_come_from_any_number_of_scans(write_volumes, num_files, numbers):
+    images = most_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), 1)
+    assert [round(float(image.max()) / 100) for image in images] == numbers
+    assert all(image.shape == (1, 12, 12, 12) for image in images)
 
 
-def test_patches_lie_where_there_is_something(volumes):
-    found = most_varied_patches(volumes(3), AS_IT_IS, (8, 8, 8), 1)
-    assert all(float(image.std()) > 0 for image in found)
+def test_patches_are_not_constant(write_volumes):
+    images = most_varied_patches(write_volumes(3), UNCHANGED, (8, 8, 8), 1)
+    assert all(float(image.std()) > 0 for image in images)
 
 
-def test_a_volume_smaller_than_the_patch_is_padded(volumes):
-    found = most_varied_patches(volumes(1), AS_IT_IS, (40, 12, 24), 1)
-    assert all(image.shape == (1, 40, 12, 24) for image in found)
-    assert not found[0][:, :8].any()
+def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
+    images = most_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), 1)
+    assert all(image.shape == (1, 40, 12, 24) for image in images)
+    assert not images[0][:, :8].any()
 
 
-def test_batches_are_of_different_sizes(volumes):
-    card = {"preparation": AS_IT_IS.to_dict(), "channels": ["MR"]}
-    file = volumes(1)[0][0]
-    patches = load_sample_patches(str(file), card, (8, 8, 8), [])
-    assert [len(batch) for batch in patches.batches()] == [1, COUNT - 1]
-    assert patches.told == f"3 patches of {file}"
+def test_batches_have_different_sizes(write_volumes):
+    metadata = {"preparation": UNCHANGED.to_dict(), "channels": ["MR"]}
+    ((file,),) = write_volumes(1)
+    patches = load_sample_patches(file, metadata, (8, 8, 8), [])
+    assert [len(batch) for batch in patches.batches()] == [1, NUM_PATCHES - 1]
+    assert patches.description == f"3 patches of {file}"
+
+
+def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
+    metadata = {
+        "preparation": UNCHANGED.to_dict(),
+        "channels": ["T1", "T2"],
+        "config": {"data": {"root": str(tmp_path / "gone")}},
+    }
+    patches = load_sample_patches(None, metadata, (8, 8, 8), [])
+    assert [tuple(image.shape) for image in patches.images] == [(2, 8, 8, 8)] * NUM_PATCHES
+    assert patches.description.startswith("seeded noise instead of scans (input= is not given, ")

@@ -1,77 +1,116 @@
-import re
-
 import pytest
 
 from unet3d.memory.record import MemoryRecord
-from unet3d.workflows.planning.planner import TrainingPlan, explain_limits, plan_schedule
+from unet3d.workflows.planning import step_time
+from unet3d.workflows.planning.experiment import explain_limits
+from unet3d.workflows.planning.planner import TrainingPlan
+from unet3d.workflows.planning.schedule import plan_schedule
 from unet3d.workflows.planning.step_time import measure_step_time
 from unet3d.workflows.planning.topology import Levels
 
 SMALL = ["model=unet_tiny", "model.width=2", "model.convs_per_level=1"]
 
 
-def planned(**others):
-    """A plan of two patches of 128 for five cases of 128."""
-    values = {"cases": 5, "channels": ("MRI",), "spacing_mm": (1.0, 1.0, 1.0)}
-    values |= {"median": (128,) * 3, "first": (128,) * 3, "patch": (128,) * 3, "batch": 2}
-    values |= {"levels": Levels(windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)}
-    values |= {"normalize": ["zscore"], "strategy": (), "peak": MemoryRecord(reserved=0)}
-    return TrainingPlan(**(values | others))
+def make_plan(**changes):
+    """Return a plan of two patches of 128 for five cases of 128, with some fields changed."""
+    plan = {
+        "num_cases": 5,
+        "channels": ("MRI",),
+        "spacing_mm": (1.0, 1.0, 1.0),
+        "median_shape": (128,) * 3,
+        "normalize": ["zscore"],
+        "initial_patch": (128,) * 3,
+        "patch_size": (128,) * 3,
+        "levels": Levels(windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2),
+        "batch_size": 2,
+        "strategy": (),
+        "peak": MemoryRecord(reserved=0),
+    }
+    return TrainingPlan(**(plan | changes))
 
 
-@pytest.mark.parametrize(("words", "training"), [([], 4), (["fold=none"], 5)])
-def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(composed, words, training):
-    patches, epochs = plan_schedule(composed(*words), planned())
-    assert 40 <= training * patches / 2 * epochs <= 100
+@pytest.mark.parametrize(("overrides", "num_training"), [([], 4), (["fold=none"], 5)])
+def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(
+    composed, overrides, num_training
+):
+    patches_per_case, epochs = plan_schedule(composed(*overrides), make_plan())
+    assert 40 <= num_training * patches_per_case / 2 * epochs <= 100
 
 
 def test_many_cases_are_validated_less_often(composed):
-    patches, epochs = plan_schedule(composed(), planned(cases=500, median=(256, 256, 128)))
-    windows = 100 * 3 * 3 * 1
-    assert windows / (400 * patches * epochs) == pytest.approx(0.03, rel=0.2)
+    plan = make_plan(num_cases=500, median_shape=(256, 256, 128))
+    patches_per_case, epochs = plan_schedule(composed(), plan)
+    num_windows = 100 * 3 * 3 * 1
+    assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
 
 @pytest.mark.parametrize(
-    ("words", "plan", "said"),
+    ("overrides", "changes", "patch", "batch"),
     [
         (
             [],
             {},
-            ["the patch covers the median case", "the batch is 2: one more would be over 5 %"],
+            "the patch covers the median case: a larger one would see nothing more",
+            "the batch is 2: a third patch would exceed 5 % of the dataset's voxels",
         ),
-        ([], {"first": (256,) * 3}, ["limited by the budget: 256 x 256 x 256 would not fit"]),
-        ([], {"median": (512,) * 3}, ["the 16,777,216 voxels at most"]),
-        ([], {"patch": (16,) * 3, "first": (16,) * 3}, ["limited by the budget: 3 patches"]),
-        ([], {"patch": (16,) * 3, "first": (16,) * 3, "batch": 32}, ["the batch is at most 32"]),
-        ([], {"patch": (32,) * 3, "first": (32,) * 3, "batch": 16}, ["limited to 5 % of the data"]),
+        (
+            [],
+            {"initial_patch": (256,) * 3},
+            "the patch is limited by the budget: 256 x 256 x 256 would not fit",
+            "the batch is 2: a third patch would exceed 5 % of the dataset's voxels",
+        ),
+        (
+            [],
+            {"median_shape": (512,) * 3},
+            "the patch is limited to 16,777,216 voxels, the largest that a plan starts with",
+            "the batch is limited by the budget: 3 patches would not fit",
+        ),
+        (
+            [],
+            {"patch_size": (16,) * 3, "initial_patch": (16,) * 3, "batch_size": 32},
+            "the patch is limited to 16,777,216 voxels",
+            "the batch is limited to 32 patches",
+        ),
+        (
+            [],
+            {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16},
+            "the patch is limited to 16,777,216 voxels",
+            "the batch is limited to 5 % of the dataset's voxels",
+        ),
         (
             ["data.patch_size=[8,8,8]", "data.batch_size=3"],
             {},
-            ["the patch is the one", "batch is"],
+            "the patch is the configured one",
+            "the batch is the configured one",
         ),
     ],
 )
-def test_a_plan_says_what_limits_patch_and_batch(composed, small, words, plan, said):
-    left_open = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
-    request = composed(*words, base=left_open)
-    found = " ".join(explain_limits(request, planned(**plan)))
-    assert all(part in found for part in said)
+def test_a_plan_explains_what_limits_patch_and_batch(
+    composed, small, overrides, changes, patch, batch
+):
+    base = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
+    settings = composed(*overrides, base=base)
+    lines = explain_limits(settings, make_plan(**changes))
+    assert lines[0].startswith(patch)
+    assert lines[1].startswith(batch)
 
 
 def test_the_time_of_a_step_is_measured_on_random_patches(composed):
-    found = measure_step_time(composed(*SMALL), planned(patch=(8, 8, 8)))
-    assert found.seconds is not None
-    assert 0 < found.seconds < 10
-    assert found.device == "this machine's CPU (1 thread)"
+    estimate = measure_step_time(composed(*SMALL), make_plan(patch_size=(8, 8, 8)))
+    assert estimate.seconds is not None
+    assert 0 < estimate.seconds < 10
+    assert estimate.device == "this machine's CPU (1 thread)"
 
 
 def test_a_step_that_would_take_too_long_is_not_measured(composed, monkeypatch):
-    monkeypatch.setattr("unet3d.workflows.planning.step_time.LIMIT_SECONDS", 0)
-    found = measure_step_time(composed(*SMALL), planned(patch=(8, 8, 8)))
-    assert found.seconds is None
-    assert re.match(r"a step on 4 x 2 x 2 voxels alone took \d+ s", found.why)
+    monkeypatch.setattr(step_time, "LIMIT_SECONDS", 0)
+    estimate = measure_step_time(composed(*SMALL), make_plan(patch_size=(8, 8, 8)))
+    assert estimate.seconds is None
+    assert estimate.reason.startswith("a step on only 4 x 2 x 2 voxels took ")
 
 
-def test_a_step_without_room_is_not_measured(composed):
-    found = measure_step_time(composed(*SMALL), planned(peak=MemoryRecord(reserved=2**60)))
-    assert found.why.startswith("it needs")
+def test_a_step_that_does_not_fit_is_not_measured(composed):
+    plan = make_plan(peak=MemoryRecord(reserved=2**60))
+    estimate = measure_step_time(composed(*SMALL), plan)
+    assert estimate.seconds is None
+    assert estimate.reason.startswith("it needs")

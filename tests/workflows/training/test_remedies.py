@@ -1,33 +1,47 @@
-from unet3d.config.instantiate import to_plain_dict
+import pytest
+
 from unet3d.workflows.training.remedies import suggest_remedies
 
 
-def proposed(composed, *overrides):
-    return suggest_remedies(to_plain_dict(composed(*overrides).config), 20)
+def suggest(composed, *overrides):
+    return suggest_remedies(composed(*overrides))
 
 
-def test_a_class_that_is_not_learned_is_met_by_what_the_run_has_less_of(composed):
-    found = proposed(composed, "trainer.max_steps=null")
-    assert found.class_not_learned == [
+def test_a_run_gets_more_of_what_it_has_little_of(composed):
+    remedies = suggest(composed, "trainer.max_steps=null")
+    assert remedies.run_too_short == ["trainer.max_epochs=40"]
+    assert remedies.class_not_learned == [
         "trainer.max_epochs=40",
         "data.foreground_fraction=0.9",
         "model.width=16",
     ]
-    assert found.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
+    assert remedies.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
 
 
-def test_what_is_set_already_or_what_the_network_does_not_have_is_not_proposed(composed):
-    words = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
-    assert proposed(composed, *words).class_not_learned == ["trainer.max_steps=100"]
-    words = ["trainer.max_steps=null", "trainer.max_time=00:00:10:00", "model.channels=[8,16]"]
-    assert proposed(composed, *words).class_not_learned[0] == "trainer.max_time=00:00:20:00"
-    assert not [w for w in proposed(composed, *words).class_not_learned if "width" in w]
+def test_nothing_is_suggested_that_is_set_already_or_that_the_network_does_not_have(composed):
+    overrides = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
+    assert suggest(composed, *overrides).class_not_learned == ["trainer.max_steps=100"]
+    channels = suggest(composed, "model.channels=[8,16]").class_not_learned
+    assert not [override for override in channels if "width" in override]
 
 
-def test_a_head_that_does_not_begin_at_the_prior_is_proposed_first(composed):
-    config = to_plain_dict(composed().config)
-    for known, proposals in ((False, ["model.prior_bias=true"]), (True, [])):
-        config["model"]["prior_bias"] = known
-        found = suggest_remedies(config, 20).class_not_learned
-        assert [word for word in found if "prior" in word] == proposals
-        assert found[: len(proposals)] == proposals
+@pytest.mark.parametrize(
+    ("overrides", "longer"),
+    [
+        (["trainer.max_time=00:00:10:00"], "trainer.max_time=00:00:20:00"),
+        (["trainer.max_epochs=3"], "trainer.max_epochs=6"),
+        (
+            ["trainer.max_steps=9", "trainer.max_epochs=3"],
+            "trainer.max_steps=18 trainer.max_epochs=6",
+        ),
+    ],
+)
+def test_every_limit_is_doubled(composed, overrides, longer):
+    remedies = suggest(composed, "trainer.max_steps=null", *overrides)
+    assert remedies.run_too_short == [longer]
+
+
+def test_the_prior_bias_is_suggested_first_if_it_is_off(composed):
+    remedies = suggest(composed, "model.prior_bias=false").class_not_learned
+    assert remedies[0] == "model.prior_bias=true"
+    assert not [word for word in suggest(composed).class_not_learned if "prior" in word]

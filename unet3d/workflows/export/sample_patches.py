@@ -1,4 +1,4 @@
-"""The patches on which an exported network is compared with its checkpoint, real ones if any."""
+"""Choose the patches on which an exported network is compared with its checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,96 +7,101 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from unet3d.config.instantiate import build_source, summarize_error
-from unet3d.data.layouts.unlabelled import find_scans
+from unet3d.config.instantiate import Factory
+from unet3d.data.layouts.unlabeled import find_scans
 from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 from unet3d.types import Triple
 
-COUNT = 3
+NUM_PATCHES = 3
 """One for a batch of one, and two for a batch of two."""
 
-TRIED = 8
-"""Places in a volume: its middle, and others by chance."""
+NUM_CANDIDATES = 8
+"""Positions tried in a volume: its center, and random ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePatches:
-    """`COUNT` patches (C, D, H, W), and where they come from."""
+    """Patches (C, D, H, W), and where they come from."""
 
     images: list[Tensor]
-    told: str
+    description: str
 
     def batches(self) -> Iterator[Tensor]:
-        """Of different sizes, since an exported network has to take any."""
+        """Yield batches of different sizes: an exported network has to take any."""
         yield torch.stack(self.images[:1])
         yield torch.stack(self.images[1:])
 
 
 def load_sample_patches(
-    asked: Any, card: Mapping[str, Any], patch: Triple, allow_targets: Sequence[str]
+    scans: Path | None,
+    metadata: Mapping[str, Any],
+    patch_size: Triple,
+    allow_targets: Sequence[str],
 ) -> SamplePatches:
-    """Of the scans that are asked for; else of the data set that was trained on; else noise."""
-    channels = card["channels"]
-    preparation = Preprocessing.from_dict(card["preparation"])
-    if asked is not None:
-        found = [scan.files for scan in find_scans(Path(str(asked)), channels)]
-        images = most_varied_patches(found, preparation, patch, len(channels))
-        return SamplePatches(images=images, told=f"{COUNT} patches of {asked}")
+    """Cut patches from scans; else from the training's dataset; else make noise."""
+    channels = metadata["channels"]
+    preprocessing = Preprocessing.from_dict(metadata["preparation"])
+    if scans is not None:
+        cases = [scan.files for scan in find_scans(scans, channels)]
+        images = most_varied_patches(cases, preprocessing, patch_size, len(channels))
+        return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {scans}")
     try:
-        root, found = training_images(card, allow_targets)
-        images = most_varied_patches(found, preparation, patch, len(channels))
-        return SamplePatches(images=images, told=f"{COUNT} patches of {root}")
-    except Exception as error:  # it may have been moved, changed or damaged since
+        root, cases = find_training_images(metadata, allow_targets)
+        images = most_varied_patches(cases, preprocessing, patch_size, len(channels))
+        return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {root}")
+    except Exception as error:  # the dataset may have been moved, changed or damaged
         generator = torch.Generator().manual_seed(0)
-        images = list(torch.randn(COUNT, len(channels), *patch, generator=generator))
-        why = f"no input= is given, and {summarize_error(error)}"
-        return SamplePatches(images=images, told=f"seeded noise, not on scans ({why}),")
+        images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
+        reason = f"input= is not given, and {summarize_error(error)}"
+        return SamplePatches(
+            images=images, description=f"seeded noise instead of scans ({reason}),"
+        )
 
 
-def training_images(
-    card: Mapping[str, Any], allow_targets: Sequence[str]
+def find_training_images(
+    metadata: Mapping[str, Any], allow_targets: Sequence[str]
 ) -> tuple[Path, list[tuple[Path, ...]]]:
-    """The folder that a checkpoint was trained on and its cases' images; nothing is made there."""
-    config = OmegaConf.create({**card["config"], "allow_targets": list(allow_targets)})
-    assert isinstance(config, DictConfig)
-    root = Path(str(config.data.root))
+    """Return the folder that a checkpoint was trained on, and its cases' images."""
+    data = metadata["config"]["data"]
+    root = Path(str(data["root"]))
     if root.is_dir():
-        source = build_source(config)
-        if Path(getattr(source, "root", root)).is_dir():  # a synthetic one would be made anew
+        source = Factory("data.source", data["source"], allow_targets)()
+        if Path(getattr(source, "root", root)).is_dir():  # or synthetic data would be generated
             return root, [case.images for case in source.cases()]
-    raise UsageError(f"the data set of the training is not at {root.absolute()}")
+    raise UsageError(f"the dataset of the training is not at {root.absolute()}")
 
 
 def most_varied_patches(
-    cases: Sequence[Sequence[Path]], preparation: Preprocessing, patch: Triple, channels: int
+    cases: Sequence[Sequence[Path]],
+    preprocessing: Preprocessing,
+    patch_size: Triple,
+    channels: int,
 ) -> list[Tensor]:
-    """From the first volumes, as many of each as it takes, those that vary most among some.
+    """Return patches of the first volumes, from each those that vary most among the candidates.
 
-    In a patch that is the same all over a norm divides by almost nothing, and what was rounding is
-    seen in the logits.
+    In a constant patch a norm divides by almost nothing, and rounding errors reach the logits.
     """
     if not cases:
-        raise UsageError("there are no scans")
+        raise UsageError("found no scans")
     rng = np.random.default_rng(0)
     images: list[np.ndarray] = []
-    used = list(cases)[:COUNT]
-    for number, files in enumerate(used):
-        image = preparation.scan(files).image
+    chosen = list(cases)[:NUM_PATCHES]
+    for number, files in enumerate(chosen):
+        image = preprocessing.preprocess_scan(files).image
         if len(image) != channels:
             raise UsageError(
-                f"{len(image)} channels in {', '.join(f.name for f in files)}, but the network "
+                f"{', '.join(f.name for f in files)} has {len(image)} channels, but the network "
                 f"takes {channels}"
             )
-        room = [n - p for n, p in zip(image.shape[1:], patch, strict=True)]
-        starts = [[r // 2 for r in room]]
-        for _ in range(TRIED - 1):
-            starts.append([int(rng.integers(r + 1)) if r > 0 else r // 2 for r in room])
-        tried = [crop_padded(image, start, patch) for start in starts]
-        tried.sort(key=lambda one: one.std(), reverse=True)
-        images += tried[: len(range(number, COUNT, len(used)))]
+        slack = [n - p for n, p in zip(image.shape[1:], patch_size, strict=True)]
+        starts = [[s // 2 for s in slack]]
+        for _ in range(NUM_CANDIDATES - 1):
+            starts.append([int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack])
+        candidates = [crop_padded(image, start, patch_size) for start in starts]
+        candidates.sort(key=lambda patch: patch.std(), reverse=True)
+        images += candidates[: len(range(number, NUM_PATCHES, len(chosen)))]
     return [torch.from_numpy(image) for image in images]

@@ -1,4 +1,4 @@
-"""Networks on their device, and what becomes of a scan: prepared, planned, segmented, written."""
+"""Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -10,37 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unet3d.config.instantiate import get_region_labels
-from unet3d.data.layouts.unlabelled import ScanFiles
-from unet3d.data.nifti.writer import open_probability_file, probability_bytes, write_labels
-from unet3d.data.preprocessing.cache import estimate_cost
+from unet3d.data.layouts.unlabeled import ScanFiles
+from unet3d.data.nifti.writer import get_probability_bytes, open_probability_file, write_labels
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.data.preprocessing.resampling import crop, reorient
-from unet3d.data.preprocessing.statistics import differences
+from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.accumulate import Network, list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, InferenceProblem, choose_plan
+from unet3d.inference.regions import get_region_labels
 from unet3d.inference.segment import segment
-from unet3d.inference.write_labels import Output, RegionsToLabels, argmax_labels, probabilities
+from unet3d.inference.write_labels import (
+    Output,
+    RegionsToLabels,
+    argmax_labels,
+    compute_probabilities,
+)
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
 from unet3d.model.half_precision import cast_to_half
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.window_memory import measure_window_memory
-from unet3d.workflows.memory.training_step import HALF, PURE
+from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TRUE_HALF_TYPES
 
-SPARE = 0.9
-"""The share of what is free that a case may take."""
+USABLE_FRACTION = 0.9
+"""Fraction of the free memory that a case may take."""
 
 HEAP = 64 * MIB
-"""What the C library may keep of small blocks that were freed."""
+"""Freed small blocks that the C library may keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanTask:
-    """A scan, and where its labels and perhaps its probabilities go."""
+    """A scan, and where its labels and probabilities go."""
 
     scan: ScanFiles
     labels: Path
@@ -48,190 +53,204 @@ class ScanTask:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is there; what is there is whole."""
-        wanted = [self.labels, *([self.probabilities] if self.probabilities else [])]
-        return all(path.exists() for path in wanted)
+        """Return whether all outputs exist; files are written atomically."""
+        outputs = [self.labels, *([self.probabilities] if self.probabilities else [])]
+        return all(path.exists() for path in outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedScan:
-    """A prepared scan and how it will be segmented."""
+    """A preprocessed scan and the plan for segmenting it."""
 
     task: ScanTask
     scan: PreprocessedScan
-    job: InferenceProblem
+    problem: InferenceProblem
     plan: InferencePlan
-    ram: int  # at most, with reading and cleaning
-    forecast: str  # in a line
-    unlike: list[str]  # what no member has been trained on, in words
+    max_ram: int  # with reading and postprocessing
+    forecast: str  # one line
+    differences: list[str]  # from the training cases of every network
 
 
 class Predictor:
-    """`overlap`, `mirror` (axes) and `batch_size` are the windows'; `kept` are labels of which the
-    largest piece alone is kept; `ram` is what a case may take, None: what is free.
+    """Segment scans with the networks of an ensemble.
+
+    `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
+    of `clean_labels` only the largest component is kept; a case may take `ram` bytes, or, if None,
+    what is free.
     """
 
     def __init__(
         self,
-        members: Ensemble,
+        ensemble: Ensemble,
         *,
         device: torch.device,
-        used: Precision,
+        precision: Precision,
         overlap: float,
-        mirror: Sequence[int],
         batch_size: int,
-        kept: Sequence[int],
-        ram: int | None,
+        flip_axes: Sequence[int] = (),
+        clean_labels: Sequence[int] = (),
+        ram: int | None = None,
     ):
-        self.members, self.device = members, device
+        self.ensemble, self.device = ensemble, device
         self.overlap, self.batch_size = overlap, batch_size
-        self.mirrored, self.kept, self.ram = list_flips(mirror), list(kept), ram
-        self.networks = [get_inference_fn(network, used, device) for network in members.networks]
-        shape = (batch_size, len(members.channels), *members.patch)
+        self.flips, self.clean_labels, self.ram = list_flips(flip_axes), list(clean_labels), ram
+        self.networks = [
+            get_inference_fn(network, precision, device) for network in ensemble.networks
+        ]
+        shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
         self.classes, self.window_bytes = measure_window_memory(
-            self.networks, members.networks, shape, device
+            self.networks, ensemble.networks, shape, device
         )
-        if self.classes != len(members.regions or members.classes):
+        names = ensemble.regions or ensemble.classes
+        if self.classes != len(names):
             raise UsageError(
-                f"the network gives {self.classes} outputs for its classes "
-                f"{', '.join(members.regions or members.classes)}"
+                f"the network has {self.classes} outputs for {len(names)} classes: "
+                f"{', '.join(names)}"
             )
 
     def prepare(self, task: ScanTask) -> PreparedScan:
-        """Read and prepare a scan and say what segmenting it takes, if there is memory for it."""
+        """Read and preprocess a scan, and plan its segmentation within the free memory."""
         budget = self._budget()
-        preparing = estimate_cost(task.scan.files, self.members.preparation).ram
-        if preparing > budget.ram:
+        preprocessing_ram = estimate_preprocessing_cost(
+            task.scan.files, self.ensemble.preprocessing
+        ).ram
+        if preprocessing_ram > budget.ram:
             raise DoesNotFitError(
-                f"preparing it takes {format_bytes(preparing)} of RAM; it may take {format_bytes(budget.ram)}"
+                f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
+                f"{format_bytes(budget.ram)} are available"
             )
-        scan = self.members.preparation.scan(task.scan.files)
-        channels = self.members.channels
+        scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
+        channels = self.ensemble.channels
         if len(scan.image) != len(channels):
             raise UsageError(
-                f"{len(scan.image)} channels in {', '.join(f.name for f in task.scan.files)}, but "
+                f"{', '.join(f.name for f in task.scan.files)} has {len(scan.image)} channels, but "
                 f"the network takes {len(channels)}: {', '.join(channels)}"
             )
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        job = InferenceProblem(
+        problem = InferenceProblem(
             shape=scan.grid.shape,
             box=(d, h, w),
             channels=len(channels),
             classes=self.classes,
-            patch=self.members.patch,
+            patch=self.ensemble.patch_size,
             overlap=self.overlap,
             batch_size=self.batch_size,
             window_bytes=self.window_bytes,
-            held=scan.image.nbytes + voxels + HEAP,
+            held_bytes=scan.image.nbytes + voxels + HEAP,
         )
-        found = choose_plan(job, budget)
-        if not found.fits(budget):
-            raise DoesNotFitError(explain_shortfall(found, budget))
-        cleaning = postprocess.BYTES * voxels if self.kept else 0
-        most = max(preparing, found.ram, job.held + cleaning)
-        said = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
-        said += f"{self.classes} classes: {describe_cost(replace(found, ram=most))}"
+        plan = choose_plan(problem, budget)
+        if not plan.fits(budget):
+            raise DoesNotFitError(explain_shortfall(plan, budget))
+        postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
+        max_ram = max(preprocessing_ram, plan.ram, problem.held_bytes + postprocessing)
+        forecast = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
+        forecast += f"{self.classes} classes: {describe_cost(replace(plan, ram=max_ram))}"
         if task.probabilities is not None:
-            file = probability_bytes(scan.grid.file_shape, self.classes)
-            said += f"; probabilities: {format_bytes(file)} on disk"
+            file = get_probability_bytes(scan.grid.file_shape, self.classes)
+            forecast += f"; probabilities: {format_bytes(file)} on disk"
         return PreparedScan(
             task=task,
             scan=scan,
-            job=job,
-            plan=found,
-            ram=most,
-            forecast=said,
-            unlike=self._unlike(scan),
+            problem=problem,
+            plan=plan,
+            max_ram=max_ram,
+            forecast=forecast,
+            differences=self._find_differences(scan),
         )
 
-    def _unlike(self, scan: PreprocessedScan) -> list[str]:
-        """In what a scan is unlike the training cases of every member, as the first has them."""
-        normalize = self.members.preparation.normalize
-        found = [
-            differences(scan.statistics, training, self.members.channels, normalize)
-            for training in self.members.training
+    def _find_differences(self, scan: PreprocessedScan) -> list[str]:
+        """Return how a scan differs from the training cases, if it does for every network."""
+        normalize = self.ensemble.preprocessing.normalize
+        by_network = [
+            describe_differences(scan.statistics, training, self.ensemble.channels, normalize)
+            for training in self.ensemble.training
         ]
-        return found[0] if found and all(found) else []
+        return by_network[0] if by_network and all(by_network) else []
 
     def predict(
-        self, ready: PreparedScan, *, told: Callable[[int], None], say: Callable[[str], None]
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
     ) -> None:
-        """Segment and write; what had to be changed meanwhile is said."""
-        task, grid = ready.task, ready.scan.grid
+        """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
+        task, grid = prepared.task, prepared.scan.grid
         labels = np.zeros(grid.file_shape, np.uint8)
-        regions = self.members.regions
+        regions = self.ensemble.regions
 
-        def inside(array: np.ndarray) -> np.ndarray:
+        def view(array: np.ndarray) -> np.ndarray:
             return crop(reorient(array, grid.axes, grid.flips), grid)
 
         decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
-        outputs = [Output(decide, inside(labels))]
+        outputs = [Output(decide, view(labels))]
         with ExitStack() as files:
             if task.probabilities is not None:
                 array = files.enter_context(
                     open_probability_file(task.probabilities, self.classes, task.scan.files[0])
                 )
                 if regions is None:
-                    array[0] = 1  # outside of what was prepared all is background
-                shares = probabilities if regions is None else torch.sigmoid
-                outputs.append(Output(shares, inside(array)))
-            self._segment(ready, outputs, told=told, say=say)
-        postprocess.keep_largest_component(labels, self.kept)
+                    array[0] = 1  # all is background outside of the crop
+                activation = compute_probabilities if regions is None else torch.sigmoid
+                outputs.append(Output(activation, view(array)))
+            self._segment(prepared, outputs, on_windows=on_windows, log=log)
+        postprocess.keep_largest_component(labels, self.clean_labels)
         write_labels(task.labels, labels, task.scan.files[0])
 
     def _segment(
         self,
-        ready: PreparedScan,
+        prepared: PreparedScan,
         outputs: Sequence[Output],
         *,
-        told: Callable[[int], None],
-        say: Callable[[str], None],
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
     ) -> None:
-        def run(found: InferencePlan) -> None:
+        def run(plan: InferencePlan) -> None:
             segment(
-                torch.from_numpy(ready.scan.image),
+                torch.from_numpy(prepared.scan.image),
                 self.networks,
-                found,
+                plan,
                 outputs,
-                mirrored=self.mirrored,
+                flips=self.flips,
                 device=self.device,
-                told=told,
+                on_windows=on_windows,
             )
 
         try:
-            run(ready.plan)
+            run(prepared.plan)
             return
         except torch.OutOfMemoryError:
-            if ready.plan.sums_in_ram:
+            if prepared.plan.sums_in_ram:
                 raise
         torch.cuda.empty_cache()
-        budget = replace(self._budget(), gpu=self.window_bytes)  # no room for sums
-        found = choose_plan(ready.job, budget)
-        if not found.fits(budget):
-            raise DoesNotFitError(explain_shortfall(found, budget))
-        say(f"{ready.task.scan.name}: out of GPU memory; again with {describe_cost(found)}")
-        run(found)
+        budget = replace(self._budget(), gpu=self.window_bytes)  # none for the sums
+        plan = choose_plan(prepared.problem, budget)
+        if not plan.fits(budget):
+            raise DoesNotFitError(explain_shortfall(plan, budget))
+        name = prepared.task.scan.name
+        log(f"{name}: out of GPU memory; retrying with {describe_cost(plan)}")
+        run(plan)
 
     def _budget(self) -> Budget:
         ram = self.ram
         if ram is None:
             free = get_available_bytes(torch.device("cpu"))
-            ram = 2**62 if free is None else int(SPARE * free)
+            ram = 2**62 if free is None else int(USABLE_FRACTION * free)
         if self.device.type != "cuda":
             return Budget(ram=ram)
-        return Budget(ram=ram, gpu=int(SPARE * get_free_bytes(self.device)))
+        return Budget(ram=ram, gpu=int(USABLE_FRACTION * get_free_bytes(self.device)))
 
 
-def get_inference_fn(network: nn.Module, used: Precision, device: torch.device) -> Network:
-    """A network as it predicts: on its device, in its precision, without a gradient."""
-    dtype = PURE.get(used.used, torch.float32)
+def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
+    """Move a network to its device and precision; return its forward without gradients."""
+    dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
     if dtype != torch.float32:
         cast_to_half(network, dtype)
     network.to(device)
 
     def forward(batch: Tensor) -> Tensor:
-        mixed = HALF.get(used.used)
+        mixed = AUTOCAST_TYPES.get(precision.used)
         autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
         with torch.inference_mode(), autocast:
             return network(batch.to(dtype))
@@ -239,19 +258,22 @@ def get_inference_fn(network: nn.Module, used: Precision, device: torch.device) 
     return forward
 
 
-def describe_cost(found: InferencePlan) -> str:
-    """What a plan takes, and how it makes do."""
-    said = f"{format_bytes(found.ram)} of RAM"
-    if found.gpu:
-        said = f"{format_bytes(found.gpu)} on the GPU, {said}"
-        said += " (logits are summed there)" if found.sums_in_ram else ""
-    if len(found.strips) > 1:
-        said += f", in {len(found.strips)} strips with {100 * found.extra:.0f} % more windows"
-    return said
+def describe_cost(plan: InferencePlan) -> str:
+    """Say what a plan takes, and what it does to take less."""
+    cost = f"{format_bytes(plan.ram)} of RAM"
+    if plan.gpu:
+        cost = f"{format_bytes(plan.gpu)} on the GPU, {cost}"
+        cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
+    if len(plan.slabs) > 1:
+        cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f} % more windows"
+    return cost
 
 
-def explain_shortfall(least: InferencePlan, budget: Budget) -> str:
-    """Why not even the smallest plan fits."""
-    if least.gpu > (budget.gpu or 0):
-        return f"its windows take {format_bytes(least.gpu)} on the GPU, {format_bytes(budget.gpu or 0)} are free"
-    return f"it takes at least {describe_cost(least)}; it may take {format_bytes(budget.ram)}"
+def explain_shortfall(smallest: InferencePlan, budget: Budget) -> str:
+    """Say why not even the smallest plan fits."""
+    if smallest.gpu > (budget.gpu or 0):
+        return (
+            f"its windows need {format_bytes(smallest.gpu)} on the GPU, "
+            f"{format_bytes(budget.gpu or 0)} are free"
+        )
+    return f"needs at least {describe_cost(smallest)}; {format_bytes(budget.ram)} are available"

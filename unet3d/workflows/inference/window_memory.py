@@ -1,4 +1,4 @@
-"""What a batch of windows takes: one is computed before any case, scratch memory and all."""
+"""Measure what a batch of windows takes, by running one before any case."""
 
 from collections.abc import Sequence
 
@@ -16,34 +16,34 @@ def measure_window_memory(
     shape: Sequence[int],
     device: torch.device,
 ) -> tuple[int, int]:
-    """The channels of the logits, and bytes: the most that a batch (B, C, D, H, W) takes.
+    """Return the number of outputs, and the peak bytes of a batch of windows (B, C, D, H, W).
 
-    Where a process cannot learn its own peak, all that the networks' modules give is added up.
+    Where a process cannot read its own peak, the outputs of all modules are added up instead.
     """
-    given = 0
+    output_bytes = 0
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
-        nonlocal given
-        given += output.nbytes if isinstance(output, Tensor) else 0
+        nonlocal output_bytes
+        output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
     hooks = [m.register_forward_hook(count) for n in networks for m in n.modules()]
     try:
-        channels, taken = _computed(forwards, shape, device)
+        num_outputs, peak = _run(forwards, shape, device)
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise DoesNotFitError(
-            f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} at a time do not fit the "
-            f"{'GPU' if device.type == 'cuda' else 'RAM'}; what may help: batch_size=1, "
-            "precision=bf16, device=cpu"
+            f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} do not fit in the "
+            f"{'GPU' if device.type == 'cuda' else 'RAM'}: try batch_size=1, precision=bf16 or "
+            "device=cpu"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
-    return channels, given if taken is None else taken
+    return num_outputs, output_bytes if peak is None else peak
 
 
-def _computed(
+def _run(
     forwards: Sequence[Network], shape: Sequence[int], device: torch.device
 ) -> tuple[int, int | None]:
     meter = PeakMeter()
@@ -51,14 +51,14 @@ def _computed(
         torch.cuda.empty_cache()
     meter.start(device)
     before = meter.read(device)
-    channels = 0
+    num_outputs = 0
     batch = torch.zeros(tuple(shape)).to(device)
     for forward in forwards:
-        channels = forward(batch.flip([])).shape[1]
+        num_outputs = forward(batch.flip([])).shape[1]
     after = meter.read(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        return channels, (after.reserved or 0) - (before.reserved or 0)
+        return num_outputs, (after.reserved or 0) - (before.reserved or 0)
     if after.resident is None or before.resident is None:
-        return channels, None
-    return channels, after.resident - before.resident
+        return num_outputs, None
+    return num_outputs, after.resident - before.resident

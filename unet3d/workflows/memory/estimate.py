@@ -1,110 +1,91 @@
-"""Predictions for a config: what it costs as it is, and with one thing changed."""
+"""Estimate the memory of a configured step, as it is and with one thing changed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from omegaconf import DictConfig
-
-from unet3d.config.compose import ComposedConfig, compose_config
-from unet3d.config.instantiate import fill_from_dataset, summarize_error
-from unet3d.errors import UsageError
-from unet3d.machine.device import PRECISIONS, Precision, resolve_precision
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine.device import Precision, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 
 
-def estimate_memory(request: ComposedConfig, volume: Sequence[int] | None = None) -> MemoryEstimate:
-    """The predicted cost: for CUDA unless trainer.accelerator=cpu, whatever this machine is."""
-    cfg = request.config
-    fill_from_dataset(cfg)
-    cuda = str(cfg.trainer.accelerator) != "cpu"
-    used = parse_cuda_precision(cfg) if cuda else resolve_precision(cfg.precision, "cpu")
-    request = resolve_strategy(request, used, cuda=cuda)
-    return trace_step(request, used, cuda=cuda, volume=volume)
+class UntraceableError(UsageError):
+    """The network depends on tensor values, is compiled, or cannot take this patch."""
+
+
+def estimate_memory(
+    settings: TrainingSettings, volume_size: Sequence[int] | None = None
+) -> MemoryEstimate:
+    """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
+    cuda = settings.trainer.accelerator != "cpu"
+    if cuda:  # a GPU computes in the precision that is requested
+        precision = Precision(settings.precision, settings.precision)
+    else:
+        precision = resolve_precision(settings.precision, "cpu")
+    settings = resolve_strategy(settings, precision, cuda=cuda)
+    return trace_step(settings, precision, cuda=cuda, volume_size=volume_size)
 
 
 def trace_step(
-    request: ComposedConfig, used: Precision, *, cuda: bool, volume: Sequence[int] | None
+    settings: TrainingSettings,
+    precision: Precision,
+    *,
+    cuda: bool,
+    volume_size: Sequence[int] | None,
 ) -> MemoryEstimate:
-    """A prediction, or in one line why this network cannot have one."""
-    if request.config.compile:
+    """Estimate a step; UntraceableError says in one line why that is impossible."""
+    if settings.compile:
         raise UntraceableError(
-            "compile=true: what a compiled step takes is not predicted, and the first one takes "
-            "minutes; lean blocks run as plain modules, which take more memory"
+            "compile=true: the memory of a compiled step cannot be estimated. Fused blocks run as "
+            "plain modules when compiled, which takes more memory, and the first step takes minutes"
         )
+    step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
     try:
-        return estimate_step(make_step_factory(request, used, cuda=cuda, volume=volume), cuda=cuda)
+        return estimate_step(step, cuda=cuda)
     except UsageError:
         raise
-    except Exception as error:  # what a network does may be beyond tensors without values
+    except Exception as error:  # a network may do what tensors without values cannot follow
         raise UntraceableError(
-            f"a step of this network cannot be traced: {summarize_error(error)}"
+            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
         ) from error
 
 
-class UntraceableError(UsageError):
-    """The network looks at values, or is compiled, or cannot take this patch."""
-
-
-def parse_cuda_precision(cfg: DictConfig) -> Precision:
-    """What a GPU does with the precision that is asked for: just that."""
-    name = str(cfg.precision)
-    if name not in PRECISIONS:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
-    return Precision(name, name)
-
-
-def with_overrides(request: ComposedConfig, *overrides: str) -> ComposedConfig:
-    """The same request as if these overrides had been typed behind its own."""
-    return compose_config([*request.overrides, *overrides], request.verb)
-
-
-def format_scaled_patch(patch: Sequence[int], share: float) -> str:
-    """A patch of about `share` of each side, in steps of 8 voxels, as an override's value.
+def format_scaled_patch(patch_size: Sequence[int], fraction: float) -> str:
+    """Format a patch with sides scaled to multiples of 8 voxels, as the value of an override.
 
     >>> format_scaled_patch([320, 150, 26], 0.5), format_scaled_patch([320, 150, 26], 1)
     ('[160,72,16]', '[320,150,26]')
     """
-    sides = [n if share == 1 else max(8, round(n * share / 8) * 8) for n in patch]
+    sides = [n if fraction == 1 else max(8, round(n * fraction / 8) * 8) for n in patch_size]
     return f"[{','.join(map(str, sides))}]"
 
 
-def make_figure_title(request: ComposedConfig) -> str:
-    """Of a picture of its predicted step."""
-    chosen = ", ".join(
-        f"{group}={request.choices[group]}"
-        for group in ("model", "pool", "checkpointing")
-        if group in request.choices
-    )
-    return f"one training step, predicted: {chosen}, precision={request.config.precision}"
+def make_figure_title(settings: TrainingSettings) -> str:
+    """Return the title of a figure of the estimated step."""
+    choices = settings.composition.choices
+    groups = [name for name in ("model", "pool", "checkpointing") if name in choices]
+    options = ", ".join(f"{group}={choices[group]}" for group in groups)
+    return f"one training step, predicted: {options}, precision={settings.precision}"
 
 
-def with_batch(request: ComposedConfig, batch_size: int) -> ComposedConfig:
-    """The same request with another batch."""
-    config = request.config.copy()
-    config.data.batch_size = batch_size
-    return replace(request, config=config)
-
-
-def rank_savings(request: ComposedConfig, now: MemoryEstimate) -> list[tuple[str, int]]:
-    """(override, bytes that it saves), for the changes that cost no quality, the best first."""
-    found = []
-    for override in list_saving_overrides(request):
+def rank_savings(settings: TrainingSettings, current: MemoryEstimate) -> list[tuple[str, int]]:
+    """Return (override, saved bytes) of changes that cost no quality, the largest first."""
+    savings = []
+    for override in _list_saving_overrides(settings):
         try:
-            other = estimate_memory(with_overrides(request, override))
+            other = estimate_memory(settings.with_overrides(override))
         except UsageError:
-            continue  # not for this network
-        saved = (now.peak.allocated or 0) - (other.peak.allocated or 0)
+            continue  # this network does not support it
+        saved = (current.peak.allocated or 0) - (other.peak.allocated or 0)
         if saved > 0:
-            found.append((override, saved))
-    return sorted(found, key=lambda item: -item[1])
+            savings.append((override, saved))
+    return sorted(savings, key=lambda item: -item[1])
 
 
-def list_saving_overrides(request: ComposedConfig) -> Iterator[str]:
-    """Overrides that keep what is learned and may lower the peak."""
-    yield from (f"checkpointing={rung}" for rung in list_leaner_strategies(request))
-    if str(request.config.precision) == "32":
+def _list_saving_overrides(settings: TrainingSettings) -> Iterator[str]:
+    yield from (f"checkpointing={name}" for name in list_leaner_strategies(settings))
+    if settings.precision == "32":
         yield "precision=bf16"
-    if request.choices.get("model", "").startswith("naive_"):
-        yield f"model={request.choices['model'].replace('naive', 'unet')}"
+    if settings.network.name.startswith("naive_"):
+        yield f"model={settings.network.name.replace('naive', 'unet')}"

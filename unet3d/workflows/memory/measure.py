@@ -1,4 +1,4 @@
-"""A step run for real on this machine's GPU, measured by phase and by layer."""
+"""Run a step on this machine's GPU and measure its memory by phase and by layer."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
 from unet3d.machine.device import resolve_precision
 from unet3d.memory.estimate import Layer
 from unet3d.memory.layer_recorder import LayerRecorder
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
-from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 
@@ -27,12 +27,12 @@ class Measurement:
 
     @property
     def peak(self) -> MemoryRecord:
-        """Of the whole step."""
+        """Return the peak of the whole step."""
         return reduce(or_, self.phases.values())
 
 
 class PhaseMeter:
-    """Reads the peak of each phase."""
+    """Read the peak of each phase."""
 
     def __init__(self, device: torch.device):
         self.device, self.meter = device, PeakMeter()
@@ -40,7 +40,7 @@ class PhaseMeter:
         self.phase: str | None = None
 
     def begin_phase(self, phase: str) -> None:
-        """End the phase that was and begin another."""
+        """End the current phase and begin another."""
         if self.phase is not None:
             record = self.meter.read(self.device)
             self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
@@ -48,17 +48,17 @@ class PhaseMeter:
         self.meter.start(self.device)
 
     def label(self, tensors: Any, kind: str) -> None:
-        """Nothing to do: the device knows no kinds."""
+        """Do nothing: a device does not know what its memory holds."""
 
 
 def require_gpu() -> None:
-    """Refuse to measure where there is nothing to measure on."""
+    """Refuse to measure without a GPU."""
     if not torch.cuda.is_available():
-        raise UsageError("measure=true needs a GPU, and torch finds none here")
+        raise UsageError("measure=true needs a GPU, and torch finds none")
 
 
 def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
-    """Of each phase of the second step, as predictions have it."""
+    """Return the peak of each phase of the second step, which is the one that is estimated."""
     step.train(PhaseMeter(device))
     phases = PhaseMeter(device)
     step.train(phases)
@@ -66,17 +66,17 @@ def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, Memory
     return phases.peaks
 
 
-def measure_step(request: ComposedConfig) -> Measurement:
-    """The same step run on this machine's GPU."""
+def measure_step(settings: TrainingSettings) -> Measurement:
+    """Run the configured step on this machine's GPU."""
     require_gpu()
-    estimate_memory(request)  # fills in what the data set says, and refuses what cannot be
     device = torch.device("cuda", 0)
-    used = resolve_precision(request.config.precision, "cuda")
-    step = make_step_factory(request, used, cuda=True, device="cuda")()
-    found = measure_phases(step, device)
+    precision = resolve_precision(settings.precision, "cuda")
+    settings = resolve_strategy(settings, precision, cuda=True)
+    step = make_step_factory(settings, precision, cuda=True, device="cuda")()
+    phases = measure_phases(step, device)
     recorder = LayerRecorder(
         lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     )
-    with recorder.record(step.model):  # reading costs time but no memory: a step of its own
+    with recorder.record(step.model):  # slow to read, so in a step of its own
         step.train(PhaseMeter(device))
-    return Measurement(phases=found, layers=recorder.layers)
+    return Measurement(phases=phases, layers=recorder.layers)

@@ -1,4 +1,4 @@
-"""When memory does not suffice: told before the run, and when it happens, with what to change."""
+"""Say what to change when memory does not suffice: before the run, and when it runs out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,158 +8,153 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, PredictedOutOfMemoryError, UsageError
 from unet3d.machine.memory import get_available_bytes
-from unet3d.memory.batch_search import CONTEXT
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.estimate import estimate_memory, with_overrides
+from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.strategies import get_device_bytes, list_leaner_strategies
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Overrides, and what a step is predicted to take with them."""
+    """Overrides, and what a step is predicted to reserve with them."""
 
     overrides: tuple[str, ...]
     reserved: int
 
 
 def check_memory(
-    prediction: MemoryEstimate, request: ComposedConfig, device: torch.device
+    estimate: MemoryEstimate, settings: TrainingSettings, device: torch.device
 ) -> list[str]:
-    """Lines that warn of a run predicted not to fit; Misfit if it is to be stopped."""
-    choice = request.config.memory.if_too_large
-    if choice not in ("warn", "stop", "ignore"):
-        raise UsageError(f"memory.if_too_large must be warn, stop or ignore, got {choice!r}")
-    total = get_available_bytes(device)
-    if choice == "ignore" or total is None:
+    """Return lines that warn of a run predicted to run out of memory, or raise.
+
+    DoesNotFitError stops the run; PredictedOutOfMemoryError makes a sweep skip it.
+    """
+    policy, available = settings.memory.if_too_large, get_available_bytes(device)
+    if policy == "ignore" or available is None:
         return []
-    needed = get_device_bytes(prediction) + CONTEXT
-    if request.sweeping and choice == "warn" and needed > total:
+    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    if settings.composition.sweeping and policy == "warn" and needed > available:
         raise PredictedOutOfMemoryError(
-            f"a step is predicted to take {format_bytes(needed)}, {format_bytes(total)} are there"
+            f"predicted to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
-    return format_oom_warning(prediction, request, total, stop=choice == "stop")
-
-
-def format_oom_warning(
-    prediction: MemoryEstimate, request: ComposedConfig, total: int, *, stop: bool
-) -> list[str]:
-    """The same for a device that has `total` bytes."""
-    needed = get_device_bytes(prediction) + CONTEXT
-    if needed <= total:
-        return []
-    lines = [
-        f"predicted not to fit: a step takes {format_bytes(needed)}, {format_bytes(total)} are there",
-        *format_remedies(find_remedies(request, total)),
-    ]
-    if stop:
+    lines = format_oom_warning(estimate, settings, available)
+    if lines and policy == "stop":
         raise DoesNotFitError("\n".join(lines))
     return lines
 
 
-def list_candidate_overrides(request: ComposedConfig) -> list[tuple[str, ...]]:
-    """What may help, in the order to try it: what changes the training least comes first."""
-    less = [(f"checkpointing={rung}",) for rung in list_leaner_strategies(request)]
-    least = less[-1] if less else ()
-    half, one, bf16 = "data.batch_size=HALF", "data.batch_size=1", "precision=bf16"
+def format_oom_warning(
+    estimate: MemoryEstimate, settings: TrainingSettings, available: int
+) -> list[str]:
+    """Return lines that warn if a step is predicted not to fit in `available` bytes."""
+    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    if needed <= available:
+        return []
     return [
-        *less,
-        (bf16,),
-        (half,),
-        (*least, bf16),
-        (*least, half),
-        (*least, bf16, half),
-        (*least, bf16, one),
-        (*least, bf16, one, "data.patch_size=HALF"),
+        f"predicted to run out of memory: a step needs {format_bytes(needed)}, "
+        f"{format_bytes(available)} are available",
+        *format_remedies(find_remedies(settings, available)),
     ]
 
 
-def find_remedies(request: ComposedConfig, total: int | None, count: int = 3) -> list[Remedy]:
-    """The first few changes that are predicted to fit `total` bytes (or to take less than now)."""
-    limit = total if total is not None else get_device_bytes(estimate_memory(request)) + CONTEXT
-    found = []
-    for overrides in list_candidate_overrides(request):
-        words = tuple(resolve_half(word, request) for word in overrides)
-        if any(word in request.overrides for word in words):
+def find_remedies(
+    settings: TrainingSettings, available: int | None, count: int = 3
+) -> list[Remedy]:
+    """Return the first changes predicted to fit `available` bytes (None: to need less than now)."""
+    limit = available
+    if limit is None:
+        limit = get_device_bytes(estimate_memory(settings)) + CUDA_CONTEXT_BYTES
+    remedies = []
+    for overrides in _list_candidates(settings):
+        if any(word in settings.composition.overrides for word in overrides):
             continue
         try:
-            reserved = get_device_bytes(estimate_memory(with_overrides(request, *words)))
+            reserved = get_device_bytes(estimate_memory(settings.with_overrides(*overrides)))
         except UsageError:
-            continue  # not for this network or this patch
-        if reserved + CONTEXT < limit:
-            found.append(Remedy(words, reserved))
-        if len(found) == count:
+            continue  # this network or this patch does not support it
+        if reserved + CUDA_CONTEXT_BYTES < limit:
+            remedies.append(Remedy(overrides, reserved))
+        if len(remedies) == count:
             break
-    return found
+    return remedies
 
 
-def resolve_half(word: str, request: ComposedConfig) -> str:
-    """`key=HALF` with half of what the config has; sizes stay multiples of 8."""
-    key, _, value = word.partition("=")
-    data = request.config.data
-    if value != "HALF":
-        return word
-    if key == "data.batch_size":
-        return f"{key}={max(1, data.batch_size // 2)}"
-    return f"{key}=[{','.join(str(max(8, n // 16 * 8)) for n in data.patch_size)}]"
+def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
+    """Return overrides to try; those that change the training least come first."""
+    data = settings.data
+    strategies = [(f"checkpointing={name}",) for name in list_leaner_strategies(settings)]
+    leanest = strategies[-1] if strategies else ()
+    half, one = f"data.batch_size={max(1, data.batch_size // 2)}", "data.batch_size=1"
+    sides = ",".join(str(max(8, n // 16 * 8)) for n in data.patch_size)  # multiples of 8
+    bf16 = "precision=bf16"
+    return [
+        *strategies,
+        (bf16,),
+        (half,),
+        (*leanest, bf16),
+        (*leanest, half),
+        (*leanest, bf16, half),
+        (*leanest, bf16, one),
+        (*leanest, bf16, one, f"data.patch_size=[{sides}]"),
+    ]
 
 
-def format_remedies(found: Sequence[Remedy]) -> list[str]:
-    """Lines to paste."""
-    if not found:
+def format_remedies(remedies: Sequence[Remedy]) -> list[str]:
+    """Return the remedies as lines to paste."""
+    if not remedies:
         return ["no change of batch, precision, checkpointing or patch is predicted to fit"]
     return [
         "predicted to fit:",
-        *(f"  {' '.join(r.overrides)}   ({format_bytes(r.reserved)} reserved)" for r in found),
+        *(f"  {' '.join(r.overrides)}   ({format_bytes(r.reserved)} reserved)" for r in remedies),
     ]
 
 
 def format_oom_report(
     error: torch.OutOfMemoryError,
     *,
-    request: ComposedConfig,
+    settings: TrainingSettings,
     model: nn.Module,
     phase: str,
     device: torch.device,
-    prediction: MemoryEstimate | None,
+    estimate: MemoryEstimate | None,
     folder: Path,
 ) -> str:
-    """What ran out where, what holds the memory, and what to change."""
-    where = find_failing_module(error.__traceback__, model)
-    lines = [f"out of GPU memory in the {phase}" + (f", at module {where}" if where else "")]
+    """Say where memory ran out, what holds it, and what to change."""
+    module = find_failing_module(error.__traceback__, model)
+    lines = [f"out of GPU memory in the {phase}" + (f", in module {module}" if module else "")]
     total = None
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        allocated, reserved = (
-            torch.cuda.max_memory_allocated(device),
-            torch.cuda.max_memory_reserved(device),
-        )
+        allocated = torch.cuda.max_memory_allocated(device)
+        reserved = torch.cuda.max_memory_reserved(device)
         lines.append(
-            f"at the peak {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {format_bytes(total)}; "
-            f"{format_bytes(reserved - allocated)} reserved but not used (fragmentation)"
+            f"peak: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of "
+            f"{format_bytes(total)}; {format_bytes(reserved - allocated)} reserved but unused "
+            "(fragmentation)"
         )
-    if prediction is not None:
-        largest = list(prediction.holders(prediction.peak_at).items())[:5]
-        holders = ", ".join(f"{name} {format_bytes(held)}" for name, held in largest)
-        lines.append(f"predicted largest holders at the peak: {holders}")
-    found = find_remedies(request, total)
-    lines += format_remedies(found)
-    if found and (folder / "checkpoints" / "last.ckpt").exists():
-        words = " ".join([*request.overrides, *found[0].overrides])
-        lines.append(f"to go on from the last checkpoint: unet3d train {words}")
+    if estimate is not None:
+        holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
+        largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
+        lines.append(f"predicted to hold the most at the peak: {largest}")
+    remedies = find_remedies(settings, total)
+    lines += format_remedies(remedies)
+    if remedies and (folder / "checkpoints" / "last.ckpt").exists():
+        words = " ".join([*settings.composition.overrides, *remedies[0].overrides])
+        lines.append(f"to resume from the last checkpoint: unet3d train {words}")
         lines.append(f"  hydra.run.dir='{folder}' resume=auto")
     return "\n".join(lines)
 
 
 def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:
-    """The innermost module of the model whose code was running when an error was raised."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found = ""
+    """Return the innermost module of the model whose code was running when an error was raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    innermost = ""
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        found = paths.get(id(owner), found) or found
+        innermost = names.get(id(owner), innermost) or innermost
         trace = trace.tb_next
-    return found
+    return innermost

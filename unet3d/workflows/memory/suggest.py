@@ -1,4 +1,4 @@
-"""What fits a card: the combinations to try, and the best batch of each."""
+"""Search the configs that fit a memory budget, and the largest batch of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,155 +6,157 @@ from itertools import product
 from math import prod
 
 import torch
-from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import fill_from_dataset
-from unet3d.errors import UsageError
-from unet3d.memory.batch_search import CONTEXT, BatchExtrapolation, search_largest_batch
+from unet3d.config.settings.memory import SuggestSettings
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.machine.device import Precision
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
-from unet3d.workflows.memory.estimate import (
-    estimate_memory,
-    format_scaled_patch,
-    parse_cuda_precision,
-    with_batch,
-    with_overrides,
-)
+from unet3d.units import GIB, format_bytes
+from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import make_step_factory
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCandidate:
-    """Overrides that fit, what they take, and how much more they compute than `none`."""
+    """Overrides that fit, what they take, and how much they compute beyond plain modules."""
 
     overrides: tuple[str, ...]
-    batch: int
-    voxels: int  # of a patch
+    batch_size: int
+    patch_voxels: int
     peak: MemoryRecord
     extra_compute: float
 
 
+def get_budget_bytes(budget_gib: float | None) -> int:
+    """Return a budget in bytes; None is the memory of this machine's GPU."""
+    if budget_gib is None:
+        if not torch.cuda.is_available():
+            raise UsageError("budget_gib=auto: torch finds no GPU; give the GPU's memory in GiB")
+        return torch.cuda.get_device_properties(0).total_memory
+    if budget_gib * GIB <= CUDA_CONTEXT_BYTES:
+        context = format_bytes(CUDA_CONTEXT_BYTES)
+        raise DoesNotFitError(
+            f"budget_gib={budget_gib:g}: the CUDA context alone takes about {context}"
+        )
+    return int(budget_gib * GIB)
+
+
 def search_configs(
-    request: ComposedConfig, budget: int
+    settings: SuggestSettings, budget: int
 ) -> Iterator[tuple[tuple[str, ...], MemoryCandidate | None]]:
-    """Every combination with its best batch, as each is found; None where not even batch 1 fits."""
-    pinned = request.is_overridden("data.batch_size")
-    for overrides in list_combinations(request):
-        trial = with_overrides(request, *overrides)
-        found = (check_configured_batch if pinned else find_largest_batch)(trial, budget)
-        if found is None:
+    """Yield every combination with its largest batch; None where not even batch size 1 fits."""
+    training = settings.training
+    is_batch_given = training.composition.is_overridden("data.batch_size")
+    for overrides in list_combinations(settings):
+        variant = training.with_overrides(*overrides)
+        search = check_configured_batch if is_batch_given else find_largest_batch
+        result = search(variant, budget)
+        if result is None:
             yield overrides, None
             continue
-        batch, peak = found
+        batch_size, peak = result
+        batch = [] if is_batch_given else [f"data.batch_size={batch_size}"]
         yield (
             overrides,
             MemoryCandidate(
-                overrides=(*overrides, *([] if pinned else [f"data.batch_size={batch}"])),
-                batch=batch,
-                voxels=prod(trial.config.data.patch_size),
+                overrides=(*overrides, *batch),
+                batch_size=batch_size,
+                patch_voxels=prod(variant.data.patch_size),
                 peak=peak,
-                extra_compute=measure_extra_compute(request, overrides),
+                extra_compute=measure_extra_compute(training, overrides),
             ),
         )
 
 
-def list_combinations(request: ComposedConfig) -> list[tuple[str, ...]]:
-    """Precision x strategy x patch, leaving alone what the command line says."""
-    cfg = request.config
-    axes: list[list[tuple[str, ...]]] = []
-    if not request.is_overridden("precision"):
-        axes.append([(f"precision={p}",) for p in cfg.precisions])
-    if not request.is_overridden("checkpointing"):
-        chosen = list_strategies(request) if cfg.strategies is None else cfg.strategies
-        axes.append([(f"checkpointing={rung}",) for rung in chosen])
-    if not request.is_overridden("data.patch_size"):
-        axes.append([(f"data.patch_size={p}",) for p in list_patch_sizes(request)])
-    return [tuple(word for part in parts for word in part) for parts in product(*axes)]
-
-
-def list_patch_sizes(request: ComposedConfig) -> list[str]:
-    """The configured patch, scaled, in steps of 8 voxels."""
-    cfg = request.config
-    found: dict[str, None] = {}
-    for share in cfg.patches:
-        if not 0 < share <= 4:
-            raise UsageError(f"patches must be shares of data.patch_size in 0..4, got {share}")
-        found[format_scaled_patch(cfg.data.patch_size, share)] = None
-    return list(found)
+def list_combinations(settings: SuggestSettings) -> list[tuple[str, ...]]:
+    """Return precision x strategy x patch, except for what the command line sets."""
+    training = settings.training
+    is_overridden = training.composition.is_overridden
+    axes: list[list[str]] = []
+    if not is_overridden("precision"):
+        axes.append([f"precision={p}" for p in settings.precisions])
+    if not is_overridden("checkpointing"):
+        names = settings.strategies or list_strategies(training)
+        axes.append([f"checkpointing={name}" for name in names])
+    if not is_overridden("data.patch_size"):
+        sizes = [format_scaled_patch(training.data.patch_size, f) for f in settings.patches]
+        axes.append([f"data.patch_size={size}" for size in dict.fromkeys(sizes)])
+    return list(product(*axes))
 
 
 def find_largest_batch(
-    trial: ComposedConfig, budget: int, *, most: int | None = None
+    settings: TrainingSettings, budget: int, *, limit: int | None = None
 ) -> tuple[int, MemoryRecord] | None:
-    """The largest batch that fits, at most `most`, and its peak; None if not even 1 does."""
-    if most is not None and most <= 2:  # one trace instead of two
-        return check_configured_batch(with_batch(trial, most), budget) or check_configured_batch(
-            with_batch(trial, 1), budget
-        )
-    two, three = (estimate_cached(with_batch(trial, n)) for n in (2, 3))
-    any_batch = BatchExtrapolation(two, three)
-    if not any_batch.affine:
-        said = " ".join(trial.overrides)
-        raise UsageError(f"the step's operations change with the batch size for {said}")
-    batch = search_largest_batch(any_batch, budget)
-    if most is not None:
-        batch = min(batch, most)
-    if batch >= 2:
-        return batch, any_batch.peak(batch)
-    return check_configured_batch(with_batch(trial, 1), budget)
+    """Return the largest batch that fits, at most `limit`, and its peak; None if 1 does not."""
+    if limit is not None and limit <= 2:  # one trace instead of two
+        return check_configured_batch(
+            settings.with_batch_size(limit), budget
+        ) or check_configured_batch(settings.with_batch_size(1), budget)
+    two, three = (estimate_cached(settings.with_batch_size(n)) for n in (2, 3))
+    extrapolation = BatchExtrapolation(two, three)
+    if not extrapolation.affine:
+        overrides = " ".join(settings.composition.overrides)
+        raise UsageError(f"the step's operations change with the batch size for {overrides}")
+    batch_size = search_largest_batch(extrapolation, budget)
+    if limit is not None:
+        batch_size = min(batch_size, limit)
+    if batch_size >= 2:
+        return batch_size, extrapolation.peak(batch_size)
+    return check_configured_batch(settings.with_batch_size(1), budget)
 
 
-def check_configured_batch(trial: ComposedConfig, budget: int) -> tuple[int, MemoryRecord] | None:
-    """The batch as it is configured, if it fits."""
-    peak = estimate_cached(trial).peak
-    if (peak.reserved or 0) + CONTEXT > budget:
+def check_configured_batch(
+    settings: TrainingSettings, budget: int
+) -> tuple[int, MemoryRecord] | None:
+    """Return the configured batch size and its peak; None if it does not fit."""
+    peak = estimate_cached(settings).peak
+    if (peak.reserved or 0) + CUDA_CONTEXT_BYTES > budget:
         return None
-    return trial.config.data.batch_size, peak
+    return settings.data.batch_size, peak
 
 
-_last: dict[str, MemoryEstimate] = {}
+_last: list[tuple[TrainingSettings, bool, MemoryEstimate]] = []
 
 
-def estimate_cached(trial: ComposedConfig) -> MemoryEstimate:
-    """Forecast a step, or return the last forecast if it was of the same config.
+def estimate_cached(settings: TrainingSettings) -> MemoryEstimate:
+    """Estimate a step, or return the last estimate if it was of the same settings.
 
     A search asks twice in a row, and a trace takes seconds.
     """
-    fill_from_dataset(trial.config)
-    config = OmegaConf.to_yaml(trial.config, resolve=False)
-    key = f"{torch.cuda.is_available()} {dict(trial.choices)} {config}"
-    if key not in _last:
-        found = estimate_memory(trial)
-        _last.clear()
-        _last[key] = found
-    return _last[key]
+    has_gpu = torch.cuda.is_available()
+    if not _last or _last[0][:2] != (settings, has_gpu):
+        estimate = estimate_memory(settings)
+        _last[:] = [(settings, has_gpu, estimate)]
+    return _last[0][2]
 
 
-def measure_extra_compute(request: ComposedConfig, overrides: tuple[str, ...]) -> float:
-    """The convolution work of a step beyond that of checkpointing=none, as a share of it."""
-    strategy = tuple(word for word in overrides if word.startswith("checkpointing"))
-    if not strategy and request.choices.get("checkpointing", "none") == "none":
-        return 0.0
+def measure_extra_compute(settings: TrainingSettings, overrides: tuple[str, ...]) -> float:
+    """Return the work of a step beyond that of plain modules, as a fraction of it."""
+    strategy = [word for word in overrides if word.startswith("checkpointing=")]
     small = ("data.batch_size=1", "precision=32")
-    return _work(request, strategy + small) / _work(request, ("checkpointing=none", *small)) - 1
+    plain = _count_flops(settings, "checkpointing=none", *small)
+    return _count_flops(settings, *strategy, *small) / plain - 1
 
 
-_known: dict[tuple[str, ...], int] = {}
+_flops: dict[tuple[str, ...], int] = {}
 
 
-def _work(request: ComposedConfig, overrides: tuple[str, ...]) -> int:
-    """Floating-point operations of one training step."""
-    key = (*request.overrides, *overrides)
-    if key not in _known:
-        trial = with_overrides(request, *overrides)
+def _count_flops(settings: TrainingSettings, *overrides: str) -> int:
+    """Return the floating-point operations of one training step."""
+    key = (*settings.composition.overrides, *overrides)
+    if key not in _flops:
+        variant = settings.with_overrides(*overrides)
+        precision = Precision(variant.precision, variant.precision)
         with FakeTensorMode():
-            step = make_step_factory(trial, parse_cuda_precision(trial.config), cuda=True)()
+            step = make_step_factory(variant, precision, cuda=True)()
             with FlopCounterMode(display=False) as counter:
                 step.train(Trace(cuda=True))
-        _known[key] = counter.get_total_flops()
-    return _known[key]
+        _flops[key] = counter.get_total_flops()
+    return _flops[key]

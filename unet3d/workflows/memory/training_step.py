@@ -1,4 +1,4 @@
-"""A training step as Lightning runs it, for the meter: the same objects, no trainer, no data."""
+"""A training step as Lightning runs it, without trainer or data: to estimate and to measure."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,60 +7,62 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import build_network, instantiate, make_optimizer_factory
+from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine.device import Precision
 from unet3d.model.half_precision import cast_to_half
+from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
+from unet3d.workflows.shared.network import build_network
+from unet3d.workflows.shared.optimizer import make_optimizer_factory
 
-HALF = {"16": torch.float16, "bf16": torch.bfloat16}
-PURE = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
 class PhaseListener(Protocol):
-    """Who is told what a step is doing: a meter's Trace, or nobody."""
+    """What is notified of the phases of a step: a Trace, a meter, or nothing."""
 
     def begin_phase(self, phase: str) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         ...
 
     def label(self, tensors: Any, kind: str) -> None:
-        """These tensors are of that kind."""
+        """Note what kind of data these tensors hold."""
         ...
 
 
 class TracingListener(PhaseListener, Protocol):
-    """Who also knows what the step has taken so far."""
+    """A listener that knows how much memory the step has allocated so far."""
 
-    def live_bytes(self) -> int:
-        """Bytes of all tensors that are alive."""
+    def count_live_bytes(self) -> int:
+        """Return the bytes of all tensors that are alive."""
         ...
 
 
 class PeakWindowsOnly:
-    """A network that runs on windows that find more taken than any before them found.
+    """A network that runs only on windows that find more memory allocated than any before them.
 
-    What a window takes of its own is always the same: no other one comes near the peak, and a
-    volume has hundreds of them.
+    A window itself always needs the same: no other window comes near the peak, and a volume has
+    hundreds of them.
     """
 
     def __init__(self, model: nn.Module, trace: TracingListener):
         self.model, self.trace = model, trace
-        self.most: dict[torch.Size, int] = {}
+        self.peaks: dict[torch.Size, int] = {}
         self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
 
     def __call__(self, windows: Tensor) -> Tensor:
-        taken, kind = self.trace.live_bytes(), windows.shape
-        if taken <= self.most.get(kind, -1):
-            shape, dtype = self.logits[kind]
+        live_bytes, size = self.trace.count_live_bytes(), windows.shape
+        if live_bytes <= self.peaks.get(size, -1):
+            shape, dtype = self.logits[size]
             return windows.new_empty(shape, dtype=dtype)
         logits = self.model(windows)
-        self.most[kind], self.logits[kind] = taken, (logits.shape, logits.dtype)
+        self.peaks[size], self.logits[size] = live_bytes, (logits.shape, logits.dtype)
         return logits
 
 
 class TrainingStep:
-    """Forward, backward, clipping, optimizer, zero_grad: in the order of lit/task.py."""
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of lit/module.py."""
 
     def __init__(
         self,
@@ -68,58 +70,60 @@ class TrainingStep:
         model: nn.Module,
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
-        infer: SlidingWindow,
-        patch: Sequence[int],
-        volume: Sequence[int],
+        inference: SlidingWindow,
+        patch_size: Sequence[int],
+        volume_size: Sequence[int],
         batch_size: int,
         channels: int,
         micro_batches: int,
-        clip: float | None,
+        clip_norm: float | None,
         autocast: torch.dtype | None,
         dtype: torch.dtype,
         device: str = "cpu",
     ):
-        self.model, self.loss, self.optimizer, self.infer = model, loss, optimizer, infer
-        self.patch, self.volume = list(patch), list(volume)
+        self.model, self.loss, self.optimizer, self.inference = model, loss, optimizer, inference
+        self.patch_size, self.volume_size = list(patch_size), list(volume_size)
         self.batch_size, self.channels = batch_size, channels
-        self.micro_batches, self.clip = micro_batches, clip
+        self.micro_batches, self.clip_norm = micro_batches, clip_norm
         self.autocast, self.dtype, self.device = autocast, dtype, device
 
     def train(self, trace: PhaseListener) -> None:
-        """One optimizer step."""
+        """Run one optimizer step."""
         for _ in range(self.micro_batches):
             trace.begin_phase("forward")
-            batch = self._batch(trace, self.batch_size, self.patch)
+            batch = self._make_batch(trace, self.batch_size, self.patch_size)
             with self._autocast():
-                loss = self._loss(*batch)
+                loss = self._compute_loss(*batch)
             trace.begin_phase("backward")
             (loss / self.micro_batches).backward()
             del loss
         trace.begin_phase("optimizer")
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         for state in self.optimizer.state.values():
             trace.label(list(state.values()), "optimizer state")
 
     def validate(self, trace: TracingListener) -> None:
-        """One validation case, window by window, as far as it has a part in the peak."""
+        """Run the windows of one validation case that may set the peak."""
         trace.begin_phase("validation")
-        image, _ = self._batch(trace, 1, self.volume)
+        image, _ = self._make_batch(trace, 1, self.volume_size)
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            self.infer(image, PeakWindowsOnly(self.model, trace))
+            self.inference(image, PeakWindowsOnly(self.model, trace))
         self.model.train()
 
-    def _loss(self, image: Tensor, label: Tensor) -> Tensor:
+    def _compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
         return self.loss(self.model(image), label)
 
-    def _batch(self, trace: PhaseListener, size: int, space: list[int]) -> tuple[Tensor, Tensor]:
-        image = torch.zeros(size, self.channels, *space, dtype=self.dtype, device=self.device)
+    def _make_batch(
+        self, trace: PhaseListener, batch_size: int, shape: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        image = torch.zeros(batch_size, self.channels, *shape, dtype=self.dtype, device=self.device)
         if self.device != "cpu":
-            image.normal_()  # a GPU multiplies zeros faster than numbers
-        label = torch.zeros(size, *space, dtype=torch.uint8, device=self.device)
+            image.normal_()  # a GPU multiplies zeros faster than other numbers
+        label = torch.zeros(batch_size, *shape, dtype=torch.uint8, device=self.device)
         trace.label([image, label], "input")
         return image, label
 
@@ -130,43 +134,47 @@ class TrainingStep:
 
 
 def make_step_factory(
-    request: ComposedConfig,
-    used: Precision,
+    settings: TrainingSettings,
+    precision: Precision,
     *,
     cuda: bool,
-    volume: Sequence[int] | None = None,
+    volume_size: Sequence[int] | None = None,
     device: str = "cpu",
 ) -> Callable[[], TrainingStep]:
-    """A function that makes the configured step, to be called under FakeTensorMode; or a real one.
+    """Return a function that builds the configured step, under FakeTensorMode or for real.
 
-    `cuda` says whose habits the step has, `device` where its tensors lie.
+    `cuda` chooses whose defaults the step has, `device` where its tensors are.
     """
-    cfg = request.config
+
+    settings = complete_settings(settings)
 
     def make_step() -> TrainingStep:
-        model = build_network(request)
-        instantiate(cfg.checkpointing).apply(model)
-        dtype = PURE.get(used.used, torch.float32)
+        model = build_network(settings)
+        settings.checkpointing().apply(model)
+        dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
         if dtype != torch.float32:
             cast_to_half(model, dtype)
         if device != "cpu":
             model.to(device)
-        optimizer = make_optimizer_factory(cfg, used)(model.parameters())
+        optimizer = make_optimizer_factory(settings, precision)(model.parameters())
         for group in optimizer.param_groups:
             if cuda and group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True  # torch's own choice on CUDA
+        data, windows = settings.data, settings.inference
         return TrainingStep(
             model=model,
-            loss=instantiate(cfg.loss).to(device),
+            loss=settings.loss().to(device),
             optimizer=optimizer,
-            infer=SlidingWindow(list(cfg.data.patch_size), **cfg.inference),
-            patch=cfg.data.patch_size,
-            volume=volume or cfg.data.patch_size,
-            batch_size=cfg.data.batch_size,
-            channels=cfg.data.in_channels,
-            micro_batches=cfg.trainer.accumulate_grad_batches,
-            clip=cfg.trainer.gradient_clip_val,
-            autocast=HALF.get(used.used),
+            inference=SlidingWindow(
+                list(data.patch_size), overlap=windows.overlap, batch_size=windows.batch_size
+            ),
+            patch_size=data.patch_size,
+            volume_size=volume_size or data.patch_size,
+            batch_size=data.batch_size,
+            channels=get_network_sizes(data)[0],
+            micro_batches=settings.trainer.accumulate_grad_batches,
+            clip_norm=settings.trainer.gradient_clip_val,
+            autocast=AUTOCAST_TYPES.get(precision.used),
             dtype=dtype,
             device=device,
         )

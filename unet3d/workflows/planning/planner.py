@@ -1,32 +1,21 @@
-"""A data set and a budget -> spacing, patch, levels, checkpointing and batch that fit it."""
+"""Plan spacing, patch, levels, checkpointing and batch for a dataset and a memory budget."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import (
-    build_source,
-    parse_background,
-    parse_spacing,
-    resolve_dataset_facts,
-)
-from unet3d.data.preprocessing.background import AUTO, auto_background
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.record import MemoryRecord
 from unet3d.types import Triple
-from unet3d.workflows.dataset_check import UsableCases
-from unet3d.workflows.memory.estimate import with_batch, with_overrides
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
-    LARGEST,
     Levels,
     find_median_shape,
     initial_patch,
@@ -35,239 +24,232 @@ from unet3d.workflows.planning.topology import (
     round_up_to_multiple,
     target_spacing,
 )
+from unet3d.workflows.shared.dataset import build_source, resolve_dataset
+from unet3d.workflows.shared.usable_cases import UsableCases
 
-BATCH_SHARE = 0.05
-"""A batch holds no more of the data set's voxels than this, but two patches at least."""
+BATCH_FRACTION = 0.05
+"""A batch holds at most this fraction of the dataset's voxels, but at least two patches."""
 
-MOST_BATCH = 32
+MAX_BATCH_SIZE = 32
 
-OWN_KEYS = ("budget_gib", "name", "overwrite", "measure_time", "debug")
-"""Of planning, not of the run that is planned."""
+OTHER_FACTOR = 8
+"""Patch sides are multiples of this where the network's levels are not planned here."""
 
-OWN_FACTOR = 8
-"""Sides of patches are multiples of this where the network's levels are not ours to plan."""
+MASKED_FRACTION = 0.75
+"""Below this median fraction of foreground box in the file, normalization masks the background."""
 
-STEPS = 50_000
-"""Optimizer steps of a run."""
 
-EPOCH_STEPS = 50
-"""At least so many from one validation to the next: a run that is cut short has curves too."""
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """Fingerprints of the usable cases, and what they are made of."""
 
-VALIDATION_SHARE = 0.03
-"""So many windows of validation for a patch of training: each takes less than a patch's step."""
-
-FOLDS = 5
-
-MASKED = 0.75
-"""Below this median share of the box in the file, normalisation leaves the background out."""
+    fingerprints: list[CaseFingerprint]
+    classes: tuple[str, ...]
+    channels: tuple[str, ...]
+    skipped: list[str]  # cases that data.invalid_cases=skip skips, and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """What was decided, and from what."""
 
-    cases: int
+    num_cases: int
     channels: tuple[str, ...]
     spacing_mm: tuple[float, float, float]
-    median: tuple[float, float, float]  # voxels of the median case at that spacing
+    median_shape: tuple[float, float, float]  # of the cases at that spacing
     normalize: list[str]
-    first: Triple  # the patch that no budget would make smaller
-    patch: Triple
+    initial_patch: Triple  # the patch that no budget would make smaller
+    patch_size: Triple
     levels: Levels
-    batch: int
-    strategy: tuple[str, ...]
+    batch_size: int
+    strategy: tuple[str, ...]  # an override of checkpointing, or nothing
     peak: MemoryRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetFacts:
-    """A data set, looked at."""
-
-    prints: list[CaseFingerprint]
-    classes: tuple[str, ...]
-    channels: tuple[str, ...]
-    left_out: list[str]  # cases that data.invalid_cases=skip leaves out, and why
-
-
-def inspect_dataset(request: ComposedConfig) -> DatasetFacts:
-    """Read the data set, or what is remembered of it."""
-    cfg = request.config
-    source = build_source(cfg)
-    classes, channels = resolve_dataset_facts(cfg, source.describe())
-    usable = UsableCases(cfg, source, channels)  # those that training would use
-    cache = Path(cfg.data.cache)
-    asked = auto_background(channels)
-    if request.is_overridden("data.background"):
-        asked = parse_background(cfg)
-    prints = usable.run_excluding_bad(
-        lambda cases: fingerprint_dataset(cases, cfg.data.orientation, cache, asked)
+def inspect_dataset(settings: TrainingSettings) -> DatasetSummary:
+    """Read every usable case, or its cached fingerprint."""
+    data = settings.data
+    source = build_source(data)
+    facts = resolve_dataset(data, source.describe())
+    usable = UsableCases(data, source, facts.channels)
+    background = choose_background(facts.channels)
+    if settings.composition.is_overridden("data.background"):
+        background = data.background
+    fingerprints = usable.run_excluding_bad(
+        lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
-    left_out = [finding.message() for finding in usable.left_out]
-    return DatasetFacts(prints=prints, classes=classes, channels=channels, left_out=left_out)
+    return DatasetSummary(
+        fingerprints=fingerprints,
+        classes=facts.classes,
+        channels=facts.channels,
+        skipped=[finding.message() for finding in usable.skipped],
+    )
 
 
-def make_plan(request: ComposedConfig, told: DatasetFacts, budget: int) -> TrainingPlan:
-    """The largest patch that fits with a batch of two, then the largest batch."""
-    data = request.config.data
-    if not isinstance(data.batch_size, int) or data.batch_size < 1:
-        raise UsageError(f"data.batch_size must be an int >= 1, got {data.batch_size}")
-    shapes, spacings = [p.shape for p in told.prints], [p.spacing_mm for p in told.prints]
+def make_plan(settings: TrainingSettings, dataset: DatasetSummary, budget: int) -> TrainingPlan:
+    """Choose the largest patch that fits with a batch of two, then the largest batch."""
+    shapes = [case.shape for case in dataset.fingerprints]
+    spacings = [case.spacing_mm for case in dataset.fingerprints]
     target = target_spacing(spacings, shapes)
-    if data.spacing_mm not in (None, "median"):
-        target = parse_spacing(data.spacing_mm)
+    if isinstance(settings.data.spacing_mm, tuple):
+        target = settings.data.spacing_mm
     median = find_median_shape(spacings, shapes, target)
-    patches = list_candidate_patches(request, target, median)
-    first = patches[0]
-    patch = patches[
-        find_first(
-            lambda p: patch_fits(request, p, plan_levels(target, p), budget, first=p == first),
-            patches,
+    patches = list_candidate_patches(settings, target, median)
+
+    def fits(patch: Triple) -> bool:
+        return patch_fits(
+            settings, patch, plan_levels(target, patch), budget, try_first=patch == patches[0]
         )
-    ]
-    most = limit_batch(patch, median, len(shapes))
-    if request.is_overridden("data.batch_size"):
-        most = data.batch_size
-    shape = plan_levels(target, patch)
-    strategy, batch, peak = choose_strategy(request, patch, shape, budget, most)
+
+    patch = patches[find_first(fits, patches)]
+    levels = plan_levels(target, patch)
+    limit = limit_batch(patch, median, len(shapes))
+    if settings.composition.is_overridden("data.batch_size"):
+        limit = settings.data.batch_size
+    strategy, batch_size, peak = choose_strategy(settings, patch, levels, budget, limit)
     return TrainingPlan(
-        cases=len(told.prints),
-        channels=told.channels,
+        num_cases=len(dataset.fingerprints),
+        channels=dataset.channels,
         spacing_mm=target,
-        median=median,
-        normalize=choose_normalization(request, told),
-        first=first,
-        patch=patch,
-        levels=shape,
-        batch=batch,
+        median_shape=median,
+        normalize=choose_normalization(settings, dataset),
+        initial_patch=patches[0],
+        patch_size=patch,
+        levels=levels,
+        batch_size=batch_size,
         strategy=strategy,
         peak=peak,
     )
 
 
-def limit_batch(patch: Triple, median: Sequence[float], cases: int) -> int:
+def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) -> int:
     """Return the largest batch that is tried.
 
     >>> limit_batch((64, 64, 64), (128, 128, 128), 20)
     8
     """
-    return max(2, min(MOST_BATCH, round(prod(median) * cases * BATCH_SHARE / prod(patch))))
+    patches = prod(median_shape) * num_cases * BATCH_FRACTION / prod(patch)
+    return max(2, min(MAX_BATCH_SIZE, round(patches)))
 
 
 def find_first(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
-    """The place of the first that fits, where each after one that fits does too: by halving.
+    """Return the index of the first patch that fits, if every later one fits too.
 
-    The first of all is tried first: most budgets have room for it.
+    The first patch is tried before any other: most budgets suffice for it.
     """
     if fits(patches[0]):
         return 0
-    low, high = 1, len(patches)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(patches[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(patches):
+    index = bisect_left(patches, True, lo=1, key=fits)
+    if index == len(patches):
         raise DoesNotFitError(
-            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of "
-            "2 and the leanest checkpointing: a narrower network (model.width=16) may"
+            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
+            "leanest checkpointing: try a narrower network (model.width=16)"
         )
-    return low
+    return index
 
 
 def list_candidate_patches(
-    request: ComposedConfig, spacing_mm: Sequence[float], median: Sequence[float]
+    settings: TrainingSettings, spacing_mm: Sequence[float], median_shape: Sequence[float]
 ) -> list[Triple]:
-    """Patches from the largest down, or the one that was asked for."""
-    own = "depth" not in request.config.model  # a network with levels of its own
-    if request.is_overridden("data.patch_size"):
-        asked = list(request.config.data.patch_size)
-        if len(asked) != 3 or not all(type(side) is int and side > 0 for side in asked):
-            raise UsageError(f"data.patch_size must be three ints >= 1, got {asked}")
-        d, h, w = asked
-        shape = plan_levels(spacing_mm, (d, h, w))
-        if not shape.windows and get_model_overrides(request, shape):
+    """Return patches from the largest down, or the one that is configured."""
+    if settings.composition.is_overridden("data.patch_size"):
+        patch = settings.data.patch_size
+        levels = plan_levels(spacing_mm, patch)
+        if not levels.windows and get_model_overrides(settings, levels):
             raise UsageError(
-                f"data.patch_size={format_list((d, h, w))} leaves nothing to pool at "
-                f"{format_list(spacing_mm)} mm: give one axis 12 voxels, or set model.depth"
+                f"data.patch_size={format_list(patch)} leaves nothing to pool at "
+                f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
+                "model.depth"
             )
-        return [(d, h, w)]
-    found = list_patches(spacing_mm, median)
-    if own:
-        found = [p for p in found if all(n % OWN_FACTOR == 0 for n in p)]
-        return found or [round_up_to_multiple(initial_patch(spacing_mm, median), [OWN_FACTOR] * 3)]
-    if not found:
+        return [patch]
+    patches = list_patches(spacing_mm, median_shape)
+    if not has_planned_levels(settings):
+        patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
+        largest = initial_patch(spacing_mm, median_shape)
+        return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
+    if not patches:
         raise UsageError(
-            f"the median case has {format_list(median)} voxels at {format_list(spacing_mm)} mm, too few to "
-            "pool: set a finer data.spacing_mm"
+            f"the median case has {format_list(median_shape)} voxels at "
+            f"{format_list(spacing_mm)} mm, too few to pool: set a finer data.spacing_mm"
         )
-    return found
+    return patches
+
+
+def has_planned_levels(settings: TrainingSettings) -> bool:
+    """Return whether the network's levels can be planned: it has model.depth."""
+    return "depth" in settings.network.model.arguments
 
 
 def with_patch(
-    request: ComposedConfig, patch: Triple, shape: Levels, strategy: Sequence[str]
-) -> ComposedConfig:
-    """The request with a patch, its levels and a strategy."""
-    words = [
-        f"data.patch_size={format_list(patch)}",
-        *get_model_overrides(request, shape),
-        *strategy,
-    ]
-    return with_overrides(request, *words)
+    settings: TrainingSettings, patch: Triple, levels: Levels, strategy: Sequence[str]
+) -> TrainingSettings:
+    """Return the settings with a patch, its levels and a strategy."""
+    overrides = [f"data.patch_size={format_list(patch)}", *get_model_overrides(settings, levels)]
+    return settings.with_overrides(*overrides, *strategy)
 
 
-def list_plan_strategies(request: ComposedConfig) -> Sequence[tuple[str, ...]]:
-    """What to try: a larger patch is worth redoing convolutions, a larger batch is not."""
-    if request.is_overridden("checkpointing"):
+def list_strategy_overrides(settings: TrainingSettings) -> Sequence[tuple[str, ...]]:
+    """Return the strategies to try, unless one is configured."""
+    if settings.composition.is_overridden("checkpointing"):
         return [()]
-    return [(f"checkpointing={rung}",) for rung in list_strategies(request)]
+    return [(f"checkpointing={name}",) for name in list_strategies(settings)]
 
 
 def patch_fits(
-    request: ComposedConfig, patch: Triple, shape: Levels, budget: int, *, first: bool = False
+    settings: TrainingSettings,
+    patch: Triple,
+    levels: Levels,
+    budget: int,
+    *,
+    try_first: bool = False,
 ) -> bool:
-    """Whether a patch fits with the leanest strategy and the least batch.
+    """Return whether a patch fits with the leanest strategy and the smallest batch.
 
-    Of the first one the strategy with the least work is tried before: if it fits, all is decided.
+    `try_first` tries the strategy with the least work before: if it fits, the search is over.
     """
-    known = list_plan_strategies(request)
-    least = 2 if not request.is_overridden("data.batch_size") else request.config.data.batch_size
+    strategies = list_strategy_overrides(settings)
+    tried = strategies[-1:] if not try_first else [strategies[0], *strategies[1:][-1:]]
+    batch_size = 2
+    if settings.composition.is_overridden("data.batch_size"):
+        batch_size = settings.data.batch_size
+    variants = (with_patch(settings, patch, levels, strategy) for strategy in tried)
     return any(
-        check_configured_batch(
-            with_batch(with_patch(request, patch, shape, strategy), least), budget
-        )
-        is not None
-        for strategy in ((known[0], known[-1]) if first and len(known) > 1 else known[-1:])
+        check_configured_batch(variant.with_batch_size(batch_size), budget) is not None
+        for variant in variants
     )
 
 
 def choose_strategy(
-    request: ComposedConfig, patch: Triple, shape: Levels, budget: int, most: int
+    settings: TrainingSettings, patch: Triple, levels: Levels, budget: int, limit: int
 ) -> tuple[tuple[str, ...], int, MemoryRecord]:
-    """The strategy with the least work that fits a batch of two, and the largest batch of it."""
-    found = None
-    for strategy in list_plan_strategies(request):
-        found = find_largest_batch(with_patch(request, patch, shape, strategy), budget, most=most)
-        if found is not None and found[0] >= min(2, most):
-            return strategy, *found
-    raise DoesNotFitError(f"a batch of {most} does not fit with any strategy")
+    """Return the strategy with the least work that fits a batch of two, and its largest batch.
+
+    A larger patch is worth recomputing convolutions, a larger batch is not.
+    """
+    for strategy in list_strategy_overrides(settings):
+        variant = with_patch(settings, patch, levels, strategy)
+        result = find_largest_batch(variant, budget, limit=limit)
+        if result is not None and result[0] >= min(2, limit):
+            return strategy, *result
+    raise DoesNotFitError(f"a batch of {limit} does not fit with any checkpointing strategy")
 
 
-def get_model_overrides(request: ComposedConfig, shape: Levels) -> list[str]:
-    """The levels as overrides, where the network and the command line leave them open."""
-    if "depth" not in request.config.model:
+def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]:
+    """Return the levels as overrides, where the network and the command line leave them open."""
+    is_overridden = settings.composition.is_overridden
+    if not has_planned_levels(settings):
         return []
-    if request.is_overridden("model.depth") or request.is_overridden("model.channels"):
+    if is_overridden("model.depth") or is_overridden("model.channels"):
         return []
     return [
-        f"model.depth={len(shape.kernels)}",
-        f"model.pool_kernel=[{','.join(format_list(w) for w in shape.windows)}]",
-        f"model.kernel_size=[{','.join(format_list(k) for k in shape.kernels)}]",
+        f"model.depth={len(levels.kernels)}",
+        f"model.pool_kernel=[{','.join(format_list(w) for w in levels.windows)}]",
+        f"model.kernel_size=[{','.join(format_list(k) for k in levels.kernels)}]",
     ]
 
 
 def format_list(numbers: Sequence[float]) -> str:
-    """As an override's value.
+    """Format numbers as the value of an override.
 
     >>> format_list((1, 2, 2))
     '[1,2,2]'
@@ -275,120 +257,32 @@ def format_list(numbers: Sequence[float]) -> str:
     return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
 
-def choose_normalization(request: ComposedConfig, told: DatasetFacts) -> list[str]:
-    """For each channel: by modality, and without the background where that is much of a volume."""
-    asked = request.config.data.normalize
-    if asked != "auto":
-        return [asked] if isinstance(asked, str) else list(asked)
-    masked = float(np.median([p.kept for p in told.prints])) < MASKED
-    usual = "zscore_nonzero" if masked else "zscore"
-    return ["ct" if name.upper() == "CT" else usual for name in told.channels]
+def choose_normalization(settings: TrainingSettings, dataset: DatasetSummary) -> list[str]:
+    """Return one word per channel: by modality, and masked where much of a volume is background."""
+    if settings.data.normalize != ("auto",):
+        return list(settings.data.normalize)
+    fractions = [case.crop_fraction for case in dataset.fingerprints]
+    usual = "zscore_nonzero" if float(np.median(fractions)) < MASKED_FRACTION else "zscore"
+    return ["ct" if name.upper() == "CT" else usual for name in dataset.channels]
 
 
-def find_constant_border(told: DatasetFacts, request: ComposedConfig) -> tuple[float, float] | None:
-    """The least and the greatest value of borders that are constant and not 0, if there are any.
+def find_constant_border(
+    dataset: DatasetSummary, settings: TrainingSettings
+) -> tuple[float, float] | None:
+    """Return the range of constant borders that are not 0; None if there are none.
 
-    None where the command line says what is background.
+    Also None where the command line says what is background.
     """
-    found = [value for p in told.prints for value in p.background if value != 0]
-    return (
-        None if request.is_overridden("data.background") or not found else (min(found), max(found))
-    )
-
-
-def plan_schedule(request: ComposedConfig, plan: TrainingPlan) -> tuple[int, int]:
-    """Patches per case in an epoch, and epochs from one validation to the next."""
-    whole = request.config.fold in (None, "none")
-    training = plan.cases if whole else max(1, plan.cases * (FOLDS - 1) // FOLDS)
-    patches = max(1, round(EPOCH_STEPS * plan.batch / training))
-    steps = -(-training * patches // plan.batch)
-    windows = prod(
-        1 if n <= p else -(-2 * (n - p) // p) + 1
-        for n, p in zip(plan.median, plan.patch, strict=True)
-    )
-    validating = (plan.cases - training) * windows / plan.batch  # windows overlap by half
-    wanted = max(EPOCH_STEPS, validating / VALIDATION_SHARE)
-    return patches, max(1, round(wanted / steps))
-
-
-def explain_limits(request: ComposedConfig, plan: TrainingPlan) -> list[str]:
-    """Why the patch and the batch are not larger."""
-    most = limit_batch(plan.patch, plan.median, plan.cases)
-    if request.is_overridden("data.patch_size"):
-        patch = "the patch is the one that was asked for"
-    elif plan.patch != plan.first:
-        patch = f"the patch is limited by the budget: {join_by_x(plan.first)} would not fit"
-    elif all(p >= n for p, n in zip(plan.patch, plan.median, strict=True)):
-        patch = "the patch covers the median case: a larger one would see nothing more"
-    else:
-        patch = f"the patch has the {LARGEST:,} voxels at most that a plan begins with"
-    if request.is_overridden("data.batch_size"):
-        batch = "the batch is the one that was asked for"
-    elif plan.batch < most:
-        batch = f"the batch is limited by the budget: {plan.batch + 1} patches would not fit"
-    elif most == MOST_BATCH:
-        batch = f"the batch is at most {MOST_BATCH}"
-    elif most > 2:
-        share = f"{100 * BATCH_SHARE:g} % of the data set's voxels"
-        batch = f"the batch is limited to {share}"
-    else:
-        batch = f"the batch is 2: one more would be over {100 * BATCH_SHARE:g} % of the data set"
-    return [patch, batch]
+    values = [value for case in dataset.fingerprints for value in case.background if value != 0]
+    if settings.composition.is_overridden("data.background") or not values:
+        return None
+    return min(values), max(values)
 
 
 def join_by_x(numbers: Sequence[float]) -> str:
-    """Numbers with x between them.
+    """Join numbers by x.
 
     >>> join_by_x((1.0, 0.5, 3))
     '1 x 0.5 x 3'
     """
     return " x ".join(f"{n:g}" for n in numbers)
-
-
-def render_experiment(request: ComposedConfig, told: DatasetFacts, plan: TrainingPlan) -> str:
-    """The plan as an experiment's YAML, with what the command line said."""
-    patches, epochs = plan_schedule(request, plan)
-    data: dict[str, Any] = {
-        "spacing_mm": list(plan.spacing_mm),
-        "normalize": plan.normalize,
-        "patch_size": list(plan.patch),
-        "batch_size": plan.batch,
-        "patches_per_case": patches,
-    }
-    if find_constant_border(told, request):
-        asked = auto_background(told.channels)
-        data["background"] = AUTO if set(asked) == {AUTO} else list(asked)
-    values: dict[str, Any] = {
-        "data": data,
-        "trainer": {"max_steps": STEPS, "check_val_every_n_epoch": epochs},
-    }
-    words = [
-        *get_model_overrides(request, plan.levels),
-        *plan.strategy,
-        f"precision={request.config.precision}",
-    ]
-    words += [w for w in request.overrides if w.split("=")[0] not in OWN_KEYS]
-    chosen = dict(request.choices) | {"checkpointing": "fused"}
-    groups = {"data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss"}
-    for word in words:
-        key, _, value = word.lstrip("+").partition("=")
-        if key in groups:
-            chosen[key] = value
-        elif not key.startswith("hydra"):
-            set_nested(values, key.split("."), yaml.safe_load(value))
-    said = [f"  - override /{group}: {chosen[group]}" for group in sorted(groups & set(chosen))]
-    body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
-    return "\n".join(["defaults:", *said, body])
-
-
-def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a nested key.
-
-    >>> values = {}
-    >>> set_nested(values, ["a", "b"], 1)
-    >>> values
-    {'a': {'b': 1}}
-    """
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-    values[path[-1]] = value

@@ -1,4 +1,4 @@
-"""What a planned step takes of time on this machine: a few real ones, on random patches."""
+"""Measure how long a planned step takes on this machine, with random patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,121 +8,117 @@ from typing import Any
 
 import torch
 
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import summarize_error
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import summarize_error
 from unet3d.machine.device import resolve_device, resolve_precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
 from unet3d.types import Triple
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.estimate import with_batch
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
-from unet3d.workflows.planning.planner import OWN_FACTOR, TrainingPlan, join_by_x, with_patch
+from unet3d.workflows.planning.planner import OTHER_FACTOR, TrainingPlan, join_by_x, with_patch
 from unet3d.workflows.planning.topology import round_up_to_multiple
 
 LIMIT_SECONDS = 10.0
-"""A step that is guessed to take longer is not run."""
+"""A step that is expected to take longer is not run."""
 
 ENOUGH_SECONDS = 3.0
-"""Once steps took so long together, no further one is run."""
+"""No further step is run once all steps together took this long."""
 
-MOST_STEPS = 6
+MAX_TIMED_STEPS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeEstimate:
-    """Seconds of a step on a device, or why they are not known."""
+    """Seconds of a step on a device, or why they are unknown."""
 
     device: str
     seconds: float | None = None
-    why: str = ""
+    reason: str = ""
 
 
 class RandomInputs:
-    """Fills a step's images with noise and its labels with classes."""
+    """Fill a step's images with noise and its labels with classes."""
 
-    def __init__(self, classes: int):
-        self.classes = classes
+    def __init__(self, num_classes: int):
+        self.num_classes = num_classes
 
     def begin_phase(self, phase: str) -> None:
-        """Nothing to do: all phases are timed together."""
+        """Do nothing: all phases are timed together."""
 
     def label(self, tensors: Sequence[Any], kind: str) -> None:
-        """Fill what a step begins with."""
+        """Fill the inputs of a step."""
         if kind == "input":
             image, label = tensors
             image.normal_()
-            label.random_(0, self.classes)
+            label.random_(0, self.num_classes)
 
 
-def measure_step_time(request: ComposedConfig, plan: TrainingPlan) -> StepTimeEstimate:
-    """Run steps of the planned network on the device that a run would have."""
-    device = resolve_device(str(request.config.trainer.accelerator))
-    where = torch.device(device)
-    threads = torch.get_num_threads()
-    name = f"this machine's CPU ({threads} thread{'s' * (threads != 1)})"
-    if device == "cuda":
-        name = torch.cuda.get_device_name(where)
+def measure_step_time(settings: TrainingSettings, plan: TrainingPlan) -> StepTimeEstimate:
+    """Run steps of the planned network on the device that a run would use."""
+    device_type = resolve_device(settings.trainer.accelerator)
+    device, cuda = torch.device(device_type), device_type == "cuda"
+    if cuda:
+        name = torch.cuda.get_device_name(device)
+    else:
+        threads = torch.get_num_threads()
+        name = f"this machine's CPU ({threads} thread{'s' * (threads != 1)})"
     try:
-        used = resolve_precision(request.config.precision, device)
-        needed = (plan.peak.reserved or 0) * (2 if used.used == "32" else 1)
-        free = get_free_bytes(where) if device == "cuda" else get_available_bytes(where)
+        precision = resolve_precision(settings.precision, device_type)
+        needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
+        free = get_free_bytes(device) if cuda else get_available_bytes(device)
         if free is not None and needed > free:
-            return StepTimeEstimate(
-                device=name, why=f"it needs {format_bytes(needed)}, {format_bytes(free)} are free"
-            )
+            reason = f"it needs {format_bytes(needed)}, {format_bytes(free)} are free"
+            return StepTimeEstimate(device=name, reason=reason)
 
-        def steps(asked: ComposedConfig) -> TrainingStep:
-            return make_step_factory(asked, used, cuda=device == "cuda", device=device)()
+        def build_step(patch: Triple, batch_size: int) -> TrainingStep:
+            variant = with_patch(settings, patch, plan.levels, plan.strategy)
+            variant = variant.with_batch_size(batch_size)
+            return make_step_factory(variant, precision, cuda=cuda, device=device_type)()
 
         sizes = list_trial_sizes(plan)
-        step = steps(with_patch_and_batch(request, plan, *sizes[0]))
-        taken = [time_step(step, where)]  # compiles kernels
-        if taken[0] > LIMIT_SECONDS:
-            said = f"a step on {join_by_x(sizes[0][0])} voxels alone took {taken[0]:.0f} s"
-            return StepTimeEstimate(device=name, why=said)
-        begun, per_voxel = perf_counter(), 0.0
-        for patch, batch in sizes:
-            # Small patches take longer for each voxel: the guess falls as they grow.
-            if perf_counter() - begun + per_voxel * batch * prod(patch) > LIMIT_SECONDS:
-                whole_step = per_voxel * plan.batch * prod(plan.patch)
-                return StepTimeEstimate(
-                    device=name, why=f"a step may take up to {whole_step:.0f} s"
-                )
-            step = steps(with_patch_and_batch(request, plan, patch, batch))
-            taken = [time_step(step, where)]
-            per_voxel = taken[0] / (batch * prod(patch))
-        while len(taken) < MOST_STEPS and sum(taken) < ENOUGH_SECONDS:
-            taken.append(time_step(step, where))
-    except Exception as error:  # a plan is for another machine, perhaps, and is good without it
-        return StepTimeEstimate(device=name, why=summarize_error(error))
-    later = taken[1:] or taken  # the first one makes the optimizer's state
-    return StepTimeEstimate(device=name, seconds=sum(later) / len(later))
-
-
-def with_patch_and_batch(
-    request: ComposedConfig, plan: TrainingPlan, patch: Triple, batch: int
-) -> ComposedConfig:
-    """The planned run with another patch and batch."""
-    return with_batch(with_patch(request, patch, plan.levels, plan.strategy), batch)
+        first = time_step(build_step(*sizes[0]), device)  # compiles kernels
+        if first > LIMIT_SECONDS:
+            reason = f"a step on only {join_by_x(sizes[0][0])} voxels took {first:.0f} s"
+            return StepTimeEstimate(device=name, reason=reason)
+        start, seconds_per_voxel, step, times = perf_counter(), 0.0, None, [first]
+        for patch, batch_size in sizes:
+            # Small patches take longer per voxel: the expected time falls as they grow.
+            voxels = batch_size * prod(patch)
+            if perf_counter() - start + seconds_per_voxel * voxels > LIMIT_SECONDS:
+                expected = seconds_per_voxel * plan.batch_size * prod(plan.patch_size)
+                reason = f"a step may take up to {expected:.0f} s"
+                return StepTimeEstimate(device=name, reason=reason)
+            step = build_step(patch, batch_size)
+            times = [time_step(step, device)]
+            seconds_per_voxel = times[0] / voxels
+        assert step is not None
+        while len(times) < MAX_TIMED_STEPS and sum(times) < ENOUGH_SECONDS:
+            times.append(time_step(step, device))
+    except Exception as error:  # a plan may be for another machine, and is useful without a time
+        return StepTimeEstimate(device=name, reason=summarize_error(error))
+    times = times[1:] or times  # the first step allocates the optimizer's state
+    return StepTimeEstimate(device=name, seconds=sum(times) / len(times))
 
 
 def time_step(step: TrainingStep, device: torch.device) -> float:
-    """Run one step to its end."""
-    begun = perf_counter()
+    """Return the seconds of one step."""
+    start = perf_counter()
     step.train(RandomInputs(2))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return perf_counter() - begun
+    return perf_counter() - start
 
 
 def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
-    """Patches and batches to run, from the least that a network takes to those of the plan."""
-    factor = plan.levels.factor if plan.levels.windows else (OWN_FACTOR,) * 3
-    least = [min(n, f) for n, f in zip(plan.patch, factor, strict=True)]
-    longest = max(range(3), key=lambda axis: plan.patch[axis] / factor[axis])
-    least[longest] = min(plan.patch[longest], 2 * factor[longest])  # norms need two voxels
-    parts = [
-        [max(n // share, m) for n, m in zip(plan.patch, least, strict=True)] for share in (4, 2)
+    """Return patches and batch sizes to run, from the smallest possible to those of the plan."""
+    factor = plan.levels.factor if plan.levels.windows else (OTHER_FACTOR,) * 3
+    smallest = [min(n, f) for n, f in zip(plan.patch_size, factor, strict=True)]
+    longest = max(range(3), key=lambda axis: plan.patch_size[axis] / factor[axis])
+    smallest[longest] = min(plan.patch_size[longest], 2 * factor[longest])  # norms need two voxels
+    fractions = [
+        [max(n // divisor, m) for n, m in zip(plan.patch_size, smallest, strict=True)]
+        for divisor in (4, 2)
     ]
-    sizes = [round_up_to_multiple(part, factor) for part in (least, *parts)]
-    return [*((size, 1) for size in sizes if size != plan.patch), (plan.patch, plan.batch)]
+    sizes = [round_up_to_multiple(size, factor) for size in (smallest, *fractions)]
+    trials = [(size, 1) for size in sizes if size != plan.patch_size]
+    return [*trials, (plan.patch_size, plan.batch_size)]

@@ -1,7 +1,7 @@
-"""Spacing, patches and levels for a data set, from its sizes and spacings alone.
+"""Plan spacing, patches and levels for a dataset from its sizes and spacings alone.
 
-These are the rules of nnU-Net's planner; tests/workflows/planning/test_topology.py compares them with it, and
-docs/method.md says where `unet3d plan` differs.
+These are the rules of nnU-Net's planner. tests/workflows/planning/test_topology.py compares them
+with it, and docs/explanation/planning.md lists where `unet3d plan` differs.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,30 @@ import numpy as np
 from unet3d.data.preprocessing.resampling import compute_resampled_shape
 from unet3d.types import Triple
 
-COARSE = 3
-"""An axis with so many times the spacing of the finest one is not resampled to the median."""
+COARSE_RATIO = 3
+"""An axis with more than this times the spacing of the others is resampled to a finer spacing than
+the median."""
 
-LEAST = 4
+MIN_VOXELS = 4
 """Voxels that pooling must leave along an axis."""
 
-ALONE = 12
-"""Voxels that an axis must have to be pooled alone."""
+MIN_VOXELS_ALONE = 12
+"""Voxels that an axis must have to be pooled when no other axis is."""
 
-LARGEST = 256**3
-"""Voxels of the patch that the search begins with."""
+MAX_PATCH_VOXELS = 256**3
+"""Voxels of the patch that the search starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Pooling windows from a level to the next, and each level's kernel."""
+    """The pooling windows between levels, and the convolution kernel of each level."""
 
     windows: tuple[Triple, ...]
     kernels: tuple[Triple, ...]
 
     @property
     def factor(self) -> Triple:
-        """What a patch's sides are to be multiples of."""
+        """Return what the patch's sides must be multiples of."""
         d, h, w = (prod(window[axis] for window in self.windows) for axis in range(3))
         return d, h, w
 
@@ -43,20 +44,20 @@ class Levels:
 def target_spacing(
     spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]]
 ) -> tuple[float, float, float]:
-    """The median along each axis; along one that is coarse and thin, a fine one of those there.
+    """Return the median spacing along each axis; along a coarse and thin axis the 10th percentile.
 
-    Most cases would lose slices at a coarse axis's median, and few at its 10th percentile. Seven
-    digits are kept: files have no more.
+    At the median of a coarse axis many cases would lose slices, at its 10th percentile few do.
+    Seven digits are kept: files have no more.
     """
     target = np.percentile(spacings, 50, axis=0)
     size = np.percentile(shapes, 50, axis=0)
-    worst = int(np.argmax(target))
-    others = [axis for axis in range(3) if axis != worst]
-    coarse = target[worst] > COARSE * max(target[others])
-    if coarse and size[worst] * COARSE < min(size[others]):
-        fine = np.percentile([s[worst] for s in spacings], 10)
-        least = max(target[others])
-        target[worst] = fine if fine >= least else least + 1e-5
+    coarsest = int(np.argmax(target))
+    others = [axis for axis in range(3) if axis != coarsest]
+    is_coarse = target[coarsest] > COARSE_RATIO * max(target[others])
+    if is_coarse and size[coarsest] * COARSE_RATIO < min(size[others]):
+        fine = np.percentile([s[coarsest] for s in spacings], 10)
+        minimum = max(target[others])
+        target[coarsest] = fine if fine >= minimum else minimum + 1e-5
     d, h, w = (float(f"{s:.7g}") for s in target)
     return d, h, w
 
@@ -79,18 +80,18 @@ def find_median_shape(
 
 
 def initial_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
-    """A patch as isotropic in mm as can be, no larger than the median case."""
-    scale = (LARGEST * prod(spacing_mm)) ** (1 / 3)
+    """Return a patch that is as isotropic in mm as possible and no larger than the median case."""
+    scale = (MAX_PATCH_VOXELS * prod(spacing_mm)) ** (1 / 3)
     sides = (min(round(scale / s), ceil(n)) for s, n in zip(spacing_mm, median, strict=True))
     d, h, w = (max(1, side) for side in sides)
     return d, h, w
 
 
 def plan_levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
-    """Pool and convolve along an axis once its voxels are less than twice the finest.
+    """Pool and convolve along an axis once its spacing is less than twice the finest.
 
-    An axis that is convolved at a level is at all below it, and the coarsest level convolves
-    along all three. An axis is pooled while it has 8 voxels, or 12 where it would be the only one.
+    An axis that is convolved at a level is convolved at all levels below it; the coarsest level
+    convolves all three. An axis is pooled while it has 8 voxels, or 12 if it is the only one.
 
     >>> plan_levels((1, 1, 1), (40, 56, 40)).windows
     ((2, 2, 2), (2, 2, 2), (2, 2, 2))
@@ -99,67 +100,73 @@ def plan_levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
     >>> plan_levels((5, 1, 1), (16, 128, 128)).kernels
     ((1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
     """
-    size, at = list(patch), list(spacing_mm)
+    size, spacing = list(patch), list(spacing_mm)
     kernel: Triple = (1, 1, 1)
     windows, kernels = [], []
-    while window := _window(at, size):
-        d, h, w = (3 if k == 3 or s / min(at) < 2 else 1 for k, s in zip(kernel, at, strict=True))
+    while window := _choose_window(spacing, size):
+        finest = min(spacing)
+        d, h, w = (
+            3 if k == 3 or s / finest < 2 else 1 for k, s in zip(kernel, spacing, strict=True)
+        )
         kernel = (d, h, w)
         kernels.append(kernel)
         windows.append(window)
         size = [-(-n // w) for n, w in zip(size, window, strict=True)]
-        at = [s * w for s, w in zip(at, window, strict=True)]
+        spacing = [s * w for s, w in zip(spacing, window, strict=True)]
     return Levels(windows=tuple(windows), kernels=(*kernels, (3, 3, 3)))
 
 
-def _window(spacing_mm: Sequence[float], size: Sequence[int]) -> Triple | None:
-    """Return the next pooling window, or None where nothing is to be pooled any more."""
-    large = [axis for axis in range(3) if size[axis] >= 2 * LEAST]
+def _choose_window(spacing_mm: Sequence[float], size: Sequence[int]) -> Triple | None:
+    """Return the next pooling window, or None if no axis can be pooled any more."""
+    large = [axis for axis in range(3) if size[axis] >= 2 * MIN_VOXELS]
     finest = min((spacing_mm[axis] for axis in large), default=0)
     pooled = [axis for axis in large if spacing_mm[axis] / finest < 2]
-    if not pooled or (len(pooled) == 1 and size[pooled[0]] < ALONE):
+    if not pooled or (len(pooled) == 1 and size[pooled[0]] < MIN_VOXELS_ALONE):
         return None
     d, h, w = (2 if axis in pooled else 1 for axis in range(3))
     return d, h, w
 
 
 def round_up_to_multiple(patch: Sequence[int], factor: Sequence[int]) -> Triple:
-    """The next multiples of what the levels divide by."""
+    """Round each side up to a multiple of its factor.
+
+    >>> round_up_to_multiple((7, 8, 9), (4, 4, 1))
+    (8, 8, 9)
+    """
     d, h, w = (-(-n // f) * f for n, f in zip(patch, factor, strict=True))
     return d, h, w
 
 
 def list_patches(spacing_mm: Sequence[float], median: Sequence[float]) -> list[Triple]:
-    """List the patches to try, each with fewer voxels than the one before and levels to pool."""
+    """Return the patches to try: each has levels to pool, and fewer voxels than the one before."""
     first = initial_patch(spacing_mm, median)
     patch: Triple | None = round_up_to_multiple(first, plan_levels(spacing_mm, first).factor)
     seen: set[Triple] = set()
-    found: list[Triple] = []
+    patches: list[Triple] = []
     while patch is not None and patch not in seen:
         seen.add(patch)
-        if plan_levels(spacing_mm, patch).windows and not (
-            found and prod(found[-1]) <= prod(patch)
-        ):
-            found.append(patch)
+        is_smaller = not patches or prod(patch) < prod(patches[-1])
+        if is_smaller and plan_levels(spacing_mm, patch).windows:
+            patches.append(patch)
         patch = _shrink(patch, spacing_mm, median)
-    return found
+    return patches
 
 
 def _shrink(patch: Triple, spacing_mm: Sequence[float], median: Sequence[float]) -> Triple | None:
-    """Take one step from the axis that is largest for the cases there; None at the end.
+    """Shorten the axis that is largest relative to the cases; None if no axis can be shortened.
 
-    A step is what the shorter axis has to be a multiple of. The other axes may then have other
-    multiples, so that a patch can grow. On a tie the first axis is taken, the coarsest one last:
-    nnU-Net takes the last of its axes, which are in the opposite order behind the coarsest.
+    The step is what the shorter axis has to be a multiple of. The other axes may then have other
+    multiples, so that a patch can grow. On a tie the first axis is shortened, the coarsest last:
+    nnU-Net takes the last of its axes, which are in the opposite order after the coarsest.
     """
     factor = plan_levels(spacing_mm, patch).factor
     coarsest = max(range(3), key=lambda axis: (spacing_mm[axis], axis))
     order = sorted(range(3), key=lambda axis: (-patch[axis] / median[axis], axis == coarsest))
     for axis in order:
-        less = list(patch)
-        less[axis] -= factor[axis]
-        step = plan_levels(spacing_mm, less).factor[axis]
-        less[axis] = patch[axis] - step
-        if less[axis] >= LEAST:
-            return round_up_to_multiple(less, plan_levels(spacing_mm, less).factor)
+        shorter = list(patch)
+        shorter[axis] -= factor[axis]
+        step = plan_levels(spacing_mm, shorter).factor[axis]
+        shorter[axis] = patch[axis] - step
+        if shorter[axis] >= MIN_VOXELS:
+            return round_up_to_multiple(shorter, plan_levels(spacing_mm, shorter).factor)
     return None

@@ -1,1 +1,1 @@
-"""Build what several workflows need: the dataset and the network."""
+"""Build what several workflows need: the dataset, the network, the optimizer."""

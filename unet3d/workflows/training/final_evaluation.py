@@ -1,4 +1,4 @@
-"""After the last step: the best checkpoint on validation cases, as predict and evaluate do."""
+"""Evaluate the best checkpoint on the validation cases when training ends."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -6,98 +6,97 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.checkpoint_file import update_metadata
 from unet3d.data.layouts.label_names import LabelNames
-from unet3d.data.layouts.unlabelled import ScanFiles
+from unet3d.data.layouts.unlabeled import ScanFiles
+from unet3d.data.loading.datasets import CachedVolume
 from unet3d.data.nifti.labels import read_labels
 from unet3d.data.nifti.writer import write_labels
-from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import DoesNotFitError
 from unet3d.inference.postprocess import keep_largest_component
-from unet3d.lit.callbacks.checkpoints import update_metadata
 from unet3d.workflows.evaluation.results import build_result, draw_worst_cases, write_result
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.training.build import TrainingRun
+from unet3d.workflows.training.run import TrainingRun
 
 
-def evaluate_best_checkpoint(run: TrainingRun, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Scores of the validation cases in the grid of their files; None if there are none.
+def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> dict[str, Any] | None:
+    """Score the validation cases in the grids of their files; None if there are none.
 
-    Predictions are left in validation/, scores in evaluation/; which classes are better off with
-    their largest piece alone goes into the checkpoints, where predict finds it.
+    Predictions are written to validation/, scores to evaluation/. Classes that score higher with
+    only their largest component are recorded in the checkpoints, where predict finds them.
     """
     if not run.validation:
         return None
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
-    say(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
-    members = load_ensemble(checkpoints[:1], run.config["allow_targets"])
+    log(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
+    ensemble = load_ensemble(checkpoints[:1], run.settings.allow_targets)
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
+    windows = run.settings.inference
     predictor = Predictor(
-        members,
+        ensemble,
         device=run.trainer.strategy.root_device,
-        used=run.precision,
-        kept=(),
-        ram=None,
-        mirror=(),
-        **run.config["inference"],
+        precision=run.precision,
+        overlap=windows.overlap,
+        batch_size=windows.batch_size,
     )
-    tasks = [
-        ScanTask(
+    for volume in run.validation:
+        task = ScanTask(
             scan=ScanFiles(name=volume.name, files=volume.case.images),
             labels=folder / f"{volume.name}.nii.gz",
             probabilities=None,
         )
-        for volume in run.validation
-    ]
-    for task in tasks:
         try:
-            predictor.predict(predictor.prepare(task), told=lambda windows: None, say=say)
+            scan = predictor.prepare(task)
+            predictor.predict(scan, on_windows=lambda count: None, log=log)
         except DoesNotFitError as reason:
-            say(f"{task.scan.name} is not evaluated: {reason}")
-    classes = [] if members.regions else range(1, len(members.classes))
-    kept = choose_postprocessing(run.validation, classes, folder)
-    for path in checkpoints if kept else []:
-        update_metadata(path, {"largest_component": [members.classes[c] for c in kept]})
-    evaluation = build_evaluation(run, members, folder)
+            log(f"{volume.name} is not evaluated: {reason}")
+    labels = [] if ensemble.regions else range(1, len(ensemble.classes))
+    cleaned = choose_postprocessing(run.validation, labels, folder)
+    cleaned_classes = [ensemble.classes[label] for label in cleaned]
+    for path in checkpoints if cleaned else []:
+        update_metadata(path, {"largest_component": cleaned_classes})
+    evaluation = _build_evaluation(run, ensemble, folder)
     evaluation.output.mkdir(exist_ok=True)
-    found = build_result(evaluation, list(evaluation.score_all()))
-    write_result(found, evaluation.output)
-    for line in draw_worst_cases(evaluation, found):
-        say(line)
+    result = build_result(evaluation, list(evaluation.score_all()))
+    write_result(result, evaluation.output)
+    for line in draw_worst_cases(evaluation, result):
+        log(line)
     return {
         "checkpoint": str(checkpoints[0]),
-        "largest_component": [members.classes[c] for c in kept],
-        "mean": found["mean"],
-        "per_class": found["per_class"],
-        "faults": found["faults"],
+        "largest_component": cleaned_classes,
+        "mean": result["mean"],
+        "per_class": result["per_class"],
+        "errors": result["errors"],
     }
 
 
 def choose_postprocessing(
-    volumes: Sequence[CachedVolume], classes: Sequence[int], folder: Path
+    volumes: Sequence[CachedVolume], labels: Sequence[int], folder: Path
 ) -> list[int]:
-    """Classes whose mean Dice is higher with the largest piece alone; the files are cleaned."""
-    gains = dict.fromkeys(classes, 0.0)
+    """Return labels whose mean Dice is higher with only the largest component; clean the files."""
+    gains = dict.fromkeys(labels, 0.0)
     for prediction, reference, _ in iter_predictions(volumes, folder):
-        for c in classes:
+        for label in labels:
             cleaned = prediction.copy()
-            keep_largest_component(cleaned, [c])
-            gains[c] += dice(cleaned, reference, c) - dice(prediction, reference, c)
-    kept = [c for c in classes if gains[c] > 0]
-    if kept:
+            keep_largest_component(cleaned, [label])
+            before, after = (_dice(p, reference, label) for p in (prediction, cleaned))
+            gains[label] += after - before
+    chosen = [label for label in labels if gains[label] > 0]
+    if chosen:
         for prediction, _, path in iter_predictions(volumes, folder):
-            keep_largest_component(prediction, kept)
+            keep_largest_component(prediction, chosen)
             write_labels(path, prediction, path)
-    return kept
+    return chosen
 
 
 def iter_predictions(
     volumes: Sequence[CachedVolume], folder: Path
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Path]]:
-    """Prediction, reference and the prediction's file, case by case."""
+    """Yield prediction, reference and the prediction's file, case by case."""
     for volume in volumes:
         path = folder / f"{volume.name}.nii.gz"
         if path.exists():
@@ -105,18 +104,17 @@ def iter_predictions(
             yield prediction, read_labels(volume.case.label)[0], path
 
 
-def dice(prediction: np.ndarray, reference: np.ndarray, c: int) -> float:
-    """Of one class; 1 if neither has it, since there is nothing to gain then."""
-    p, r = prediction == c, reference == c
-    both = int(p.sum()) + int(r.sum())
-    return 2 * int((p & r).sum()) / both if both else 1.0
+def _dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:
+    """Return one label's Dice; 1 if neither has it, since nothing can be gained then."""
+    p, r = prediction == label, reference == label
+    total = int(p.sum()) + int(r.sum())
+    return 2 * int((p & r).sum()) / total if total else 1.0
 
 
-def build_evaluation(run: TrainingRun, members: Ensemble, folder: Path) -> Evaluation:
-    """The predictions beside their references, as `unet3d evaluate` would match them."""
-    data, choice = run.config["data"], run.config["evaluation"]
-    classes = {name: (c,) for c, name in enumerate(members.classes) if c > 0}
-    regions = {k: tuple(v) for k, v in (members.regions or {}).items()}
+def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Evaluation:
+    """Pair the predictions with their references, as `unet3d evaluate` would match them."""
+    classes = {name: (label,) for label, name in enumerate(ensemble.classes) if label > 0}
+    regions = {name: tuple(labels) for name, labels in (ensemble.regions or {}).items()}
     pairs = [
         CasePair(
             name=volume.name,
@@ -128,21 +126,19 @@ def build_evaluation(run: TrainingRun, members: Ensemble, folder: Path) -> Evalu
         if (folder / f"{volume.name}.nii.gz").exists()
     ]
     return Evaluation(
-        config={
-            "predictions": str(folder),
-            "references": "of the validation cases",
-            "output": str(run.folder / "evaluation"),
-            "images": None,
-            "draw_worst": choice["draw_worst"],
-            "workers": 1,
-        },
+        predictions=str(folder),
+        references="of the validation cases",
+        output=run.folder / "evaluation",
+        images=None,
+        draw_worst=run.settings.evaluation.draw_worst,
+        workers=1,
         pairs=pairs,
         without_reference=[],
         names=LabelNames(
             classes=regions or classes,
-            known=frozenset(range(data["num_classes"])),
-            ignore_label=data["ignore_label"],
+            known=frozenset(range(len(ensemble.classes))),
+            ignore_label=run.facts.ignore_label,
         ),
-        ignore_label=data["ignore_label"],
-        tolerance_mm=choice["tolerance_mm"],
+        ignore_label=run.facts.ignore_label,
+        tolerance_mm=run.settings.evaluation.tolerance_mm,
     )

@@ -1,50 +1,53 @@
-"""What to try when a training goes wrong: overrides, made of what its config has now."""
+"""Suggest overrides for a training that goes wrong."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from unet3d.lit.callbacks.stopping import parse_max_time
+from unet3d.config.settings.training import DEFAULT_MAX_EPOCHS, TrainingSettings
 from unet3d.report.diagnosis import Remedies
 
-MUCH_FOREGROUND = 0.9
-"""The share of patches around foreground that is proposed to a run with less."""
+HIGH_FOREGROUND_FRACTION = 0.9
+"""The foreground fraction that is suggested to a run with less."""
 
 
-def suggest_remedies(config: Mapping[str, Any], default_epochs: int) -> Remedies:
-    """For each kind of warning; a key that the network does not have is not proposed."""
-    model, data = config["model"], config["data"]
-    learned = []
-    if model.get("prior_bias") is False:
-        learned.append("model.prior_bias=true")
-    learned.append(double_limits(config["trainer"], default_epochs))
-    if data["foreground_fraction"] < MUCH_FOREGROUND:
-        learned.append(f"data.foreground_fraction={MUCH_FOREGROUND}")
-    if isinstance(model.get("width"), int) and model.get("channels") is None:
-        learned.append(f"model.width={2 * model['width']}")
-    rate = config["optimizer"].get("lr")
-    known = isinstance(rate, int | float) and rate > 0
-    rates = [f"optimizer.lr={rate * factor:g}" for factor in (0.1, 10)] if known else []
+def suggest_remedies(settings: TrainingSettings) -> Remedies:
+    """Return overrides for each kind of warning; only keys that the network has."""
+    arguments = settings.network.model.arguments
+    longer = double_limits(settings)
+    for_class = [] if settings.network.prior_bias else ["model.prior_bias=true"]
+    for_class.append(longer)
+    if settings.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
+        for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
+    if isinstance(arguments.get("width"), int) and arguments.get("channels") is None:
+        for_class.append(f"model.width={2 * arguments['width']}")
+    lr = settings.optimizer.arguments.get("lr")
+    has_lr = isinstance(lr, int | float) and lr > 0
     return Remedies(
-        run_too_short=[double_limits(config["trainer"], default_epochs)],
-        class_not_learned=learned,
-        loss_not_falling=rates,
+        run_too_short=[longer],
+        class_not_learned=for_class,
+        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)]
+        if has_lr
+        else [],
     )
 
 
-def double_limits(trainer: Mapping[str, Any], default_epochs: int) -> str:
-    """Twice the limits of a run.
+def double_limits(settings: TrainingSettings) -> str:
+    """Return twice the limits of a run as overrides."""
+    trainer = settings.trainer
+    words = []
+    if trainer.max_steps is not None:
+        words.append(f"trainer.max_steps={2 * trainer.max_steps}")
+    if trainer.max_epochs is not None:
+        words.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
+    if trainer.max_seconds is not None:
+        words.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
+    return " ".join(words) or f"trainer.max_epochs={2 * DEFAULT_MAX_EPOCHS}"
 
-    >>> double_limits({"max_steps": None, "max_epochs": None, "max_time": "00:20:30:00"}, 20)
-    'trainer.max_time=01:17:00:00'
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as trainer.max_time takes it.
+
+    >>> format_duration(147600)
+    '01:17:00:00'
     """
-    limits = {k: trainer[k] for k in ("max_steps", "max_epochs") if trainer[k] is not None}
-    time = parse_max_time(trainer["max_time"])
-    if not limits and time is None:
-        limits = {"max_epochs": default_epochs}
-    words = [f"trainer.{key}={2 * value}" for key, value in limits.items()]
-    if time is not None:
-        minutes, s = divmod(round(2 * time), 60)
-        hours, m = divmod(minutes, 60)
-        d, h = divmod(hours, 24)
-        words.append(f"trainer.max_time={d:02}:{h:02}:{m:02}:{s:02}")
-    return " ".join(words)
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    d, h = divmod(hours, 24)
+    return f"{d:02}:{h:02}:{m:02}:{s:02}"

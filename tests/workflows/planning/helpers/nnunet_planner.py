@@ -1,6 +1,6 @@
-"""What nnU-Net's own planner decides for cases of which only sizes and spacings are known.
+"""Plan with nnU-Net's own planner for cases of which only sizes and spacings are known.
 
-Axes are in this project's order, that of nibabel; nnU-Net's is the opposite one, that of SimpleITK.
+Axes are in the order of nibabel, as everywhere here; nnU-Net reverses them, as SimpleITK does.
 """
 
 import json
@@ -34,11 +34,11 @@ class NnUnetPlan:
 
     spacing_mm: tuple[float, ...]
     median: tuple[float, ...]  # voxels of the median case at that spacing
-    patches: tuple[Triple, ...]  # those it estimated, the largest first
+    patches: tuple[Triple, ...]  # that were estimated, the largest first
     patch: Triple
     levels: Levels
     batch: int
-    configuration: dict  # as it would stand in nnUNetPlans.json, in nnU-Net's order of axes
+    configuration: dict  # as in nnUNetPlans.json, in nnU-Net's order of axes
 
 
 def plan_levels_with_nnunet(
@@ -57,7 +57,7 @@ def plan_levels_with_nnunet(
 
 
 class Planner(ExperimentPlanner):
-    """nnU-Net's, which remembers the patches it tried."""
+    """nnU-Net's planner, which records the patches that it tries."""
 
     estimate: Callable[[Triple], float] | None
     tried: list[Sequence[int]]
@@ -72,7 +72,7 @@ class Planner(ExperimentPlanner):
 
 @cache
 def empty_planner() -> Planner:
-    """A planner of a data set without cases: nnU-Net makes one from files alone."""
+    """Return a planner of a dataset without cases: nnU-Net reads one from files only."""
     with TemporaryDirectory() as folder:
         raw, preprocessed = Path(folder, "raw", NAME), Path(folder, "preprocessed", NAME)
         for path, content in (
@@ -97,8 +97,8 @@ def plan_with_nnunet(
 ) -> NnUnetPlan:
     """Plan for cropped cases with these spacings and shapes.
 
-    `estimate` stands for nnU-Net's own estimate of a patch, which builds the network: for 8 GB it
-    has to be at most 560e6 (with a batch of two).
+    `estimate` replaces nnU-Net's own estimate of a patch, which builds the network: for 8 GB it has
+    to be at most 560e6 (with a batch of two).
     """
     planner = copy(empty_planner())
     planner.estimate = estimate
@@ -120,14 +120,14 @@ def plan_with_nnunet(
         compute_new_shape(n[::-1], s[::-1], spacing) for n, s in zip(shapes, spacings, strict=True)
     ]
     median = np.median(resampled, axis=0)
-    found = planner.get_plans_for_configuration(
+    plans = planner.get_plans_for_configuration(
         spacing[forward],
         median[forward],
         planner.generate_data_identifier("3d_fullres"),
         float(np.prod(median) * len(shapes)),
         {},
     )
-    network = found["architecture"]["arch_kwargs"]
+    network = plans["architecture"]["arch_kwargs"]
     windows, kernels = (
         tuple(triple(in_our_order(size, backward)) for size in network[key])
         for key in ("strides", "kernel_sizes")
@@ -136,19 +136,19 @@ def plan_with_nnunet(
         spacing_mm=tuple(map(float, spacing[::-1])),
         median=tuple(map(float, median[::-1])),
         patches=tuple(triple(in_our_order(p, backward)) for p in planner.tried),
-        patch=triple(in_our_order(found["patch_size"], backward)),
+        patch=triple(in_our_order(plans["patch_size"], backward)),
         levels=Levels(windows=windows[1:], kernels=kernels),
-        batch=found["batch_size"],
-        configuration=found,
+        batch=plans["batch_size"],
+        configuration=plans,
     )
 
 
 def in_our_order(numbers: Sequence[float], backward: Sequence[int]) -> Sequence[float]:
-    """Undo nnU-Net's transposition, and turn the axes' order."""
+    """Undo nnU-Net's transposition, and reverse the order of axes."""
     return [numbers[axis] for axis in backward][::-1]
 
 
 def triple(numbers: Sequence[float]) -> Triple:
-    """As ints of Python."""
+    """Return three Python ints."""
     d, h, w = (int(n) for n in numbers)
     return d, h, w

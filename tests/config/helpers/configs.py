@@ -1,0 +1,36 @@
+"""Composed configs with other values, without composing each of them: that takes most of a test."""
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from unet3d.config.compose import ComposedConfig, compose_config
+
+REQUIRED = {
+    "predict": ("checkpoint=a.ckpt", "input=scans", "output=labels"),
+    "evaluate": ("predictions=p", "references=r", "output=scores"),
+    "export": ("checkpoint=a.ckpt", "output=a.onnx"),
+    "compare": ("runs=[.]",),
+    "download": ("task=Task04_Hippocampus",),
+    "plan": ("budget_gib=8",),
+    "suggest": ("budget_gib=8",),
+}
+"""Overrides for the keys that a command cannot do without."""
+
+
+@cache
+def compose_required(command: str) -> ComposedConfig:
+    """Compose a command's config with nothing but what must be given; do not change the result."""
+    return compose_config(REQUIRED.get(command, ()), command)
+
+
+def with_values(command: str, values: dict[str, Any]) -> ComposedConfig:
+    """Return a command's config with other values, as a config file may hold them."""
+    composed = compose_required(command)
+    config = deepcopy(composed.config)
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    return replace(composed, config=config)

@@ -1,0 +1,111 @@
+"""Keys and types are checked against the options before anything is parsed."""
+
+import pytest
+
+from tests.config.helpers.configs import compose_required, with_values
+from unet3d.config.compose import compose_config, get_config_dir
+from unet3d.config.validate import (
+    check_missing_keys,
+    check_unknown_keys,
+    check_value_types,
+    list_known_keys,
+    suggest_name,
+)
+from unet3d.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.foreground_fraction", 1),  # an int for a float
+        ("data.batch_size", 4.0),
+        ("model.kernel_size", [3, 3, 1]),  # a list for an int
+        ("data.num_classes", None),
+        ("precision", "bf16"),  # words and numbers
+        ("fold", "none"),
+        ("trainer.devices", "auto"),
+        ("data.background", "auto"),
+        ("model.foo", 1),  # the target of `model` checks its arguments
+    ],
+)
+def test_a_value_of_the_right_type_is_accepted(key, value):
+    check_value_types(with_values("train", {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data.num_workers", "many", "data.num_workers must be int as in data.num_workers=0"),
+        ("evaluation.draw_worst", 1.5, "evaluation.draw_worst must be int as in evaluation.draw_w"),
+        ("inference.overlap", "half", "inference.overlap must be float as in inference.overlap="),
+        ("model.width", True, "model.width must be int as in model.width=8, got True"),
+        ("tf32", 1, "tf32 must be bool as in tf32=True, got 1"),
+        ("data.patch_size", 8, "data.patch_size must be a list as in data.patch_size=[32, 32, 32]"),
+        ("optimizer", 3, "optimizer must be a mapping of keys, got 3"),
+        ("data.foreground_fraction", float("nan"), "data.foreground_fraction must be a number, "),
+        ("data.patch_size", [8, 8, float("nan")], "data.patch_size must be a number, got NaN"),
+        ("data.patch", [8, 8, 8], "no key 'data.patch'; did you mean patch_size?"),
+        ("inference.tta", True, "no key 'inference.tta'"),
+    ],
+)
+def test_a_value_of_another_type_or_an_unknown_key_is_refused(key, value, expected):
+    with pytest.raises(UsageError) as caught:
+        check_value_types(with_values("train", {key: value}))
+    assert str(caught.value).startswith(expected)
+
+
+def test_types_are_those_of_the_selected_option():
+    composed = compose_config(["model=dynunet", "model.filters=[8,16,16]"], "train")
+    check_value_types(composed)
+    composed.config.model.filters = 8
+    with pytest.raises(UsageError, match=r"model\.filters must be a list as in"):
+        check_value_types(composed)
+
+
+def test_only_known_top_level_keys_are_accepted():
+    check_unknown_keys(compose_required("memory").config, "memory")
+    with pytest.raises(UsageError, match=r"^no key or group 'presicion'; did you mean precision\?"):
+        check_unknown_keys(with_values("train", {"presicion": 16}).config, "train")
+    with pytest.raises(UsageError, match=r"^no key or group 'budget_gib'"):
+        check_unknown_keys(with_values("train", {"budget_gib": 8}).config, "train")
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "message"),
+    [
+        ("train", ["data=nnunet"], "data.root must be given: data.root=... ("),
+        (
+            "plan",
+            ["data=nnunet"],
+            "budget_gib and data.root must be given: budget_gib=... data.root=...",
+        ),
+        (
+            "predict",
+            [],
+            "checkpoint, input and output must be given: checkpoint=... input=... output=...",
+        ),
+    ],
+)
+def test_missing_keys_are_named_together_and_a_single_one_is_described(command, overrides, message):
+    with pytest.raises(UsageError) as caught:
+        check_missing_keys(compose_config(overrides, command), [get_config_dir()])
+    assert str(caught.value).startswith(message)
+
+
+def test_a_command_that_reads_no_dataset_needs_no_data_root():
+    check_missing_keys(compose_config(["data=nnunet"], "memory"), [get_config_dir()])
+
+
+def test_known_keys_are_those_of_the_selected_options():
+    keys = set(list_known_keys("train", ["model=dynunet", "data.bach_size=3"], "data.bach_size"))
+    assert {"model", "model.filters", "data.batch_size", "precision"} <= keys
+    assert "model.depth" not in keys
+
+
+def test_known_keys_are_groups_alone_where_another_override_is_wrong():
+    assert "model" in list(list_known_keys("train", ["model=none_such"], "data.bach_size"))
+
+
+def test_the_nearest_name_is_suggested_if_one_is_near():
+    assert suggest_name("unet_smal", ["unet_small", "unet_tiny"]) == "; did you mean unet_small?"
+    assert suggest_name("xyz", ["unet_small", "unet_tiny"]) == "."

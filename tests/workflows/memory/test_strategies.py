@@ -1,0 +1,71 @@
+import pytest
+
+from unet3d.errors import UsageError
+from unet3d.machine.device import Precision
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
+from unet3d.workflows.memory import strategies
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.strategies import (
+    list_leaner_strategies,
+    list_strategies,
+    resolve_strategy,
+)
+
+FULL_PRECISION = Precision("32", "32")
+NAIVE = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]"]
+
+
+def resolve(settings):
+    return resolve_strategy(settings, FULL_PRECISION, cuda=False)
+
+
+@pytest.mark.parametrize("strategy", ["fused", "lean", "leanest"])
+def test_auto_selects_the_first_strategy_that_is_predicted_to_fit(composed, monkeypatch, strategy):
+    overrides = ["data.patch_size=[64,64,64]", "model.width=32"]
+    if strategy == "fused":
+        available = 2**40
+    elif strategy == "leanest":
+        available = 0
+    else:
+        settings = composed(*overrides, f"checkpointing={strategy}")
+        available = CUDA_CONTEXT_BYTES + estimate_memory(settings).peak.allocated
+    monkeypatch.setattr(strategies, "get_available_bytes", lambda device: available)
+    settings = resolve(composed(*overrides, "checkpointing=auto"))
+    assert settings.strategy == strategy
+    assert "encoders" in settings.checkpointing.arguments
+
+
+def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):
+    settings = composed("checkpointing=auto", "trainer.accelerator=auto")
+    with pytest.raises(UsageError, match=r"this machine has no GPU: .*fused, skips, lean, leanest"):
+        estimate_memory(settings)
+
+
+def test_a_network_without_fused_blocks_runs_as_plain_modules(composed):
+    assert resolve(composed("model=dynunet")).strategy == "none"
+    assert resolve(composed(*NAIVE)).strategy == "none"
+    assert resolve(composed()).strategy == "fused"
+
+
+@pytest.mark.parametrize("strategy", ["none", "blocks", "lean"])
+def test_a_configured_strategy_is_kept(composed, strategy):
+    settings = composed(f"checkpointing={strategy}")
+    assert resolve(settings) is settings
+
+
+def test_strategies_are_listed_from_the_least_work_to_the_least_memory(composed):
+    assert list_strategies(composed()) == ("fused", "skips", "lean", "leanest")
+    assert list_strategies(composed("model=dynunet")) == ("none",)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "leaner"),
+    [
+        ("none", ("fused", "skips", "lean", "leanest")),
+        ("skips", ("lean", "leanest")),
+        ("leanest", ()),
+        ("blocks", ()),
+    ],
+)
+def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
+    assert list_leaner_strategies(composed(f"checkpointing={strategy}")) == leaner

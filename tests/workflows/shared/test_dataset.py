@@ -1,0 +1,134 @@
+"""Channels and classes come from the settings and from the dataset, which must not contradict."""
+
+import pytest
+
+from tests.config.helpers.configs import with_values
+from unet3d.config.settings.data import parse_data
+from unet3d.data.case import DatasetDescription
+from unet3d.errors import UsageError
+from unet3d.workflows.shared.dataset import (
+    build_preprocessing,
+    build_source,
+    check_regions,
+    complete_settings,
+    get_network_sizes,
+    resolve_dataset,
+)
+
+UNKNOWN = {"root": "/no/such", "num_classes": None, "in_channels": None}
+"""Settings that leave everything to the dataset."""
+
+REGIONS = {"whole": (1, 2), "core": (2,)}
+
+
+def parse(**values):
+    """Parse the group `data` with other values."""
+    data = {f"data.{key}": value for key, value in (UNKNOWN | values).items()}
+    return parse_data(with_values("train", data).config)
+
+
+def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
+    return DatasetDescription(channels=channels, classes=classes, **others)
+
+
+def test_the_dataset_says_what_the_settings_leave_open():
+    facts = resolve_dataset(parse(), describe(ignore_label=9, regions=REGIONS))
+    assert facts.channels == ("MRI",)
+    assert facts.classes == ("background", "a", "b")
+    assert facts.regions == REGIONS
+    assert facts.ignore_label == 9
+
+
+def test_settings_win_over_the_dataset():
+    data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
+    facts = resolve_dataset(data, describe(ignore_label=9, regions=REGIONS))
+    assert facts.regions == {"b": (2,), "a": (1,)}
+    assert facts.ignore_label == 8
+
+
+def test_classes_without_a_name_are_numbered():
+    facts = resolve_dataset(parse(num_classes=5), describe())
+    assert facts.classes == ("background", "a", "b", "class_3", "class_4")
+
+
+def test_outputs_are_classes_or_regions():
+    assert resolve_dataset(parse(), describe()).num_outputs == 3
+    assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
+
+
+def test_facts_complete_the_settings_the_loss_and_their_record(composed):
+    settings = composed("data=nnunet", "data.root=/no/such", base=[])
+    complete = resolve_dataset(settings.data, describe(regions=REGIONS)).complete(settings)
+    assert (complete.data.in_channels, complete.data.num_classes) == (1, 3)
+    assert complete.data.regions == REGIONS
+    regions = {"whole": [1, 2], "core": [2]}
+    assert complete.loss.arguments["regions"] == regions
+    assert complete.resolved["loss"]["regions"] == regions
+    assert complete.resolved["data"]["regions"] == regions
+    assert settings.loss.arguments["regions"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "description", "message"),
+    [
+        ({"in_channels": 2}, describe(), r"data\.in_channels=2, but the dataset has 1: MRI"),
+        ({}, describe(classes=("background",)), r"data\.num_classes must be an int >= 2, got 1"),
+        ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
+        ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
+        ({"regions": {"a": [0]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
+        ({"regions": {"a": [1], "b": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
+    ],
+)
+def test_a_contradiction_is_refused(values, description, message):
+    with pytest.raises(UsageError, match=message):
+        resolve_dataset(parse(**values), description)
+
+
+def test_settings_that_give_both_sizes_need_no_dataset():
+    both = {"num_classes": 4, "in_channels": 2}
+    assert get_network_sizes(parse(**both)) == (2, 4)
+    regions = {"whole": [1, 3], "core": [3]}
+    assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
+
+
+def test_settings_that_give_both_sizes_are_complete(composed):
+    settings = composed("data.root=/no/such", base=[])
+    assert complete_settings(settings) is settings
+
+
+def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
+    overrides = ["data=decathlon", f"data.root={decathlon_folder}", "data.in_channels=1"]
+    settings = complete_settings(composed(*overrides, base=[]))
+    assert get_network_sizes(settings.data) == (1, 3)
+
+
+def test_a_dataset_without_a_root_cannot_be_read():
+    with pytest.raises(UsageError, match=r"^data\.root must be given"):
+        build_source(parse(root="???"))
+
+
+def test_regions_keep_their_order():
+    assert list(check_regions({"b": [2], "a": [1]}, 3)) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("values", "background", "normalize"),
+    [
+        ({}, (0,), ("zscore",)),
+        ({"background": "auto"}, ("auto",), ("zscore_nonzero",)),
+        ({"background": [-3.5], "normalize": "zscore"}, (-3.5,), ("zscore",)),
+    ],
+)
+def test_a_background_other_than_zero_is_left_out_of_the_normalization(
+    values, background, normalize
+):
+    data = parse(**values)
+    preprocessing = build_preprocessing(data, resolve_dataset(data, describe()), [])
+    assert (preprocessing.background, preprocessing.normalize) == (background, normalize)
+
+
+def test_each_channel_has_its_normalization():
+    facts = resolve_dataset(parse(), describe(channels=("T1", "T2")))
+    assert build_preprocessing(parse(normalize="zscore"), facts, []).normalize == ("zscore",) * 2
+    with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
+        build_preprocessing(parse(normalize=["zscore"] * 3), facts, [])

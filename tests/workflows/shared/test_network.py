@@ -1,0 +1,33 @@
+import pytest
+from torch import nn
+
+from unet3d.errors import UsageError
+from unet3d.workflows.shared.network import build_network, count_parameters
+
+
+def get_num_outputs(network):
+    return {p.shape[0] for name, p in network.named_parameters() if "head" in name}
+
+
+def test_the_dataset_gives_the_sizes_that_the_settings_leave_open(composed, decathlon_folder):
+    settings = composed("data=decathlon", f"data.root={decathlon_folder}", base=[])
+    assert settings.data.num_classes is None
+    assert get_num_outputs(build_network(settings)) == {3}
+
+
+def test_regions_have_one_output_each(composed):
+    settings = composed("data.regions={whole:[1,3],core:[3]}")
+    assert get_num_outputs(build_network(settings)) == {2}
+
+
+def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
+    with pytest.raises(UsageError, match=r"^model=dynunet does not use pool=: remove it$"):
+        build_network(composed("model=dynunet", "pool=median"))
+    build_network(composed("model=dynunet"))
+
+
+def test_frozen_parameters_are_not_counted():
+    network = nn.Linear(3, 4)
+    assert count_parameters(network) == 16
+    network.bias.requires_grad_(False)
+    assert count_parameters(network) == 12

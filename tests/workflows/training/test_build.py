@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from tests.data.helpers.folders import nnunet
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.training.build import (
+    build_training,
+    describe_strategy,
+    make_config_record,
+    select_hparams,
+    set_tf32,
+)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_run_warns_of_its_first_step_and_has_no_estimate(composed, tmp_path):
+    plain, compiled = (
+        build_training(composed("memory.estimate=true", f"compile={choice}"), tmp_path)
+        for choice in ("false", "true")
+    )
+    assert compiled.module.model._compiled_call_impl is not None
+    assert compiled.estimate is None
+    assert "the first step takes minutes" in " ".join(compiled.notes)
+    assert list(compiled.module.state_dict()) == list(plain.module.state_dict())
+
+
+def test_tf32_can_be_switched_off():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        set_tf32(False)
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+        set_tf32(True)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_auto_is_recorded_as_the_strategy_that_it_selected(composed, tmp_path):
+    run = build_training(composed("checkpointing=auto"), tmp_path)
+    assert run.notes == ["checkpointing=auto: using fused"]
+    assert run.config["checkpointing"]["encoders"] == ["store_last"]
+    assert run.settings.strategy == "fused"
+
+
+def test_a_strategy_that_was_not_requested_is_noted():
+    assert describe_strategy("lean", "lean") == []
+    assert describe_strategy("auto", "lean") == ["checkpointing=auto: using lean"]
+    assert describe_strategy("fused", "none") == [
+        "checkpointing=fused: this network has no fused blocks, using none"
+    ]
+
+
+FACTS = DatasetFacts(
+    channels=("T1", "T2"), classes=("background", "a", "b"), regions=None, ignore_label=9
+)
+
+
+def test_the_record_of_a_config_has_what_the_dataset_says(composed):
+    settings: TrainingSettings = composed("model=dynunet", "data=decathlon", base=[])
+    record = make_config_record(FACTS.complete(settings))
+    assert record["data"]["num_classes"] == 3
+    assert record["data"]["in_channels"] == 2
+    assert record["data"]["ignore_label"] == 9
+    assert (record["model"]["in_channels"], record["model"]["out_channels"]) == (2, 3)
+    assert record["model"]["prior_bias"] is True
+    assert settings.resolved["data"]["num_classes"] is None
+
+
+@pytest.mark.parametrize("overrides", [[], ["data.num_classes=3", "data.in_channels=2"]])
+def test_regions_of_the_dataset_reach_network_loss_and_metadata(
+    composed, small, tmp_path, overrides
+):
+    labels = {"background": 0, "whole": [1, 2], "core": [2]}
+    nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[1, 2])
+    base = [word for word in small if ".source" not in word and "data.root" not in word]
+    data = ["data=nnunet", f"data.root={tmp_path / 'data'}", f"data.cache={tmp_path / 'cache'}"]
+    run = build_training(composed(*data, *overrides, base=base), tmp_path)
+    regions = {"whole": [1, 2], "core": [2]}
+    assert list(run.module.loss.buffers())  # the labels of each region
+    assert run.module.model.heads[0].out_channels == 2
+    assert run.module.metadata["regions"] == regions
+    assert run.config["loss"]["regions"] == regions
+    assert run.config["model"]["num_classes"] == 2
+    assert run.config["data"]["num_classes"] == 3
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    assert run.trainer.global_step == 1
+
+
+def test_hparams_are_the_main_options_and_what_the_command_line_sets(composed):
+    settings = composed("optimizer.lr=0.5", "model=dynunet", base=[])
+    assert select_hparams(settings, dict(settings.resolved)) == {
+        "model": "dynunet",
+        "pool": "max",
+        "checkpointing": "fused",
+        "optimizer.lr": 0.5,
+        "precision": "32",
+    }

@@ -1,0 +1,67 @@
+"""Read, verify and save checkpoint files with torch alone; Lightning is not imported for it."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unet3d.atomic_write import atomic_write
+from unet3d.errors import UsageError
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of an intact checkpoint, on the CPU; code in it is never run."""
+    if not path.is_file():
+        raise UsageError(f"no checkpoint at {path.absolute()}")
+    corruption = find_corruption(path)
+    if corruption is not None:
+        raise UsageError(f"{path} is corrupted: {corruption}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
+    return content
+
+
+def extract_weights(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the finite weights in a checkpoint, or in a file of weights alone."""
+    weights = content.get("state_dict", content)
+    if not isinstance(weights, dict):
+        kind = type(weights).__name__
+        raise UsageError(f"{path} is not a checkpoint: its state_dict is a {kind}")
+    for name, weight in weights.items():
+        if not isinstance(weight, Tensor):
+            raise UsageError(f"{path}: {name} is not a tensor but a {type(weight).__name__}")
+        if weight.is_complex() or not weight.isfinite().all():
+            raise UsageError(f"{path}: {name} contains NaN, infinite or complex values")
+    return weights
+
+
+def find_corruption(path: Path) -> str | None:
+    """Return why a file is not the checkpoint that was saved, by its checksums; None if intact."""
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                corrupted_entry = archive.testzip()
+        except Exception as error:  # a flipped bit in a header can raise anything
+            return f"incomplete or not a checkpoint ({error})"
+    return None if corrupted_entry is None else f"wrong checksum in {corrupted_entry}"
+
+
+def save_checkpoint(content: dict[str, Any], path: Path) -> None:
+    """Save a checkpoint atomically; a kill leaves the previous file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft, draft.open("wb") as file:
+        torch.save(content, file)
+
+
+def update_metadata(path: Path, metadata: dict[str, Any]) -> None:
+    """Add entries to the network's metadata in a checkpoint."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    content["unet3d"] |= metadata
+    save_checkpoint(content, path)

@@ -1,0 +1,111 @@
+"""The comments of config files: they are the help of options and keys."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from unet3d.config.compose import Composition, get_config_dir
+
+INTERNAL_KEYS = ("_target_", "_partial_")
+"""Keys that select code: for authors of options, not for their users."""
+
+
+def list_option_help(
+    group: str, choice: str, config_dirs: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    """Yield a group's options, the selected one with a star, and the first comment of each."""
+    paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
+    for name, path in {path.stem: path for path in paths}.items():
+        star = "*" if choice == name else " "
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("# @")]
+        yield f"{star} {group}={name}", lines[0].lstrip("# ") if lines[0].startswith("#") else ""
+
+
+def iter_key_values(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield keys with dots and their values, as a command line has them.
+
+    Keys that follow another key are left out.
+
+    >>> config = OmegaConf.create({"a": {"b": [1, None], "c": "???", "_target_": "x"}})
+    >>> list(iter_key_values(config))
+    [('a.b', '[1,null]'), ('a.c', '...')]
+    """
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if key in INTERNAL_KEYS or (isinstance(value, str) and value.startswith("${")):
+            continue
+        if isinstance(value, dict) and value:
+            node = OmegaConf.create(value)
+            assert isinstance(node, DictConfig)
+            yield from iter_key_values(node, f"{name}.")
+        else:
+            yield name, "..." if value == "???" else to_yaml_literal(value)
+
+
+def to_yaml_literal(value: Any) -> str:
+    """Format a value as YAML and the command line have it.
+
+    >>> to_yaml_literal(True), to_yaml_literal(None), to_yaml_literal([1, 0.5])
+    ('true', 'null', '[1,0.5]')
+    >>> to_yaml_literal({"a": 1}), to_yaml_literal("")
+    ('{a:1}', "''")
+    """
+    if isinstance(value, list | ListConfig):
+        return f"[{','.join(to_yaml_literal(v) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{to_yaml_literal(v)}' for k, v in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value) or "''"
+
+
+def collect_comments(composition: Composition, config_dirs: Sequence[Path]) -> dict[str, str]:
+    """Return the comment of each key; of several files that have a key, the last one wins."""
+    command = composition.command
+    command_file = get_config_dir() / f"{command}.yaml"
+    comments: dict[str, str] = {}
+    if command != "train" and "train" in _read_defaults(command_file):
+        comments |= parse_comments(get_config_dir() / "train.yaml")
+    comments |= parse_comments(command_file)
+    for group, option in composition.choices.items():
+        for path in list_parent_files(group, str(option), config_dirs):
+            comments |= parse_comments(path, f"{group}.")
+    return comments
+
+
+def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> Iterator[Path]:
+    """Yield an option's file, after the files that it extends."""
+    paths = [folder / group / f"{option}.yaml" for folder in config_dirs]
+    path = next((p for p in reversed(paths) if p.is_file()), None)
+    if path is not None:
+        for name in _read_defaults(path):
+            if name not in ("_self_", option):
+                yield from list_parent_files(group, name, config_dirs)
+        yield path
+
+
+def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
+    """Return the comment behind each key of a file."""
+    lines = path.read_text().splitlines()
+    comments: dict[str, str] = {}
+
+    def visit(node: yaml.Node | None, prefix: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            comment = re.search(r"\s#\s*(.+)$", lines[key.start_mark.line])
+            if comment:
+                comments[f"{prefix}{key.value}"] = comment[1]
+            visit(value, f"{prefix}{key.value}.")
+
+    visit(yaml.compose("\n".join(lines), Loader=yaml.SafeLoader), prefix)
+    return comments
+
+
+def _read_defaults(path: Path) -> list[str]:
+    content = yaml.safe_load(path.read_text())
+    defaults = content.get("defaults", []) if isinstance(content, dict) else []
+    return [name for name in defaults if isinstance(name, str)]

@@ -1,0 +1,1 @@
+"""Frozen settings of each command, parsed once from its composed config."""

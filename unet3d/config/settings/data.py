@@ -1,0 +1,108 @@
+"""Settings of the dataset: the config group `data`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from unet3d.config.instantiate import Factory, read_factory
+from unet3d.config.values import (
+    is_number,
+    read,
+    read_choice,
+    read_float,
+    read_int,
+    read_optional_int,
+    read_optional_path,
+    read_optional_str,
+    read_regions,
+    read_shape,
+)
+from unet3d.errors import UsageError
+from unet3d.types import Triple
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Where cases come from, and how they are preprocessed and cut into patches."""
+
+    source: Factory | None  # the reader of the dataset's layout; None: data.root is not given
+    root: Path | None  # None: not given
+    num_classes: int | None  # None: as the dataset says
+    in_channels: int | None  # None: as the dataset says
+    regions: Mapping[str, tuple[int, ...]] | None  # overlapping classes, each with its labels
+    ignore_label: int | None
+    splits: Path | None
+    group_by: str | None
+    skip_invalid_cases: bool
+    orientation: str
+    spacing_mm: tuple[float, float, float] | Literal["median"] | None
+    background: tuple[float | str, ...]  # one value for all channels, or one for each
+    crop: str
+    normalize: tuple[str, ...]  # one word for all channels, or one for each
+    cache: Path
+    patch_size: Triple
+    batch_size: int
+    patches_per_case: int
+    foreground_fraction: float
+    num_workers: int
+
+
+def parse_data(config: DictConfig) -> DataSettings:
+    """Check and parse the group `data`."""
+    root = read_optional_path(config, "data.root")
+    invalid_cases = read_choice(config, "data.invalid_cases", ("stop", "skip"))
+    normalize = read(config, "data.normalize")
+    return DataSettings(
+        source=None if root is None else read_factory(config, "data.source"),
+        root=root,
+        num_classes=read_optional_int(config, "data.num_classes", minimum=2),
+        in_channels=read_optional_int(config, "data.in_channels", minimum=1),
+        regions=read_regions(config, "data.regions"),
+        ignore_label=read_optional_int(config, "data.ignore_label", minimum=0),
+        splits=read_optional_path(config, "data.splits"),
+        group_by=read_optional_str(config, "data.group_by"),
+        skip_invalid_cases=invalid_cases == "skip",
+        orientation=str(read(config, "data.orientation")),
+        spacing_mm=_parse_spacing(read(config, "data.spacing_mm")),
+        background=_parse_background(read(config, "data.background")),
+        crop=str(read(config, "data.crop")),
+        normalize=tuple(map(str, normalize if isinstance(normalize, list) else [normalize])),
+        cache=Path(str(read(config, "data.cache"))),
+        patch_size=read_shape(config, "data.patch_size"),
+        batch_size=read_int(config, "data.batch_size", minimum=1),
+        patches_per_case=read_int(config, "data.patches_per_case", minimum=1),
+        foreground_fraction=_parse_fraction(config, "data.foreground_fraction"),
+        num_workers=read_int(config, "data.num_workers", minimum=0),
+    )
+
+
+def _parse_fraction(config: DictConfig, key: str) -> float:
+    value = read_float(config, key)
+    if value > 1:
+        raise UsageError(f"{key} must be in 0..1, got {value:g}")
+    return value
+
+
+def _parse_spacing(value: Any) -> tuple[float, float, float] | Literal["median"] | None:
+    if value is None or value == "median":
+        return value
+    good = isinstance(value, list) and len(value) == 3
+    if not good or not all(is_number(s) and s > 0 for s in value):
+        raise UsageError(
+            f"data.spacing_mm must be three numbers > 0, median or null, got {value!r}"
+        )
+    d, h, w = (float(s) for s in value)
+    return d, h, w
+
+
+def _parse_background(value: Any) -> tuple[float | str, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(one == "auto" or is_number(one) for one in values):
+        raise UsageError(
+            "data.background must be a number, auto, or a list with one of these per channel, "
+            f"got {value!r}"
+        )
+    return tuple(values)

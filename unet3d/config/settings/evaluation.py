@@ -1,0 +1,92 @@
+"""Settings of `unet3d evaluate`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.values import (
+    is_number,
+    read,
+    read_bool,
+    read_choice,
+    read_int,
+    read_optional_path,
+    read_paths,
+    read_regions,
+)
+from unet3d.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """What to compare, and which classes to score."""
+
+    predictions: tuple[Path, ...]
+    references: Path
+    skip_missing_predictions: bool
+    output: Path
+    images: Path | None
+    classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
+    regions: Mapping[str, tuple[int, ...]] | None
+    ignore_label: int | None
+    tolerance_mm: float | Mapping[str, float]
+    draw_worst: int
+    workers: int
+    debug: bool
+
+
+def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
+    """Check and parse the config of `unet3d evaluate`."""
+    config = composed.config
+    output, images = Path(str(config.output)), read_optional_path(config, "images")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"output: {output} is a file; it must be a folder")
+    if images is not None and not images.exists():
+        raise UsageError(f"images: {images} is neither a file nor a folder")
+    missing = read_choice(config, "missing_predictions", ("error", "ignore"))
+    return EvaluationSettings(
+        predictions=read_paths(config, "predictions"),
+        references=Path(str(config.references)),
+        skip_missing_predictions=missing == "ignore",
+        output=output,
+        images=images,
+        classes=_parse_classes(read(config, "classes")),
+        regions=read_regions(config, "regions"),
+        ignore_label=_parse_ignore_label(read(config, "ignore_label")),
+        tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
+        draw_worst=read_int(config, "draw_worst", minimum=0),
+        workers=read_int(config, "workers", minimum=1),
+        debug=read_bool(config, "debug"),
+    )
+
+
+def _parse_ignore_label(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise UsageError(f"ignore_label must be an int or null, got {value!r}")
+    return value
+
+
+def _parse_tolerance(value: Any) -> float | dict[str, float]:
+    if isinstance(value, dict):
+        return {str(k): _parse_distance(f"tolerance_mm.{k}", v) for k, v in value.items()}
+    return _parse_distance("tolerance_mm", value)
+
+
+def _parse_distance(key: str, value: Any) -> float:
+    if not is_number(value) or value < 0:
+        raise UsageError(f"{key} must be a distance in mm, 0 or more, got {value!r}")
+    return float(value)
+
+
+def _parse_classes(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(map(str, value)) if isinstance(value, list) else ()
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(
+            "classes must be different names, that of the background first, as in "
+            f"classes=[background,liver], got {value!r}"
+        )
+    return names

@@ -1,0 +1,55 @@
+"""Settings of `unet3d export`."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from unet3d.config.allowed_targets import read_allowed_packages
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.values import (
+    read,
+    read_optional_path,
+    read_optional_shape,
+    read_paths,
+)
+from unet3d.errors import UsageError
+from unet3d.types import Triple
+
+ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2"}
+"""The ending of a file in each format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Which checkpoint to export, and how."""
+
+    checkpoints: tuple[Path, ...]
+    output: Path
+    format: str
+    patch_size: Triple | None  # None: that of the training
+    input: Path | None  # scans to compare on
+    allow_targets: tuple[str, ...]
+
+
+def parse_export(composed: ComposedConfig) -> ExportSettings:
+    """Check and parse the config of `unet3d export`."""
+    config = composed.config
+    name = str(read(config, "format"))
+    if name not in ENDINGS:
+        near = get_close_matches(name, ENDINGS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"format must be {' or '.join(ENDINGS)}, got {name!r}{hint}")
+    output = Path(str(config.output))
+    if output.suffix != ENDINGS[name]:
+        others = [f"{k} writes {ending}" for k, ending in ENDINGS.items() if k != name]
+        raise UsageError(
+            f"output={output} must end in {ENDINGS[name]} for format={name} ({', '.join(others)})"
+        )
+    return ExportSettings(
+        checkpoints=read_paths(config, "checkpoint"),
+        output=output,
+        format=name,
+        patch_size=read_optional_shape(config, "patch_size"),
+        input=read_optional_path(config, "input"),
+        allow_targets=read_allowed_packages(config),
+    )

@@ -1,0 +1,82 @@
+"""Settings of `unet3d predict`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from unet3d.config.allowed_targets import read_allowed_packages
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.training import WindowSettings, parse_precision, parse_windows
+from unet3d.config.values import is_number, read, read_bool, read_choice, read_paths
+from unet3d.errors import UsageError
+from unet3d.units import GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceSettings:
+    """What to segment, with which checkpoints, and how."""
+
+    checkpoints: tuple[Path, ...]
+    input: Path
+    output: Path
+    windows: WindowSettings
+    flip_axes: tuple[int, ...]  # test-time augmentation
+    precision: str | None  # None: as the first network was trained
+    device: str
+    memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
+    keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
+    probabilities: bool
+    overwrite: bool
+    allow_targets: tuple[str, ...]
+    debug: bool
+
+
+def parse_inference(composed: ComposedConfig) -> InferenceSettings:
+    """Check and parse the config of `unet3d predict`."""
+    config = composed.config
+    precision = read(config, "precision")
+    return InferenceSettings(
+        checkpoints=read_paths(config, "checkpoint"),
+        input=Path(str(config.input)),
+        output=Path(str(config.output)),
+        windows=parse_windows(config),
+        flip_axes=_parse_flip_axes(read(config, "tta")),
+        precision=None if precision is None else parse_precision(precision),
+        device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
+        memory_bytes=_parse_memory(read(config, "memory_gib")),
+        keep_largest_component=_parse_classes(config),
+        probabilities=read_bool(config, "probabilities"),
+        overwrite=read_bool(config, "overwrite"),
+        allow_targets=read_allowed_packages(config),
+        debug=read_bool(config, "debug"),
+    )
+
+
+def _parse_flip_axes(value: Any) -> tuple[int, ...]:
+    if isinstance(value, bool):
+        return (0, 1, 2) if value else ()
+    axes = value if isinstance(value, list) else [value]
+    are_axes = all(type(axis) is int and axis in (0, 1, 2) for axis in axes)
+    if not are_axes or len(set(axes)) < len(axes):
+        raise UsageError(f"tta must be true, false or a list of the axes 0, 1 and 2, got {value!r}")
+    return tuple(axes)
+
+
+def _parse_memory(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    if not is_number(value) or value <= 0:
+        raise UsageError(f"memory_gib must be above 0 or auto, got {value!r}")
+    return int(value * GIB)
+
+
+def _parse_classes(config: DictConfig) -> tuple[str, ...] | None:
+    value = read(config, "keep_largest_component")
+    if value == "auto":
+        return None
+    if value in (None, "none"):
+        return ()
+    words = value if isinstance(value, list) else str(value).split(",")
+    return tuple(str(word).strip() for word in words)

@@ -1,0 +1,112 @@
+"""Settings of `unet3d memory` and `unet3d suggest`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.output import OutputSettings, parse_output
+from unet3d.config.settings.training import TrainingSettings, parse_precision, parse_training
+from unet3d.config.values import (
+    is_number,
+    read,
+    read_bool,
+    read_choice,
+    read_int,
+    read_names,
+    read_optional_shape,
+)
+from unet3d.errors import UsageError
+from unet3d.types import Triple
+
+SWEEPS = (
+    *("resolution", "batch", "padding", "kernel"),
+    *("channels", "pool", "precision", "checkpointing"),
+)
+
+VIEWS = ("peak", "layers", "timeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """Which estimate to show, and how."""
+
+    training: TrainingSettings
+    view: str
+    output: OutputSettings
+    volume: Triple | None  # of a validation case; None: data.patch_size
+    measure: bool
+    sweep: str | None
+
+
+def parse_memory(composed: ComposedConfig) -> MemorySettings:
+    """Check and parse the config of `unet3d memory`."""
+    config = composed.config
+    sweep = read(config, "sweep")
+    settings = MemorySettings(
+        training=parse_training(composed),
+        view=read_choice(config, "view", VIEWS),
+        output=parse_output(config, ("table", "json", "png")),
+        volume=read_optional_shape(config, "volume"),
+        measure=read_bool(config, "measure"),
+        sweep=None if sweep is None else read_choice(config, "sweep", SWEEPS),
+    )
+    is_figure = settings.output.format == "png"
+    if settings.sweep is None and settings.view == "timeline" and not is_figure:
+        raise UsageError("view=timeline is a figure: add format=png output=FILE.png")
+    if settings.sweep is None and settings.view == "peak" and is_figure:
+        raise UsageError("format=png draws view=timeline or view=layers: select one of them")
+    if is_figure and settings.output.path is None:
+        raise UsageError("format=png needs output=FILE.png")
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestSettings:
+    """What to search for the configs that fit a budget."""
+
+    training: TrainingSettings
+    budget_gib: float | None  # None: the memory of this machine's GPU
+    precisions: tuple[str, ...]
+    strategies: tuple[str, ...] | None  # None: all that the network supports
+    patches: tuple[float, ...]  # fractions of data.patch_size
+    top: int
+    output: OutputSettings
+
+
+def parse_suggest(composed: ComposedConfig) -> SuggestSettings:
+    """Check and parse the config of `unet3d suggest`."""
+    config = composed.config
+    strategies = read(config, "strategies")
+    return SuggestSettings(
+        training=parse_training(composed),
+        budget_gib=parse_budget(config),
+        precisions=tuple(
+            parse_precision(name, "precisions") for name in read_names(config, "precisions")
+        ),
+        strategies=None if strategies is None else read_names(config, "strategies"),
+        patches=_parse_fractions(read(config, "patches")),
+        top=read_int(config, "top", minimum=1),
+        output=parse_output(config),
+    )
+
+
+def parse_budget(config: DictConfig) -> float | None:
+    """Parse `budget_gib`; None stands for auto."""
+    value = read(config, "budget_gib")
+    if value == "auto":
+        return None
+    if not is_number(value) or value <= 0:
+        raise UsageError(f"budget_gib must be above 0 or auto, got {value!r}")
+    return float(value)
+
+
+def _parse_fractions(value: Any) -> tuple[float, ...]:
+    fractions = value if isinstance(value, list) else [value]
+    for fraction in fractions:
+        if not is_number(fraction) or not 0 < fraction <= 4:
+            raise UsageError(
+                f"patches must be fractions of data.patch_size in 0..4, got {fraction!r}"
+            )
+    return tuple(map(float, fractions))

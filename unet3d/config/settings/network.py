@@ -1,0 +1,65 @@
+"""Settings of the network: the config groups `model` and `pool`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omegaconf import DictConfig
+
+from unet3d.config.compose import Composition
+from unet3d.config.instantiate import Factory, read_factory
+from unet3d.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """The network and its pooling; `bind` replaces arguments that depend on the dataset."""
+
+    name: str  # the option of the group `model`
+    model: Factory
+    pool: Factory
+    pool_is_chosen: bool  # on the command line or by an option other than the default
+    prior_bias: bool
+
+    def bind(self, *, in_channels: int, num_outputs: int) -> "NetworkSettings":
+        """Return settings whose arguments no longer depend on the dataset."""
+        sizes = {"data.in_channels": in_channels, "data.num_classes": num_outputs}
+        return replace(self, model=self.model.bind_references(sizes))
+
+
+def parse_network(config: DictConfig, composition: Composition) -> NetworkSettings:
+    """Check and parse the groups `model` and `pool`."""
+    if composition.is_overridden("model.channels") and any(
+        composition.is_overridden(f"model.{key}") for key in ("depth", "width", "max_width")
+    ):
+        raise UsageError(
+            "model.channels lists the channels of every level: remove model.depth, model.width and "
+            "model.max_width"
+        )
+    model = read_factory(config, "model")
+    arguments = dict(model.arguments)
+    prior_bias = arguments.pop("prior_bias", True)
+    if not isinstance(prior_bias, bool):
+        raise UsageError(f"model.prior_bias must be true or false, got {prior_bias!r}")
+    return NetworkSettings(
+        name=composition.choices.get("model", ""),
+        model=replace(model, arguments=arguments),
+        pool=read_factory(config, "pool"),
+        pool_is_chosen=composition.is_overridden("pool")
+        or composition.choices.get("pool", "max") != "max",
+        prior_bias=prior_bias,
+    )
+
+
+def parse_saved_network(
+    saved: Mapping[str, Any], allowed_packages: Sequence[str]
+) -> NetworkSettings:
+    """Parse the config in a checkpoint's metadata; the checkpoint cannot extend what is allowed."""
+    arguments = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
+    return NetworkSettings(
+        name="",
+        model=Factory("model", arguments, allowed_packages),
+        pool=Factory("pool", saved["pool"], allowed_packages),
+        pool_is_chosen=False,
+        prior_bias=True,
+    )

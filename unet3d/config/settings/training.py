@@ -1,0 +1,306 @@
+"""Settings of a training run."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from unet3d.config.allowed_targets import read_allowed_packages
+from unet3d.config.compose import ComposedConfig, Composition, compose_config, get_config_dir
+from unet3d.config.instantiate import Factory, read_factory
+from unet3d.config.settings.data import DataSettings, parse_data
+from unet3d.config.settings.network import NetworkSettings, parse_network
+from unet3d.config.values import (
+    read,
+    read_bool,
+    read_choice,
+    read_duration,
+    read_float,
+    read_int,
+    read_optional_int,
+    read_optional_path,
+    read_optional_str,
+    to_plain,
+)
+from unet3d.errors import UsageError
+from unet3d.types import PRECISIONS
+
+LAUNCHERS = ("local", "torchrun", "slurm")
+
+DEFAULT_MAX_EPOCHS = 20
+"""The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
+
+TRAINER_KEYS = ("timeout_seconds", "launch")
+"""Keys of the group `trainer` that Lightning's Trainer does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """Limits, devices and processes of a run."""
+
+    factory: Factory  # Lightning's Trainer with the arguments that have no field here
+    accelerator: str
+    devices: int | Literal["auto"]  # processes on this machine
+    launch: str  # who starts the processes
+    timeout_seconds: float
+    sync_batchnorm: bool
+    max_steps: int | None
+    max_epochs: int | None
+    max_seconds: float | None
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    show_progress_bar: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """The sliding window over whole volumes."""
+
+    overlap: float
+    batch_size: int  # windows at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalEvaluationSettings:
+    """The evaluation of the best checkpoint when training ends."""
+
+    enabled: bool
+    tolerance_mm: float
+    draw_worst: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCheckSettings:
+    """The memory estimate before the run."""
+
+    estimate: bool
+    if_too_large: str
+    snapshot: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Everything that a training run is configured with."""
+
+    composition: Composition
+    resolved: Mapping[str, Any]  # the config as plain values, for records
+    data: DataSettings
+    network: NetworkSettings
+    augmentation: Factory
+    checkpointing: Factory
+    loss: Factory
+    optimizer: Factory
+    scheduler: Factory
+    trainer: TrainerSettings
+    logger: Factory
+    precision: str
+    compile: bool
+    tf32: bool
+    fold: int | None  # None: train on every case
+    seed: int
+    resume: str | None
+    init_from: Path | None
+    save_every_seconds: float
+    max_skipped_steps: int
+    allow_targets: tuple[str, ...]
+    inference: WindowSettings
+    validate_hd95: bool
+    evaluation: FinalEvaluationSettings
+    memory: MemoryCheckSettings
+
+    @property
+    def strategy(self) -> str:
+        """Return the option of the group `checkpointing`."""
+        return self.composition.choices.get("checkpointing", "fused")
+
+    def with_overrides(self, *overrides: str) -> "TrainingSettings":
+        """Return the settings as if these overrides had been typed after the user's own."""
+        words = [*self.composition.overrides, *overrides]
+        return parse_training(compose_config(words, self.composition.command))
+
+    def with_strategy(self, name: str) -> "TrainingSettings":
+        """Return the settings with another option of the group `checkpointing`."""
+        node = OmegaConf.load(get_config_dir() / "checkpointing" / f"{name}.yaml")
+        assert isinstance(node, DictConfig)
+        factory = Factory("checkpointing", to_plain(node), self.allow_targets)
+        choices = {**self.composition.choices, "checkpointing": name}
+        return replace(
+            self,
+            checkpointing=factory,
+            resolved={**self.resolved, "checkpointing": dict(factory.arguments)},
+            composition=replace(self.composition, choices=choices),
+        )
+
+    def with_dataset(
+        self,
+        *,
+        in_channels: int,
+        num_classes: int,
+        regions: Mapping[str, Sequence[int]] | None,
+        ignore_label: int | None,
+    ) -> "TrainingSettings":
+        """Return the settings with what the dataset says, also where the loss follows it."""
+        plain = regions and {name: list(labels) for name, labels in regions.items()}
+        values = {
+            "in_channels": in_channels,
+            "num_classes": num_classes,
+            "regions": plain,
+            "ignore_label": ignore_label,
+        }
+        loss = self.loss.bind_references({f"data.{key}": value for key, value in values.items()})
+        return replace(
+            self,
+            data=replace(
+                self.data,
+                in_channels=in_channels,
+                num_classes=num_classes,
+                regions=regions and {name: tuple(labels) for name, labels in regions.items()},
+                ignore_label=ignore_label,
+            ),
+            loss=loss,
+            resolved={
+                **self.resolved,
+                "data": {**self.resolved["data"], **values},
+                "loss": dict(loss.arguments),
+            },
+        )
+
+    def with_batch_size(self, batch_size: int) -> "TrainingSettings":
+        """Return the settings with another batch size."""
+        data = {**self.resolved["data"], "batch_size": batch_size}
+        return replace(
+            self,
+            data=replace(self.data, batch_size=batch_size),
+            resolved={**self.resolved, "data": data},
+        )
+
+
+def parse_training(composed: ComposedConfig) -> TrainingSettings:
+    """Check and parse the config of a training run."""
+    config, composition = composed.config, composed.composition
+    return TrainingSettings(
+        composition=composition,
+        resolved=_resolve(config),
+        data=parse_data(config),
+        network=parse_network(config, composition),
+        augmentation=read_factory(config, "augmentation"),
+        checkpointing=read_factory(config, "checkpointing"),
+        loss=read_factory(config, "loss"),
+        optimizer=read_factory(config, "optimizer"),
+        scheduler=read_factory(config, "scheduler"),
+        trainer=_parse_trainer(config),
+        logger=read_factory(config, "logger"),
+        precision=parse_precision(read(config, "precision")),
+        compile=read_bool(config, "compile"),
+        tf32=read_bool(config, "tf32"),
+        fold=_parse_fold(read(config, "fold")),
+        seed=_parse_seed(read(config, "seed")),
+        resume=_parse_resume(config),
+        init_from=read_optional_path(config, "init_from"),
+        save_every_seconds=read_float(config, "save_every_seconds"),
+        max_skipped_steps=read_int(config, "max_skipped_steps", minimum=0),
+        allow_targets=read_allowed_packages(config),
+        inference=parse_windows(config, "inference."),
+        validate_hd95=read_bool(config, "validation.hd95"),
+        evaluation=FinalEvaluationSettings(
+            enabled=read_bool(config, "evaluation.enabled"),
+            tolerance_mm=read_float(config, "evaluation.tolerance_mm"),
+            draw_worst=read_int(config, "evaluation.draw_worst", minimum=0),
+        ),
+        memory=MemoryCheckSettings(
+            estimate=read_bool(config, "memory.estimate"),
+            if_too_large=read_choice(config, "memory.if_too_large", ("warn", "stop", "ignore")),
+            snapshot=read_bool(config, "memory.snapshot"),
+        ),
+    )
+
+
+def _resolve(config: DictConfig) -> dict[str, Any]:
+    """Return the config as plain values; a source without data.root cannot be resolved."""
+    if OmegaConf.is_missing(config.data, "root"):
+        config = config.copy()
+        config.data.source = None
+    return {str(key): value for key, value in to_plain(config).items()}
+
+
+def parse_precision(value: Any, key: str = "precision") -> str:
+    """Parse a precision, which may be written as an int."""
+    if str(value) not in PRECISIONS:
+        raise UsageError(f"{key} must be one of {', '.join(PRECISIONS)}, got {value!r}")
+    return str(value)
+
+
+def parse_windows(config: DictConfig, prefix: str = "") -> WindowSettings:
+    """Parse the sliding window."""
+    overlap = read_float(config, f"{prefix}overlap")
+    if overlap >= 1:
+        raise UsageError(f"{prefix}overlap must be in 0..1 (1 excluded), got {overlap:g}")
+    return WindowSettings(
+        overlap=overlap, batch_size=read_int(config, f"{prefix}batch_size", minimum=1)
+    )
+
+
+def _resolve(config: DictConfig) -> dict[str, Any]:
+    """Return the config as plain values; the dataset's reader only if data.root is given."""
+    if OmegaConf.is_missing(config.data, "root"):
+        config = deepcopy(config)
+        config.data.source = MISSING
+    return {str(key): value for key, value in to_plain(config).items()}
+
+
+def _parse_trainer(config: DictConfig) -> TrainerSettings:
+    factory = read_factory(config, "trainer")
+    arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
+    devices = read(config, "trainer.devices")
+    if devices != "auto" and (type(devices) is not int or devices < 1):
+        raise UsageError(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
+    clip = read(config, "trainer.gradient_clip_val")
+    read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
+    max_steps = read_optional_int(config, "trainer.max_steps", minimum=1)
+    max_epochs = read_optional_int(config, "trainer.max_epochs", minimum=1)
+    max_seconds = read_duration(config, "trainer.max_time")
+    if max_steps is None and max_epochs is None and max_seconds is None:
+        max_epochs = DEFAULT_MAX_EPOCHS
+    return TrainerSettings(
+        factory=replace(factory, arguments=arguments),
+        accelerator=read_choice(config, "trainer.accelerator", ("auto", "cpu", "gpu", "cuda")),
+        devices=devices,
+        launch=read_choice(config, "trainer.launch", LAUNCHERS),
+        timeout_seconds=read_float(config, "trainer.timeout_seconds", exclusive=True),
+        sync_batchnorm=read_bool(config, "trainer.sync_batchnorm"),
+        max_steps=max_steps,
+        max_epochs=max_epochs,
+        max_seconds=max_seconds,
+        accumulate_grad_batches=read_int(config, "trainer.accumulate_grad_batches", minimum=1),
+        gradient_clip_val=None
+        if clip is None
+        else read_float(config, "trainer.gradient_clip_val", exclusive=True),
+        show_progress_bar=read_bool(config, "trainer.enable_progress_bar"),
+    )
+
+
+def _parse_fold(value: Any) -> int | None:
+    if value in (None, "none"):
+        return None
+    if type(value) is not int:
+        raise UsageError(f"fold must be 0..4 or none, got {value!r}")
+    return value
+
+
+def _parse_seed(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise UsageError(f"seed must be an int in 0..2^32 - 1, got {value!r}")
+    return value
+
+
+def _parse_resume(config: DictConfig) -> str | None:
+    resume = read_optional_str(config, "resume")
+    if resume not in (None, "auto") and read(config, "init_from") is not None:
+        raise UsageError(
+            "use either resume= (continue a run) or init_from= (start a new run from its weights), "
+            "not both"
+        )
+    return resume

@@ -1,0 +1,149 @@
+"""Refuse keys that nothing reads, values of the wrong type, and missing values."""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from unet3d.config.comments import collect_comments
+from unet3d.config.compose import (
+    ComposedConfig,
+    compose_config,
+    get_config_dir,
+    list_config_groups,
+)
+from unet3d.errors import UsageError
+
+MIXED_TYPES = ("precision", "fold", "seed", "budget_gib", "trainer.devices", "data.background")
+"""Keys that take words and numbers; they are checked where they are parsed."""
+
+DATASET_COMMANDS = ("check", "plan", "train")
+"""Commands that read a dataset: missing keys of the group `data` must be given, too."""
+
+
+def check_unknown_keys(config: DictConfig, command: str) -> None:
+    """Refuse top-level keys that nothing reads: `+key=` may only extend a group."""
+    known = list_config_groups()
+    for name in {"train", command}:
+        defaults = OmegaConf.load(get_config_dir() / f"{name}.yaml")
+        assert isinstance(defaults, DictConfig)
+        known += map(str, defaults)
+    for key in map(str, config):
+        if key not in known:
+            raise UsageError(f"no key or group {key!r}{suggest_name(key, known)}")
+
+
+def check_value_types(composed: ComposedConfig) -> None:
+    """Refuse values of another type than the option's default, wherever they were written.
+
+    Refuse keys that the option does not have, too, except arguments of a `_target_`, which checks
+    them itself.
+    """
+    groups = list_config_groups()
+    choices = composed.composition.choices
+    options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
+    words = [f"{group}={option or 'null'}" for group, option in options.items()]
+    defaults = compose_config(words, composed.composition.command).config
+    for key in iter_keys(defaults):
+        value, default = (_select(config, key) for config in (composed.config, defaults))
+        if key in MIXED_TYPES or default is None or isinstance(default, str):
+            continue
+        if not is_same_kind(value, default):
+            kind = "a list" if isinstance(default, ListConfig) else type(default).__name__
+            expected = f"{kind} as in {key}={default}"
+            expected = "a mapping of keys" if isinstance(default, DictConfig) else expected
+            raise UsageError(f"{key} must be {expected}, got {value!r}")
+    for key in iter_keys(composed.config):
+        parent, _, name = key.rpartition(".")
+        owner = _select(defaults, parent) if parent else None
+        if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
+            raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
+        value = _select(composed.config, key)
+        for number in value if isinstance(value, ListConfig) else [value]:
+            if isinstance(number, float) and number != number:
+                raise UsageError(f"{key} must be a number, got NaN")
+
+
+def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
+    """Name every mandatory key without a value in one line; describe a single one."""
+    config, command = composed.config, composed.composition.command
+    keys = _list_missing(config)
+    if command in DATASET_COMMANDS and isinstance(config.get("data"), DictConfig):
+        keys += [f"data.{key}" for key in _list_missing(config.data)]
+    if not keys:
+        return
+    *others, last = keys
+    names = f"{', '.join(others)} and {last}" if others else last
+    message = f"{names} must be given: {' '.join(f'{key}=...' for key in keys)}"
+    if not others:
+        comment = collect_comments(composed.composition, config_dirs).get(last)
+        message += f" ({comment})" if comment else ""
+    raise UsageError(message)
+
+
+def list_known_keys(command: str, words: Sequence[str], bad_key: str) -> Iterator[str]:
+    """Yield every key and group of the config as the other overrides make it."""
+    groups = list_config_groups()
+    yield from groups
+    choices = [w for w in words if w.split("=")[0] in groups and w.split("=")[0] != bad_key]
+    GlobalHydra.instance().clear()
+    try:
+        composed = compose_config(choices, command)
+    except HydraException:  # another override is wrong, too
+        return
+    yield from iter_keys(composed.config)
+
+
+def suggest_name(word: str, known: Sequence[str]) -> str:
+    """Return the known word that was probably meant, as the end of a sentence."""
+    match = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else "."
+
+
+def iter_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield keys with dots.
+
+    >>> list(iter_keys(OmegaConf.create({"a": {"b": 1}})))
+    ['a', 'a.b']
+    """
+    for key in config:
+        name = f"{prefix}{key}"
+        yield name
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from iter_keys(node, f"{name}.")
+
+
+def is_same_kind(value: Any, default: Any) -> bool:
+    """Return whether a value may replace a default.
+
+    >>> is_same_kind([3, 3, 1], 3), is_same_kind(2, 0.5), is_same_kind(1.5, 1)
+    (True, True, False)
+    """
+    if isinstance(default, DictConfig) or isinstance(value, DictConfig):
+        return isinstance(value, DictConfig) == isinstance(default, DictConfig) or isinstance(
+            default, float
+        )
+    if value is None or isinstance(value, ListConfig):
+        return True
+    if isinstance(value, str) or isinstance(default, ListConfig):
+        return False
+    if isinstance(value, float) and isinstance(default, int):
+        return value.is_integer() and not isinstance(default, bool)
+    return isinstance(value, bool) == isinstance(default, bool)
+
+
+def _select(config: DictConfig, key: str) -> Any:
+    """Return a value; None if there is none, or if it refers to a missing one."""
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def _list_missing(node: DictConfig) -> list[str]:
+    return [str(key) for key in node if OmegaConf.is_missing(node, str(key))]

@@ -1,0 +1,169 @@
+"""Read single values of a config; an error names the key, what it must be and what was given."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from unet3d.errors import UsageError
+from unet3d.types import Triple
+
+
+def read(config: DictConfig, key: str) -> Any:
+    """Return a value as plain Python, with lists and mappings resolved."""
+    value = OmegaConf.select(config, key)
+    return to_plain(value) if isinstance(value, DictConfig | ListConfig) else value
+
+
+def to_plain(node: DictConfig | ListConfig) -> Any:
+    """Return a node as plain lists and dicts; a missing value stays `???`."""
+    return OmegaConf.to_container(node, resolve=True)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number; true and false are not.
+
+    >>> is_number(0.5), is_number(True), is_number(float("inf")), is_number("1")
+    (True, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def read_bool(config: DictConfig, key: str) -> bool:
+    """Read true or false."""
+    value = read(config, key)
+    if not isinstance(value, bool):
+        raise UsageError(f"{key} must be true or false, got {value!r}")
+    return value
+
+
+def read_int(config: DictConfig, key: str, *, minimum: int) -> int:
+    """Read an int of at least `minimum`."""
+    value = read(config, key)
+    if type(value) is not int or value < minimum:
+        raise UsageError(f"{key} must be an int >= {minimum}, got {value!r}")
+    return value
+
+
+def read_optional_int(config: DictConfig, key: str, *, minimum: int) -> int | None:
+    """Read an int of at least `minimum`, or null."""
+    return None if read(config, key) is None else read_int(config, key, minimum=minimum)
+
+
+def read_float(
+    config: DictConfig, key: str, *, minimum: float = 0.0, exclusive: bool = False
+) -> float:
+    """Read a finite number of at least `minimum`, or above it."""
+    value = read(config, key)
+    if not is_number(value) or value < minimum or (exclusive and value == minimum):
+        bound = f"above {minimum:g}" if exclusive else f">= {minimum:g}"
+        raise UsageError(f"{key} must be a number {bound}, got {value!r}")
+    return float(value)
+
+
+def read_choice(config: DictConfig, key: str, choices: Sequence[str]) -> str:
+    """Read one of a few words."""
+    value = read(config, key)
+    if value not in choices:
+        raise UsageError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def read_optional_str(config: DictConfig, key: str) -> str | None:
+    """Read a word or a path, or null."""
+    value = read(config, key)
+    return None if value is None else str(value)
+
+
+def read_optional_path(config: DictConfig, key: str) -> Path | None:
+    """Read a path, or null."""
+    value = read(config, key)
+    return None if value is None else Path(str(value))
+
+
+def read_shape(config: DictConfig, key: str) -> Triple:
+    """Read [D, H, W] in voxels."""
+    value = read(config, key)
+    good = isinstance(value, list) and len(value) == 3
+    if not good or not all(type(side) is int and side > 0 for side in value):
+        raise UsageError(f"{key} must be three ints >= 1, got {value!r}")
+    d, h, w = value
+    return d, h, w
+
+
+def read_optional_shape(config: DictConfig, key: str) -> Triple | None:
+    """Read [D, H, W] in voxels, or null."""
+    return None if read(config, key) is None else read_shape(config, key)
+
+
+def read_names(config: DictConfig, key: str) -> tuple[str, ...]:
+    """Read a list of words."""
+    value = read(config, key)
+    if not isinstance(value, list):
+        raise UsageError(f"{key} must be a list, got {value!r}")
+    return tuple(map(str, value))
+
+
+def read_regions(config: DictConfig, key: str) -> dict[str, tuple[int, ...]] | None:
+    """Read names with the labels of each, or null."""
+    value = read(config, key)
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not value:
+        raise UsageError(
+            f"{key} must be names with their labels, as in {key}={{whole:[1,2],core:[2]}}, "
+            f"got {value!r}"
+        )
+    regions = {}
+    for name, labels in value.items():
+        labels = labels if isinstance(labels, list) else [labels]
+        if not labels or not all(type(label) is int for label in labels):
+            raise UsageError(f"{key}.{name} must be a list of labels, got {labels!r}")
+        regions[str(name)] = tuple(labels)
+    return regions
+
+
+def read_duration(config: DictConfig, key: str) -> float | None:
+    """Read DD:HH:MM:SS as seconds, or null."""
+    value = read(config, key)
+    return None if value is None else parse_duration(value, key)
+
+
+def parse_duration(value: Any, key: str) -> float:
+    """Parse DD:HH:MM:SS as seconds.
+
+    >>> parse_duration("01:00:00:30", "trainer.max_time")
+    86430.0
+    """
+    parts = str(value).split(":")
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{key} must be DD:HH:MM:SS, as in 00:01:30:00, got {value!r}")
+    days, hours, minutes, seconds = map(int, parts)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
+    """Read a path or a pattern, several separated by commas, or a list of these."""
+    value = read(config, key)
+    if isinstance(value, list):
+        words = [str(word) for word in value]
+    elif Path(str(value)).exists():
+        return (Path(str(value)),)
+    else:
+        text = str(value).strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        words = [word.strip().strip("'\"") for word in text.split(",")]
+    return tuple(path for word in words for path in _expand_pattern(word, key))
+
+
+def _expand_pattern(word: str, key: str) -> list[Path]:
+    path = Path(word)
+    if path.exists() or not set(word) & set("*?["):
+        return [path]
+    matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not matches:
+        raise UsageError(f"{key}: no file matches {word}")
+    return matches

@@ -1,0 +1,108 @@
+"""Write a plan as an experiment, and explain what limits it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.preprocessing.background import AUTO, choose_background
+from unet3d.workflows.planning.planner import (
+    BATCH_FRACTION,
+    MAX_BATCH_SIZE,
+    DatasetSummary,
+    TrainingPlan,
+    find_constant_border,
+    get_model_overrides,
+    join_by_x,
+    limit_batch,
+)
+from unet3d.workflows.planning.schedule import MAX_STEPS, plan_schedule
+from unet3d.workflows.planning.topology import MAX_PATCH_VOXELS
+
+COMMAND_KEYS = ("budget_gib", "name", "overwrite", "measure_time", "debug")
+"""Keys of `unet3d plan` that the planned run does not have."""
+
+GROUPS = ("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss")
+"""Groups whose options the experiment names."""
+
+
+def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
+    """Say why the patch and the batch are not larger."""
+    is_overridden = settings.composition.is_overridden
+    if is_overridden("data.patch_size"):
+        patch = "the patch is the configured one"
+    elif plan.patch_size != plan.initial_patch:
+        size = join_by_x(plan.initial_patch)
+        patch = f"the patch is limited by the budget: {size} would not fit"
+    elif all(p >= n for p, n in zip(plan.patch_size, plan.median_shape, strict=True)):
+        patch = "the patch covers the median case: a larger one would see nothing more"
+    else:
+        patch = (
+            f"the patch is limited to {MAX_PATCH_VOXELS:,} voxels, the largest that a plan starts "
+            "with"
+        )
+    limit = limit_batch(plan.patch_size, plan.median_shape, plan.num_cases)
+    percent = f"{100 * BATCH_FRACTION:g} %"
+    if is_overridden("data.batch_size"):
+        batch = "the batch is the configured one"
+    elif plan.batch_size < limit:
+        batch = f"the batch is limited by the budget: {plan.batch_size + 1} patches would not fit"
+    elif limit == MAX_BATCH_SIZE:
+        batch = f"the batch is limited to {MAX_BATCH_SIZE} patches"
+    elif limit > 2:
+        batch = f"the batch is limited to {percent} of the dataset's voxels"
+    else:
+        batch = f"the batch is 2: a third patch would exceed {percent} of the dataset's voxels"
+    return [patch, batch]
+
+
+def render_experiment(
+    settings: TrainingSettings, dataset: DatasetSummary, plan: TrainingPlan
+) -> str:
+    """Return the plan as an experiment's YAML, with what the command line set."""
+    patches_per_case, epochs = plan_schedule(settings, plan)
+    data: dict[str, Any] = {
+        "spacing_mm": list(plan.spacing_mm),
+        "normalize": plan.normalize,
+        "patch_size": list(plan.patch_size),
+        "batch_size": plan.batch_size,
+        "patches_per_case": patches_per_case,
+    }
+    if find_constant_border(dataset, settings):
+        background = choose_background(dataset.channels)
+        data["background"] = AUTO if set(background) == {AUTO} else list(background)
+    values: dict[str, Any] = {
+        "data": data,
+        "trainer": {"max_steps": MAX_STEPS, "check_val_every_n_epoch": epochs},
+    }
+    composition = settings.composition
+    overrides = [
+        *get_model_overrides(settings, plan.levels),
+        *plan.strategy,
+        f"precision={settings.precision}",
+        *(o for o in composition.overrides if o.split("=")[0] not in COMMAND_KEYS),
+    ]
+    options = dict(composition.choices)
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in GROUPS:
+            options[key] = value
+        elif not key.startswith("hydra"):
+            set_nested(values, key.split("."), yaml.safe_load(value))
+    defaults = [f"  - override /{group}: {options[group]}" for group in sorted(GROUPS)]
+    body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
+    return "\n".join(["defaults:", *defaults, body])
+
+
+def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a nested key.
+
+    >>> values = {}
+    >>> set_nested(values, ["a", "b"], 1)
+    >>> values
+    {'a': {'b': 1}}
+    """
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value

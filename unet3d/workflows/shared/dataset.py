@@ -1,0 +1,148 @@
+"""Build the dataset's reader and its preprocessing; ask it for channels and classes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unet3d.config.settings.data import DataSettings
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.case import Case, DatasetDescription, DatasetLayout
+from unet3d.data.layouts.groups import read_groups
+from unet3d.data.preprocessing.background import choose_background
+from unet3d.data.preprocessing.fingerprint import (
+    compute_foreground_intensities,
+    compute_median_spacing,
+    fingerprint_dataset,
+)
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.inference.regions import get_region_labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
+    """What the settings and the dataset together say of channels and classes."""
+
+    channels: tuple[str, ...]
+    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
+    regions: Mapping[str, tuple[int, ...]] | None
+    ignore_label: int | None
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of the network's outputs: regions have one each, no background."""
+        return len(self.classes if self.regions is None else self.regions)
+
+    def complete(self, settings: TrainingSettings) -> TrainingSettings:
+        """Return the settings with these facts."""
+        return settings.with_dataset(
+            in_channels=len(self.channels),
+            num_classes=len(self.classes),
+            regions=self.regions,
+            ignore_label=self.ignore_label,
+        )
+
+
+def build_source(data: DataSettings) -> DatasetLayout:
+    """Build the reader of the dataset's layout."""
+    if data.source is None:
+        raise UsageError("data.root must be given: the dataset's folder")
+    return data.source()
+
+
+def resolve_dataset(data: DataSettings, description: DatasetDescription) -> DatasetFacts:
+    """Complete the settings by what the dataset says; refuse contradictions."""
+    num_classes = data.num_classes or len(description.classes)
+    in_channels = data.in_channels or len(description.channels)
+    if num_classes < 2:
+        raise UsageError(f"data.num_classes must be an int >= 2, got {num_classes}")
+    if in_channels != len(description.channels):
+        raise UsageError(
+            f"data.in_channels={in_channels}, but the dataset has {len(description.channels)}: "
+            f"{', '.join(description.channels)}"
+        )
+    if len(set(description.classes)) < len(description.classes):
+        raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
+    unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
+    regions = description.regions if data.regions is None else data.regions
+    return DatasetFacts(
+        channels=tuple(description.channels),
+        classes=(*description.classes, *unnamed)[:num_classes],
+        regions=None if regions is None else check_regions(regions, num_classes),
+        ignore_label=description.ignore_label if data.ignore_label is None else data.ignore_label,
+    )
+
+
+def complete_settings(settings: TrainingSettings) -> TrainingSettings:
+    """Complete the settings by what the dataset says of channels and classes.
+
+    Settings that say both stay as they are: their dataset need not exist.
+    """
+    data = settings.data
+    if data.num_classes is None or data.in_channels is None:
+        return resolve_dataset(data, build_source(data).describe()).complete(settings)
+    return settings
+
+
+def get_network_sizes(data: DataSettings) -> tuple[int, int]:
+    """Return the network's input channels and outputs; the settings must say both."""
+    assert data.in_channels is not None
+    assert data.num_classes is not None
+    if data.regions is not None:
+        return data.in_channels, len(check_regions(data.regions, data.num_classes))
+    return data.in_channels, data.num_classes
+
+
+def check_regions(
+    regions: Mapping[str, Sequence[int]], num_classes: int
+) -> dict[str, tuple[int, ...]]:
+    """Refuse regions of labels that are no foreground class, or that no label map can hold."""
+    for name, labels in regions.items():
+        if any(label not in range(1, num_classes) for label in labels):
+            raise UsageError(
+                f"data.regions.{name} must be labels of 1..{num_classes - 1}, got {list(labels)}"
+            )
+    get_region_labels(regions)
+    return {name: tuple(labels) for name, labels in regions.items()}
+
+
+def read_case_groups(data: DataSettings, cases: Sequence[Case]) -> dict[str, str] | None:
+    """Return the group of every case, as data.group_by defines them."""
+    if data.group_by is None:
+        return None
+    return read_groups(data.group_by, [case.name for case in cases])
+
+
+def build_preprocessing(
+    data: DataSettings, facts: DatasetFacts, cases: Sequence[Case]
+) -> Preprocessing:
+    """Build the preprocessing; what depends on the dataset is read from all of its cases."""
+    spacing = data.spacing_mm
+    if spacing == "median":
+        spacing = compute_median_spacing(cases, data.orientation)
+    normalize = _choose_normalization(data, facts.channels)
+    fingerprints = None
+    if "ct" in normalize:
+        background = choose_background(facts.channels)  # as `unet3d plan` reads it
+        fingerprints = fingerprint_dataset(cases, data.orientation, data.cache, background)
+    return Preprocessing(
+        num_classes=len(facts.classes),
+        orientation=data.orientation,
+        spacing_mm=spacing,
+        background=data.background,
+        crop=data.crop,
+        normalize=normalize,
+        intensities=None if fingerprints is None else compute_foreground_intensities(fingerprints),
+        ignore_label=facts.ignore_label,
+    )
+
+
+def _choose_normalization(data: DataSettings, channels: Sequence[str]) -> tuple[str, ...]:
+    if len(data.normalize) not in (1, len(channels)):
+        raise UsageError(
+            f"data.normalize must be one word or one for each of the {len(channels)} channels, "
+            f"got {list(data.normalize)}"
+        )
+    if data.normalize == ("auto",):
+        usual = "zscore" if set(data.background) == {0} else "zscore_nonzero"
+        return tuple("ct" if name.upper() == "CT" else usual for name in channels)
+    return data.normalize * len(channels) if len(data.normalize) == 1 else data.normalize

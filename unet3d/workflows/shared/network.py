@@ -1,0 +1,39 @@
+"""Build the network with its pooling."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from unet3d.config.settings.network import NetworkSettings, parse_saved_network
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
+from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
+
+
+def build_network(settings: TrainingSettings) -> nn.Module:
+    """Build the configured network; its dataset is read where the settings do not say its sizes."""
+    in_channels, num_outputs = get_network_sizes(complete_settings(settings).data)
+    return build_bound_network(
+        settings.network.bind(in_channels=in_channels, num_outputs=num_outputs)
+    )
+
+
+def build_bound_network(network: NetworkSettings) -> nn.Module:
+    """Build a network whose sizes are known; refuse a pooling that it would ignore."""
+    if "pool" in inspect.signature(network.model.target).parameters:
+        return network.model(pool=network.pool())
+    if network.pool_is_chosen:
+        raise UsageError(f"model={network.name} does not use pool=: remove it")
+    return network.model()
+
+
+def build_saved_network(metadata: Mapping[str, Any], allow_targets: Sequence[str]) -> nn.Module:
+    """Build the network that a checkpoint's metadata describes, without its weights."""
+    return build_bound_network(parse_saved_network(metadata["config"], allow_targets))
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Return the number of trainable parameters."""
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)

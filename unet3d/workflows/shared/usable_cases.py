@@ -1,0 +1,65 @@
+"""The cases that a run uses: stop at invalid ones, or skip them."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from unet3d.config.settings.data import DataSettings
+from unet3d.data.case import Case, DatasetLayout
+from unet3d.data.checks.headers import check_headers
+from unet3d.data.findings import Finding, InvalidDatasetError
+from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.machine.memory import get_available_bytes
+
+T = TypeVar("T")
+
+
+class UsableCases:
+    """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
+
+    def __init__(self, data: DataSettings, source: DatasetLayout, channels: Sequence[str]):
+        self.data = data
+        self.cases = source.cases()
+        self.skipped: list[Finding] = []
+        self.apply_policy(
+            [*source.find_problems(), *check_headers(self.cases, channels=len(channels))]
+        )
+
+    def apply_policy(self, findings: Sequence[Finding]) -> None:
+        """Raise, or skip the cases that these findings name."""
+        findings = [finding for finding in findings if finding.case is not None]
+        if not findings:
+            return
+        invalid = {finding.case for finding in findings}
+        self.cases = [case for case in self.cases if case.name not in invalid]
+        if not self.data.skip_invalid_cases or not self.cases:
+            raise InvalidDatasetError(findings)
+        self.skipped += findings
+
+    def run_excluding_bad(self, work: Callable[[list[Case]], T]) -> T:
+        """Do something with all cases; it may find what headers do not show."""
+        try:
+            return work(self.cases)
+        except InvalidDatasetError as error:
+            self.apply_policy(error.findings)
+            return work(self.cases)
+
+    def preprocess(
+        self, parts: Sequence[Sequence[Case]], preprocessing: Preprocessing
+    ) -> tuple[list[CachedVolume], ...]:
+        """Return the preprocessed volumes of each part of the cases, training first."""
+        wanted = {case.name for part in parts for case in part}
+        ram = get_available_bytes(torch.device("cpu"))
+
+        def work(cases: list[Case]) -> list[CachedVolume]:
+            usable = [case for case in cases if case.name in wanted]
+            return preprocess_all(usable, preprocessing, self.data.cache, ram=ram)
+
+        volumes = {volume.name: volume for volume in self.run_excluding_bad(work)}
+        result = tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)
+        if not result[0]:
+            raise UsageError("every training case of this fold is invalid and skipped")
+        return result

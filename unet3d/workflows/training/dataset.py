@@ -1,0 +1,46 @@
+"""Prepare the training and validation volumes of a run."""
+
+from dataclasses import dataclass
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.case import DatasetLayout
+from unet3d.data.findings import Finding
+from unet3d.data.layouts.splits import split_cases
+from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.lit.distributed import rank_zero_first
+from unet3d.machine.distributed_env import Ranks
+from unet3d.workflows.shared.dataset import DatasetFacts, build_preprocessing, read_case_groups
+from unet3d.workflows.shared.usable_cases import UsableCases
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Preprocessed volumes, and how they came about."""
+
+    preprocessing: Preprocessing
+    training: list[CachedVolume]
+    validation: list[CachedVolume]
+    groups: dict[str, str] | None  # of each case, as data.group_by defines them
+    skipped: list[Finding]
+
+
+def prepare_training_data(
+    settings: TrainingSettings, source: DatasetLayout, facts: DatasetFacts, ranks: Ranks
+) -> TrainingData:
+    """Split the cases, and preprocess those that are not in the cache."""
+    data = settings.data
+    cases = source.cases()  # with invalid ones, so that skipping a case changes no fold
+    groups = read_case_groups(data, cases)
+    parts = split_cases(cases, settings.fold, data.splits, groups)
+    usable = UsableCases(data, source, facts.channels)
+    preprocessing = usable.run_excluding_bad(lambda cases: build_preprocessing(data, facts, cases))
+    with rank_zero_first(ranks):
+        training, validation = usable.preprocess(parts, preprocessing)
+    return TrainingData(
+        preprocessing=preprocessing,
+        training=training,
+        validation=validation,
+        groups=groups,
+        skipped=usable.skipped,
+    )

@@ -1,0 +1,172 @@
+"""A training run: its parts, where it starts, and what it reports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+
+from unet3d.checkpoint_file import extract_weights, load_checkpoint
+from unet3d.config.compose import list_config_groups
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.layouts.groups import describe_groups
+from unet3d.data.loading.loaders import TrainLoader
+from unet3d.data.loading.worker_errors import explain_worker_error
+from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.errors import RunError
+from unet3d.lit.callbacks.checkpoints import remove_leftovers
+from unet3d.lit.callbacks.dashboard import Dashboard
+from unet3d.lit.callbacks.resume_state import ResumeState, get_logged_steps, purge_events_after
+from unet3d.lit.callbacks.step_memory import StepMemory
+from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
+from unet3d.lit.module import SegmentationModule
+from unet3d.lit.resume import is_finished, load_pretrained, resolve_resume
+from unet3d.machine.device import Precision
+from unet3d.machine.distributed_env import Ranks
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.report.run_report import collect_versions
+from unet3d.workflows.memory.oom_advice import format_oom_report
+from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.shared.network import count_parameters
+from unet3d.workflows.training.dataset import TrainingData
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """Everything that a training needs, ready to start."""
+
+    settings: TrainingSettings
+    config: Mapping[str, Any]  # resolved, with what the dataset says: plain values for records
+    folder: Path
+    precision: Precision
+    facts: DatasetFacts
+    data: TrainingData
+    module: SegmentationModule
+    train_loader: TrainLoader
+    val_loader: DataLoader | None
+    ranks: Ranks
+    trainer: pl.Trainer
+    limits: StoppingLimits
+    resume_state: ResumeState
+    memory: StepMemory
+    timing: StepSpeed
+    dashboard: Dashboard
+    health: TrainingHealth
+    estimate: MemoryEstimate | None
+    notes: list[str]  # to print before the first step
+
+    @property
+    def validation(self) -> list[CachedVolume]:
+        """Return the validation cases."""
+        return self.data.validation
+
+    def format_oom_report(self, error: torch.OutOfMemoryError) -> str:
+        """Say what ran out of memory, and what to change."""
+        is_validating = self.trainer.validating or self.trainer.sanity_checking
+        return format_oom_report(
+            error,
+            settings=self.settings,
+            model=self.module.model,
+            phase="validation" if is_validating else (self.memory.phase or "training step"),
+            device=self.trainer.strategy.root_device,
+            estimate=self.estimate,
+            folder=self.folder,
+        )
+
+    def format_resume_overrides(self) -> str:
+        """Return what to add to the command that started this run to resume it."""
+        return f"resume=auto hydra.run.dir={self.folder}"
+
+    def list_unwritten_checkpoints(self) -> list[str]:
+        """Return which checkpoints could not be written, and why."""
+        io = self.trainer.strategy.checkpoint_io
+        return list(io.failed_saves.values()) if isinstance(io, FaultTolerantCheckpointIO) else []
+
+    def explain_worker_error(self, error: Exception) -> RunError | None:
+        """Say what happened to a data worker, if that is what the error is about."""
+        loaders: list[Any] = [self.train_loader, self.val_loader]
+        return explain_worker_error(
+            error,
+            [loader.dataset.in_flight for loader in loaders if loader is not None],
+            num_workers=self.train_loader.num_workers,
+            kills_before=self.train_loader.oom_kills,
+        )
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Return whether a checkpoint is at the end of this run already."""
+        max_epochs = self.trainer.max_epochs or -1
+        return is_finished(load_checkpoint(checkpoint), self.limits, self.resume_state, max_epochs)
+
+
+def resolve_start(run: TrainingRun) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to resume from, if any, and messages about resume= and init_from=."""
+    settings, folder = run.settings, run.folder / "checkpoints"
+    if run.ranks.rank == 0:
+        remove_leftovers(folder)
+    checkpoint, messages = resolve_resume(settings.resume, folder)
+    if checkpoint is not None:
+        content = load_checkpoint(checkpoint)
+        extract_weights(checkpoint, content)
+        logged = get_logged_steps(run.resume_state, content, checkpoint)
+        purge_events_after(run.trainer, logged)
+        return checkpoint, messages
+    purge_events_after(run.trainer, 0)
+    if settings.init_from is not None:
+        return None, [load_pretrained(run.module.model, settings.init_from)]
+    return None, []
+
+
+def summarize_run(run: TrainingRun) -> str:
+    """Say what is trained, on which data, in which precision."""
+    model, data, precision = run.module.model, run.data, run.precision
+    training = describe_groups([volume.name for volume in data.training], data.groups)
+    validation = describe_groups([volume.name for volume in data.validation], data.groups)
+    reason = ""
+    if precision.requested != precision.used:
+        reason = f" (instead of {precision.requested}: {precision.reason})"
+    ranks = ""
+    if run.ranks.world > 1:
+        batch_size = run.settings.data.batch_size * run.ranks.world
+        ranks = f", {run.ranks.world} ranks with batches of {batch_size} in total"
+    lines = [
+        f"{type(model).__name__}, {count_parameters(model):,} parameters, precision "
+        f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",
+        f"{training} for training, {validation} for validation; "
+        f"classes {', '.join(run.facts.classes)}",
+        *(f"skipped: {finding.message()}" for finding in data.skipped),
+        *run.notes,
+        *run.health.absent,
+        f"run: {run.folder}",
+    ]
+    return "\n".join(lines)
+
+
+def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) -> dict[str, Any]:
+    """Return the content of report.json."""
+    device = run.trainer.strategy.root_device
+    metrics = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
+    groups = list_config_groups()
+    return {
+        "finished": finished,
+        **({} if error is None else {"error": error}),
+        "folder": str(run.folder),
+        "steps": run.trainer.global_step,
+        "skipped_steps": run.module.nonfinite_guard.skipped,
+        "parameters": count_parameters(run.module.model),
+        "skipped_cases": [finding.message() for finding in run.data.skipped],
+        "warnings": run.health.warnings(done=finished),
+        "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
+        "memory": run.memory.summary(),
+        "speed": run.timing.summary(),
+        "precision": {"requested": run.precision.requested, "used": run.precision.used},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": collect_versions(),
+        "choices": {k: v for k, v in run.settings.composition.choices.items() if k in groups},
+        "config": dict(run.config),
+    }

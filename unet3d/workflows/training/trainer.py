@@ -1,0 +1,64 @@
+"""Build Lightning's trainer."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError, summarize_error
+from unet3d.lit.distributed import DDPWithoutSigtermBroadcast, RankEnvironment
+from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
+from unet3d.lit.precision import TrueHalfPrecision
+from unet3d.lit.warning_filters import silence_lightning
+from unet3d.machine.device import Precision
+from unet3d.machine.distributed_env import Ranks
+
+
+def build_trainer(
+    settings: TrainingSettings,
+    *,
+    device: str,
+    precision: Precision,
+    callbacks: list[pl.Callback],
+    folder: Path,
+    ranks: Ranks,
+) -> pl.Trainer:
+    """Build the trainer; limits of steps and time are enforced by a callback of ours."""
+    silence_lightning()
+    trainer = settings.trainer
+    plugins: list[Any] = [FaultTolerantCheckpointIO()]
+    arguments: dict[str, Any] = {"sync_batchnorm": False}
+    if precision.used in ("16-true", "bf16-true"):
+        plugins.append(TrueHalfPrecision(precision.used))
+    else:
+        arguments["precision"] = precision.lightning
+    if ranks.world > 1:
+        plugins.append(RankEnvironment(ranks))
+        timeout = timedelta(seconds=trainer.timeout_seconds)
+        arguments |= {
+            "strategy": DDPWithoutSigtermBroadcast(timeout=timeout, gradient_as_bucket_view=True),
+            "num_nodes": ranks.nodes,
+            "sync_batchnorm": trainer.sync_batchnorm,
+        }
+    logger = settings.logger(save_dir=folder)
+    try:
+        return trainer.factory(
+            accelerator=device,
+            devices=ranks.per_node,
+            max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
+            max_steps=-1,
+            max_time=None,
+            callbacks=callbacks,
+            logger=logger,
+            plugins=plugins,
+            default_root_dir=folder,
+            enable_model_summary=False,
+            enable_checkpointing=False,  # callbacks write checkpoints
+            use_distributed_sampler=False,
+            **arguments,
+        )
+    except MisconfigurationException as error:
+        raise UsageError(f"trainer: {summarize_error(error)}") from error
