@@ -10,35 +10,35 @@ from unet3d.units import GIB
 FIRST, SLICE = "GPU-aaaa", "MIG-bbbb"
 
 
-def test_a_driver_tells_its_version_and_the_gpus_it_shows(driver):
+def test_version_and_gpus_are_read_from_the_driver(driver):
     driver("new")
     assert (nvml.get_driver_version(), nvml.get_max_cuda_version()) == ("580.65.06", "13.1")
     assert nvml.list_gpu_uuids() == [FIRST, SLICE]
     assert nvml.get_gpu_name(FIRST) == "NVIDIA Made Up"
     assert nvml.get_compute_capability(FIRST) == (9, 0)
-    assert nvml.memory(FIRST) == nvml.Memory(total=80 * GIB, free=60 * GIB)
+    assert nvml.get_memory(FIRST) == nvml.Memory(total=80 * GIB, free=60 * GIB)
 
 
-def test_how_busy_a_gpu_is_is_told_of_a_whole_one_alone(driver):
+def test_utilization_is_known_of_full_gpus_and_not_of_slices(driver):
     driver("new")
     assert nvml.get_utilization(FIRST) == 87
     assert nvml.get_utilization(SLICE) is None
 
 
-def test_who_holds_memory_is_told_with_the_largest_first(driver):
+def test_processes_are_listed_with_the_largest_memory_first(driver):
     driver("new")
     assert nvml.list_processes(FIRST) == [
         nvml.Process(pid=4242, name="/usr/bin/viewer", used=16 * GIB),
         nvml.Process(pid=os.getpid(), name=None, used=3 * GIB),
         nvml.Process(pid=77, name=None, used=None),
     ]
-    assert nvml.process_bytes(FIRST) == 3 * GIB
+    assert nvml.get_process_bytes(FIRST) == 3 * GIB
     assert nvml.list_processes(SLICE) == []
-    assert nvml.process_bytes(SLICE) is None
+    assert nvml.get_process_bytes(SLICE) is None
 
 
 @pytest.mark.parametrize(("uuid", "name"), [("aaaa", "Made Up"), ("bbbb", "1g.10gb")])
-def test_torchs_device_is_found_by_its_uuid_whatever_number_it_has(driver, monkeypatch, uuid, name):
+def test_torchs_device_is_found_by_its_uuid_whatever_its_index(driver, monkeypatch, uuid, name):
     driver("new")
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -46,18 +46,18 @@ def test_torchs_device_is_found_by_its_uuid_whatever_number_it_has(driver, monke
     assert nvml.get_gpu_name(torch.device("cuda", 5)).endswith(name)
 
 
-def test_what_an_old_driver_does_not_know_is_none(driver):
+def test_values_unknown_to_an_old_driver_are_none(driver):
     driver("old")
     assert nvml.get_driver_version() == "580.65.06"
-    assert nvml.memory(FIRST).total == 80 * GIB
+    assert nvml.get_memory(FIRST).total == 80 * GIB
     assert nvml.list_gpu_uuids() == []
-    for question in (
+    for query in (
         nvml.get_compute_capability,
         nvml.get_utilization,
         nvml.list_processes,
-        nvml.process_bytes,
+        nvml.get_process_bytes,
     ):
-        assert question(FIRST) is None
+        assert query(FIRST) is None
 
 
 @pytest.mark.parametrize("kind", ["broken", "libnone-such.so.1", "libm.so.6"])
@@ -69,22 +69,27 @@ def test_without_a_driver_nothing_is_known_and_nothing_fails(driver, kind):
         [],
     )
     for device in (FIRST, torch.device("cuda", 0)):
-        for question in (nvml.get_gpu_name, nvml.memory, nvml.get_utilization, nvml.list_processes):
-            assert question(device) is None
+        for query in (
+            nvml.get_gpu_name,
+            nvml.get_memory,
+            nvml.get_utilization,
+            nvml.list_processes,
+        ):
+            assert query(device) is None
 
 
-def test_a_cpu_is_no_gpu(driver):
+def test_a_cpu_or_an_unknown_uuid_has_no_memory(driver):
     driver("new")
-    assert nvml.memory(torch.device("cpu")) is None
-    assert nvml.memory("GPU-none-such") is None
+    assert nvml.get_memory(torch.device("cpu")) is None
+    assert nvml.get_memory("GPU-none-such") is None
 
 
 @pytest.mark.gpu
-def test_a_real_driver_tells_what_torch_tells():
+def test_a_real_driver_agrees_with_torch():
     gpu = torch.device("cuda", 0)
     assert nvml.get_driver_version()
     assert nvml.get_gpu_name(gpu) == torch.cuda.get_device_name(gpu)
     assert nvml.get_compute_capability(gpu) == torch.cuda.get_device_capability(gpu)
-    assert nvml.memory(gpu).total >= torch.cuda.get_device_properties(gpu).total_memory
+    assert nvml.get_memory(gpu).total >= torch.cuda.get_device_properties(gpu).total_memory
     percent = nvml.get_utilization(gpu)
     assert percent is None or 0 <= percent <= 100

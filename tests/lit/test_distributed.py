@@ -1,4 +1,4 @@
-"""What a process of several shows and notices while it trains."""
+"""Heartbeats of distributed processes."""
 
 import os
 import signal
@@ -10,27 +10,27 @@ from unet3d.lit.distributed import HeartbeatThread
 from unet3d.machine.distributed_env import Ranks
 
 
-def test_a_rank_whose_launcher_is_gone_asks_itself_to_leave():
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+def test_a_rank_whose_launcher_was_killed_terminates_itself():
+    received = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         HeartbeatThread(Ranks(launcher=os.getppid() + 1)).start()
         deadline = time.monotonic() + 10
-        while not heard and time.monotonic() < deadline:
+        while not received and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         dist.destroy_process_group()
-        signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM]
+        signal.signal(signal.SIGTERM, previous)
+    assert received == [signal.SIGTERM]
 
 
-def test_a_store_that_does_not_answer_means_the_first_rank_and_is_not_asked_again():
+def test_a_store_that_does_not_answer_means_rank_0_and_is_not_queried_again():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        pulse = HeartbeatThread(Ranks(rank=1, world=2))
-        pulse.store = None
-        pulse.answered -= 60
-        assert pulse.find_unresponsive() == "rank 0"
+        heartbeat = HeartbeatThread(Ranks(rank=1, world=2))
+        heartbeat.store = None
+        heartbeat.answered -= 60
+        assert heartbeat.find_unresponsive() == "rank 0"
     finally:
         dist.destroy_process_group()

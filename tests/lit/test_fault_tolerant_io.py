@@ -1,4 +1,4 @@
-"""On a real file system that is full: where one cannot be mounted, these tests are left out."""
+"""Training on a real file system that is full; skipped where none can be mounted."""
 
 import json
 import subprocess
@@ -15,22 +15,22 @@ from unet3d.lit.module import SegmentationModule
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A file system of 6 MiB."""
+    """Mount a file system of 6 MiB."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
     try:
         done = subprocess.run(mount, capture_output=True)
     except OSError:
-        pytest.skip("there is no mount")
+        pytest.skip("needs the mount command")
     if done.returncode:
-        pytest.skip("nothing may be mounted here")
+        pytest.skip("needs the right to mount")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder):
-    """Leave no byte free."""
+    """Fill the file system."""
     with (folder / "filler").open("ab", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
@@ -41,19 +41,19 @@ def fill(folder):
 
 @pytest.fixture
 def filled_at_step(monkeypatch):
-    """Fills a folder from a step on, and makes room again when another one begins."""
+    """Fill a file system from one step on, and free it at another."""
 
-    def at(folder, full, room=99):
+    def at(folder, full, free=99):
         original = SegmentationModule.training_step
         write = checkpoints.write_checkpoint
 
         def training_step(self, batch, batch_idx):
-            if self.global_step == room:
+            if self.global_step == free:
                 (folder / "filler").unlink()
             return original(self, batch, batch_idx)
 
         def write_when_full(trainer, path):
-            if full <= trainer.global_step < room:
+            if full <= trainer.global_step < free:
                 fill(folder)
             write(trainer, path)
 
@@ -73,32 +73,33 @@ def saved_every_step(monkeypatch):
     )
 
 
-def test_a_run_goes_on_when_the_disk_is_full_and_says_at_its_end_what_is_missing(
+def test_a_run_continues_on_a_full_disk_and_reports_at_its_end_what_is_missing(
     unet3d, tiny, capsys, filled_at_step, saved_every_step
 ):
     filled_at_step(tiny, full=5)
     assert unet3d("trainer.max_steps=9", f"hydra.run.dir={tiny / 'run'}") == 4
-    said = capsys.readouterr()
-    lines = said.err.strip().splitlines()
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
     assert [line for line in lines if "Traceback" in line] == []
-    assert sum("curves have gaps, training goes on" in line for line in lines) == 1
-    goes_on = [line for line in lines if line.endswith("the one before it stays, training goes on")]
-    assert len(goes_on) == len(set(goes_on)) <= 2
+    assert sum("some metrics were not logged; training continues" in line for line in lines) == 1
+    kept = "keeping the previous checkpoint; training continues"
+    warnings = [line for line in lines if line.endswith(kept)]
+    assert len(warnings) == len(set(warnings)) <= 2
     last = tiny / "run" / "checkpoints" / "last.ckpt"
-    assert f"{last}: No space left on device; the one before it stays" in lines[-1]
+    assert f"{last}: No space left on device; keeping the previous checkpoint" in lines[-1]
     assert f"{tiny / 'run' / 'report.json'}: No space left on device" in lines[-1]
     assert torch.load(last, weights_only=True)["global_step"] == 4
     names = {"last.ckpt", "previous.ckpt", "best.ckpt"}
     assert {p.name for p in last.parent.iterdir()} == names
-    assert "seconds per step" in said.out  # the table
+    assert "step time" in captured.out  # the table
 
 
-def test_a_run_that_has_room_again_ends_well(
+def test_a_run_whose_disk_has_space_again_succeeds(
     unet3d, tiny, capsys, filled_at_step, saved_every_step
 ):
-    filled_at_step(tiny, full=4, room=7)
+    filled_at_step(tiny, full=4, free=7)
     assert unet3d("trainer.max_steps=9", f"hydra.run.dir={tiny / 'run'}", "fold=none") == 0
-    assert "training goes on" in capsys.readouterr().err
+    assert "training continues" in capsys.readouterr().err
     last = torch.load(tiny / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 9
     assert json.loads((tiny / "run" / "report.json").read_text())["finished"] is True
@@ -111,7 +112,7 @@ def test_a_run_that_has_room_again_ends_well(
     assert {0, 1, 2, 3, 8} <= set(steps)
 
 
-def test_an_event_file_takes_whole_records_or_nothing(tiny, capsys):
+def test_an_event_file_holds_complete_records_only(tiny, capsys):
     events = AppendOnlyEventFile(tiny / "events")
     events.write(b"a" * 1000)
     for _ in range(3):
@@ -121,19 +122,19 @@ def test_an_event_file_takes_whole_records_or_nothing(tiny, capsys):
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_it(tiny, capsys):
-    lasting, path = FaultTolerantCheckpointIO(), tiny / "last.ckpt"
-    lasting.save_checkpoint({"a": 1}, path)
+def test_a_checkpoint_that_does_not_fit_keeps_the_previous_one(tiny, capsys):
+    checkpoint_io, path = FaultTolerantCheckpointIO(), tiny / "last.ckpt"
+    checkpoint_io.save_checkpoint({"a": 1}, path)
     for _ in range(2):
-        lasting.save_checkpoint({"a": torch.zeros(2**21)}, path)
+        checkpoint_io.save_checkpoint({"a": torch.zeros(2**21)}, path)
     assert capsys.readouterr().err.count("No space left on device") == 1
-    assert list(lasting.missing) == ["last.ckpt"]
+    assert list(checkpoint_io.failed_saves) == ["last.ckpt"]
     assert torch.load(path, weights_only=True) == {"a": 1}
-    lasting.save_checkpoint({"a": 2}, path)
-    assert lasting.missing == {}
+    checkpoint_io.save_checkpoint({"a": 2}, path)
+    assert checkpoint_io.failed_saves == {}
     assert list(tiny.iterdir()) == [path]
 
 
-def test_another_error_of_a_checkpoint_is_not_hidden(tmp_path):
+def test_other_errors_while_saving_are_raised(tmp_path):
     with pytest.raises((AttributeError, TypeError)):
         FaultTolerantCheckpointIO().save_checkpoint({"a": lambda: None}, tmp_path / "last.ckpt")

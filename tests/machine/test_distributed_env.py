@@ -17,7 +17,7 @@ def torchrun(rank=3, local=1, world=4, per_node=2):
     }
 
 
-JOB_SCRIPT = {  # as sbatch starts it: SLURM counts it as task 0, of no step
+JOB_SCRIPT = {  # started by sbatch: SLURM makes it task 0, outside of any step
     "SLURM_JOB_ID": "17",
     "SLURM_JOB_NODELIST": "n[1-2]",
     "SLURM_PROCID": "0",
@@ -39,7 +39,7 @@ def srun(rank=3, local=1, world=4, tasks="2(x2)"):
 
 
 @pytest.mark.parametrize("launch", ["torchrun", "slurm"])
-def test_a_rank_is_what_its_launcher_says(launch):
+def test_ranks_are_read_from_the_launchers_environment(launch):
     environ = torchrun() if launch == "torchrun" else srun()
     ranks = read_ranks(launch, environ)
     assert ranks == Ranks(rank=3, local=1, world=4, per_node=2)
@@ -47,33 +47,33 @@ def test_a_rank_is_what_its_launcher_says(launch):
 
 
 @pytest.mark.parametrize(("tasks", "world", "nodes"), [("3", 3, 1), ("1(x2)", 2, 2), ("1", 1, 1)])
-def test_slurm_counts_tasks_by_runs_of_equal_nodes(tasks, world, nodes):
+def test_slurm_tasks_are_grouped_by_node(tasks, world, nodes):
     ranks = read_ranks("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
     assert (ranks.world, ranks.nodes) == (world, nodes)
 
 
 @pytest.mark.parametrize(("tasks", "world"), [("2,1", 3), ("2,1(x2)", 4), ("1,2,1", 4)])
-def test_machines_with_unlike_numbers_of_tasks_are_refused(tasks, world):
-    with pytest.raises(UsageError, match="as many processes as the others"):
+def test_slurm_nodes_with_different_numbers_of_tasks_are_rejected(tasks, world):
+    with pytest.raises(UsageError, match="same number of processes"):
         read_ranks("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
 
 
-def test_torchrun_with_unlike_machines_is_refused():
-    with pytest.raises(UsageError, match="as many processes as the others"):
+def test_torchrun_nodes_with_different_numbers_of_processes_are_rejected():
+    with pytest.raises(UsageError, match="same number of processes"):
         read_ranks("torchrun", torchrun(world=3, per_node=2))
 
 
 @pytest.mark.parametrize(
-    ("launch", "environ", "starter"),
+    ("launch", "environ", "launcher"),
     [
-        ("here", torchrun(), "torchrun"),
-        ("here", srun(), "slurm"),
+        ("local", torchrun(), "torchrun"),
+        ("local", srun(), "slurm"),
         ("slurm", torchrun(), "torchrun"),
         ("torchrun", srun(), "slurm"),
     ],
 )
-def test_processes_that_would_each_train_alone_are_told_their_trainer(launch, environ, starter):
-    with pytest.raises(UsageError, match=f"{starter} started 4 processes.*add trainer={starter}"):
+def test_processes_that_would_each_train_alone_get_the_trainer_to_use(launch, environ, launcher):
+    with pytest.raises(UsageError, match=f"{launcher} started 4 processes.*add trainer={launcher}"):
         read_ranks(launch, environ)
 
 
@@ -83,23 +83,23 @@ def test_torchrun_within_a_slurm_job_is_torchrun():
 
 
 @pytest.mark.parametrize("environ", [{}, JOB_SCRIPT, srun(0, 0, 1, "1"), torchrun(0, 0, 1, 1)])
-def test_one_process_is_nobodys_rank(environ):
+def test_a_single_process_has_no_launcher(environ):
     assert detect_launcher(environ) is None
-    assert read_ranks("here", environ) == Ranks()
+    assert read_ranks("local", environ) == Ranks()
 
 
 @pytest.mark.parametrize("environ", [{}, JOB_SCRIPT])
-def test_a_job_script_that_forgot_srun_is_told_so(environ):
+def test_a_job_script_without_srun_is_rejected(environ):
     with pytest.raises(UsageError, match="that srun starts"):
         read_ranks("slurm", environ)
 
 
-def test_torchruns_trainer_without_torchrun_is_refused():
+def test_trainer_torchrun_without_torchrun_is_rejected():
     with pytest.raises(UsageError, match="that torchrun starts"):
         read_ranks("torchrun", {})
 
 
-def test_the_ranks_of_a_job_meet_at_its_first_machine(tmp_path, monkeypatch):
+def test_the_rendezvous_of_a_job_is_on_its_first_node(tmp_path, monkeypatch):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"\n')
     scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
@@ -110,9 +110,9 @@ def test_the_ranks_of_a_job_meet_at_its_first_machine(tmp_path, monkeypatch):
     assert (host, port) != resolve_rendezvous("slurm", srun() | {"SLURM_STEP_ID": "1"})
 
 
-def test_ranks_do_not_meet_where_torchrun_keeps_what_dead_ones_said():
-    there = {"MASTER_ADDR": "n1", "MASTER_PORT": "43210"}
-    assert resolve_rendezvous("here", there) == ("n1", 43210)
-    host, port = resolve_rendezvous("torchrun", there)
+def test_torchruns_own_store_with_its_dead_addresses_is_not_used():
+    environ = {"MASTER_ADDR": "n1", "MASTER_PORT": "43210"}
+    assert resolve_rendezvous("local", environ) == ("n1", 43210)
+    host, port = resolve_rendezvous("torchrun", environ)
     assert host == "n1"
     assert 20000 <= port < 32000

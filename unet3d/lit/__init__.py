@@ -1,1 +1,1 @@
-"""Everything that knows Lightning."""
+"""Everything that uses Lightning."""

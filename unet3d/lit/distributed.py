@@ -1,4 +1,4 @@
-"""The processes of one run: how they meet, what they decide together, which one has gone silent."""
+"""The processes of a distributed run: process group, joint decisions, heartbeat."""
 
 import os
 import signal
@@ -16,15 +16,16 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from unet3d.errors import RunError
+from unet3d.lit.private import disable_sigterm_broadcast
 from unet3d.machine.distributed_env import Ranks, resolve_rendezvous
 
-PULSE_SECONDS = 1.0
-PREPARING = timedelta(days=30)
-"""How long others wait while the first rank makes the data ready."""
+HEARTBEAT_SECONDS = 1.0
+PREPROCESSING_TIMEOUT = timedelta(days=30)
+"""How long other ranks wait while rank 0 preprocesses the data."""
 
 
 class RankEnvironment(ClusterEnvironment):
-    """Tells Lightning which process this is: it starts none, and looks for no other scheduler."""
+    """Tell Lightning the rank of this process, so that it neither detects nor starts others."""
 
     def __init__(self, ranks: Ranks):
         super().__init__()
@@ -65,25 +66,25 @@ class RankEnvironment(ClusterEnvironment):
         return self.ranks.rank // self.ranks.per_node
 
 
-class Ddp(DDPStrategy):
-    """Without Lightning's own broadcast of signals before every batch: see signals.py."""
+class DDPWithoutSigtermBroadcast(DDPStrategy):
+    """DDP without Lightning's broadcast of signals before every batch: callbacks/preemption.py."""
 
     def setup(self, trainer: pl.Trainer) -> None:
         super().setup(trainer)
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        disable_sigterm_broadcast(trainer)
 
 
 @contextmanager
 def process_group(
     ranks: Ranks, *, launch: str, device: str, timeout_seconds: float
 ) -> Generator["HeartbeatThread | None"]:
-    """The process group of a run; whoever waits longer for another rank than that gives up."""
+    """Join and leave the process group of a run; `timeout_seconds` applies to every collective."""
     if ranks.world == 1:
         yield None
         return
     host, port = resolve_rendezvous(launch)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # for torch: that port is not torchrun's
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the port is ours, not torchrun's
     if device == "cuda":
         torch.cuda.set_device(ranks.local)
     try:
@@ -95,104 +96,105 @@ def process_group(
         )
     except RuntimeError as error:
         raise RunError(
-            f"rank {ranks.rank} does not meet the others at {host}:{port}: {error}"
+            f"rank {ranks.rank} could not join the process group at {host}:{port}: {error}"
         ) from error
-    pulse = HeartbeatThread(ranks)
-    pulse.start()
-    yield pulse
-    dist.destroy_process_group()  # not after an error: it would wait for the others
+    heartbeat = HeartbeatThread(ranks)
+    heartbeat.start()
+    yield heartbeat
+    dist.destroy_process_group()  # not after an error: it would wait for the other ranks
 
 
 class HeartbeatThread(threading.Thread):
-    """Shows the other ranks that this process is alive: one that is stopped shows nothing.
+    """Show the other ranks that this process is alive.
 
-    Once the process that started this one is gone, killed, nobody could stop the run or hear of it,
-    and the next one would write into the same folder: then it asks its own process to leave.
+    If the process that launched it has been killed, nobody could stop the run, and the next one
+    would write into the same folder: then the thread sends SIGTERM to its own process.
     """
 
     def __init__(self, ranks: Ranks):
         super().__init__(daemon=True)
         self.ranks = ranks
         self.store = dist.distributed_c10d._get_default_store()
-        self.answered = time.monotonic()  # when the store last did
+        self.answered = time.monotonic()  # when the store last answered
 
     def run(self) -> None:
-        watched = self.ranks.launcher is not None
+        has_launcher = self.ranks.launcher is not None
         while dist.is_initialized():
-            if watched and os.getppid() != self.ranks.launcher:
-                watched = False
+            if has_launcher and os.getppid() != self.ranks.launcher:
+                has_launcher = False
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
-                self.store.add(f"pulse/{self.ranks.rank}", 1)  # which waits for an answer
+                self.store.add(f"heartbeat/{self.ranks.rank}", 1)  # waits for an answer
                 self.answered = time.monotonic()
             except RuntimeError:
-                return  # the first rank, which keeps the store, is gone
-            time.sleep(PULSE_SECONDS)
+                return  # rank 0, which hosts the store, has exited
+            time.sleep(HEARTBEAT_SECONDS)
 
     def find_unresponsive(self) -> str:
-        """The other ranks that show nothing any more."""
-        if time.monotonic() - self.answered > 3 * PULSE_SECONDS:
-            return "rank 0"  # it keeps the store; to ask would be to wait with this one's pulse
-        before = self._beats()
-        time.sleep(3 * PULSE_SECONDS)
-        after = self._beats()
+        """Return the ranks whose heartbeat has stopped, as text for a message."""
+        if time.monotonic() - self.answered > 3 * HEARTBEAT_SECONDS:
+            return "rank 0"  # it hosts the store; another query would hang, too
+        before = self._read_heartbeats()
+        time.sleep(3 * HEARTBEAT_SECONDS)
+        after = self._read_heartbeats()
         if before is None or after is None:
             return "rank 0"
-        gone = [rank for rank in after if after[rank] == before[rank]]
-        gone = [rank for rank in gone if rank != self.ranks.rank]
-        if not gone:
+        others = [rank for rank in after if rank != self.ranks.rank]
+        silent = [rank for rank in others if after[rank] == before[rank]]
+        if not silent:
             return "another rank"
-        return f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
+        return f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
 
-    def _beats(self) -> dict[int, bytes] | None:
-        found = {}
+    def _read_heartbeats(self) -> dict[int, bytes] | None:
+        beats = {}
         try:
             for rank in range(self.ranks.world):
-                key = f"pulse/{rank}"
-                found[rank] = self.store.get(key) if self.store.check([key]) else b""
+                key = f"heartbeat/{rank}"
+                beats[rank] = self.store.get(key) if self.store.check([key]) else b""
         except RuntimeError:
             return None
-        return found
+        return beats
 
 
 @contextmanager
 def rank_zero_first(ranks: Ranks) -> Generator[None]:
-    """What the first rank does in here the others do after it, and find done."""
+    """Run the body on rank 0 first; the other ranks run it once rank 0 is done."""
     if ranks.world == 1:
         yield
         return
     store = dist.distributed_c10d._get_default_store()
     if ranks.rank > 0:
-        store.wait(["ready"], PREPARING)
+        store.wait(["ready"], PREPROCESSING_TIMEOUT)
     yield
     if ranks.rank == 0:
         store.set("ready", "")
 
 
 def any_rank(trainer: pl.Trainer, flag: bool) -> bool:
-    """Whether it is so on any rank; every rank must ask at the same point."""
+    """Return whether the flag is set on any rank; every rank must call this at the same point."""
     if trainer.world_size == 1:
         return flag
-    told = torch.tensor(int(flag), device=trainer.strategy.root_device)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told)
+    flags = torch.tensor(int(flag), device=trainer.strategy.root_device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
 
 
-def gather_in_case_order(trainer: pl.Trainer, found: list[Any]) -> list[Any]:
-    """What the ranks found in cases that they took in turns, in the order of the cases."""
+def gather_in_case_order(trainer: pl.Trainer, results: list[Any]) -> list[Any]:
+    """Return the results of all ranks, which took the cases in turns, in the order of cases."""
     if trainer.world_size == 1:
-        return found
+        return results
     parts: list[Any] = [None] * trainer.world_size
-    dist.all_gather_object(parts, found)
+    dist.all_gather_object(parts, results)
     longest = max(map(len, parts))
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether an error says that another rank does not answer."""
+    """Return whether an error means that another rank stopped responding."""
     if isinstance(error, dist.DistError):
         return True
-    said = str(error)
+    message = str(error)
     return isinstance(error, RuntimeError) and any(
-        word in said for word in ("gloo", "NCCL", "Connection closed by peer", "Timed out waiting")
+        word in message
+        for word in ("gloo", "NCCL", "Connection closed by peer", "Timed out waiting")
     )

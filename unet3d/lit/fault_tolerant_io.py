@@ -1,4 +1,4 @@
-"""A disk that is full or gone while training: the run goes on, and says so once."""
+"""Checkpoints and event files that survive a full disk: training continues with a warning."""
 
 import sys
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.tensorboard.writer import FileWriter
 
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
+from unet3d.lit.private import get_file_writer, has_writer, replace_event_file
 
 
 class FaultTolerantCheckpointIO(AtomicCheckpointIO):
-    """A checkpoint that cannot be written does not end the run, and is tried again in its turn.
+    """Continue training when a checkpoint cannot be written; the next save tries again.
 
-    The one before it stays, since a checkpoint is whole or not there.
+    As saving is atomic, the previous checkpoint stays intact.
     """
 
     def __init__(self) -> None:
-        self.missing: dict[str, str] = {}  # by name: why the newest one could not be written
+        self.failed_saves: dict[str, str] = {}  # checkpoint name: why its last save failed
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -27,55 +27,55 @@ class FaultTolerantCheckpointIO(AtomicCheckpointIO):
         path = Path(path)
         try:
             super().save_checkpoint(checkpoint, path, storage_options)
-        except (OSError, RuntimeError) as error:  # torch.save hides the first behind the second
+        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError from OSError
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise
-            before = "the one before it stays" if path.exists() else "there is none before it"
-            line = f"{path}: {cause.strerror}"
-            if path.name not in self.missing:
-                warn_once(f"{line}; {before}, training goes on")
-            self.missing[path.name] = f"{line}; {before}"
+            kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
+            message = f"{path}: {cause.strerror}; {kept}"
+            if path.name not in self.failed_saves:
+                warn(f"{message}; training continues")
+            self.failed_saves[path.name] = message
         else:
-            self.missing.pop(path.name, None)
+            self.failed_saves.pop(path.name, None)
 
 
 class FaultTolerantTensorBoardLogger(TensorBoardLogger):
-    """Curves that cannot be written do not end the run."""
+    """Continue training when metrics cannot be written."""
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """TensorBoard's writer."""
-        fresh = self._experiment is None
+        """Return TensorBoard's writer."""
+        created = has_writer(self)
         writer = super().experiment
-        if fresh:
-            make_fault_tolerant(writer._get_file_writer())
+        if not created:
+            replace_event_file(get_file_writer(writer), AppendOnlyEventFile)
         return writer
 
     def save(self) -> None:
-        """No hparams.yaml: a run has its config.yaml."""
+        """Write no hparams.yaml: a run has its config.yaml."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Training is over, but figures are still to come: see Dashboard."""
-        if self._experiment is not None:
+        """Flush, but stay open: Dashboard writes final metrics after training."""
+        if has_writer(self):
             self.experiment.flush()
 
 
 class AppendOnlyEventFile:
-    """An event file that takes whole records or nothing.
+    """An event file to which a record is appended completely or not at all.
 
-    TensorBoard writes in a thread that an error ends with a traceback; the run ended when it next
-    had something to log.
+    With TensorBoard's own file an error ends the writer thread with a traceback, and the next log
+    call ends the run.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.closed = self.said = False
+        self.closed = self.warned = False
 
     def write(self, record: bytes) -> None:
-        """Append a record, or drop it."""
+        """Append a record; drop it if the disk is full."""
         try:
             with self.path.open("ab", buffering=0) as file:
                 end = file.tell()
@@ -83,31 +83,24 @@ class AppendOnlyEventFile:
                     while record:
                         record = record[file.write(record) :]
                 except OSError:
-                    file.truncate(end)  # nobody could read on behind half a record
+                    file.truncate(end)  # a partial record would hide all later ones
                     raise
         except OSError as error:
-            if not self.said:
-                self.said = True
-                warn_once(
-                    f"{self.path.parent}: {error.strerror}; curves have gaps, training goes on"
+            if not self.warned:
+                self.warned = True
+                warn(
+                    f"{self.path.parent}: {error.strerror}; some metrics were not logged; training "
+                    "continues"
                 )
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
-        """No file stays open."""
+        """Mark as closed; the file is open only while a record is written."""
         self.closed = True
 
 
-def make_fault_tolerant(writer: FileWriter) -> None:
-    """Let a writer go on when its file cannot be written."""
-    events: Any = writer.event_writer
-    records = events._async_writer._writer
-    records._writer.close()
-    records._writer = AppendOnlyEventFile(Path(events._file_name))
-
-
-def warn_once(line: str) -> None:
-    """On standard error, beside a progress bar or from a thread."""
-    print(f"unet3d: {line}", file=sys.stderr)
+def warn(message: str) -> None:
+    """Print to standard error, which works next to a progress bar and from a thread."""
+    print(f"unet3d: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One step of training and validation, as Lightning calls them."""
+"""The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,10 +17,10 @@ from unet3d.types import Sample
 
 
 class SegmentationModule(pl.LightningModule):
-    """A network, what it is judged by, and how it learns.
+    """Train and validate a segmentation network.
 
-    `card` goes into every checkpoint: plain values from which the network can be built again and
-    volumes prepared, so that a checkpoint alone is enough to predict with.
+    `metadata` is saved in every checkpoint: plain values from which the network and the
+    preprocessing are rebuilt, so that a checkpoint alone is enough to predict.
     """
 
     def __init__(
@@ -29,54 +29,54 @@ class SegmentationModule(pl.LightningModule):
         model: nn.Module,
         loss: nn.Module,
         metric: Dice,
-        distances: ValidationHD95 | None,
-        infer: SlidingWindow,
+        validation_hd95: ValidationHD95 | None,
+        sliding_window: SlidingWindow,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-        card: dict[str, Any],
+        metadata: dict[str, Any],
         max_skipped_steps: int = 0,
     ):
         super().__init__()
         self.model = model
         self.loss = loss
         self.metric = metric
-        self.distances = distances
-        self.infer = infer
+        self.validation_hd95 = validation_hd95
+        self.sliding_window = sliding_window
         self.optimizer = optimizer
-        self.card = card
-        self.finite = NonFiniteGuard(max_skipped_steps)
+        self.metadata = metadata
+        self.nonfinite_guard = NonFiniteGuard(max_skipped_steps)
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
-        """The loss of a batch of patches."""
-        self.finite.begin(self.model)
+        """Return the loss of a batch of patches."""
+        self.nonfinite_guard.begin(self.model)
         outputs = self.model(batch["image"])
         loss = self.loss(outputs, batch["label"])
         self.log("loss", loss, prog_bar=True, logger=False)
         self.log("train/loss", loss)
-        self.finite.check_loss(self, self.model, batch, outputs, loss)
+        self.nonfinite_guard.check_loss(self, self.model, batch, outputs, loss)
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Not for a step that is left out."""
-        if not self.finite.leaving:
+        """Run backward, unless the step is skipped."""
+        if not self.nonfinite_guard.skipping:
             super().backward(loss, *args, **kwargs)
 
     def on_train_epoch_end(self) -> None:
-        self.finite.finish(self)
+        self.nonfinite_guard.finish(self)
 
     def validation_step(self, batch: Sample, batch_idx: int) -> Tensor | None:
-        """The predicted classes (B, D, H, W) of whole volumes; None for a stand-in."""
+        """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        prediction = self.infer(batch["image"], self.model)
+        prediction = self.sliding_window(batch["image"], self.model)
         self.metric.update(prediction, batch["label"])
-        if self.distances is not None:
-            self.distances.update(batch["case"], prediction, batch["label"])
+        if self.validation_hd95 is not None:
+            self.validation_hd95.update(batch["case"], prediction, batch["label"])
         return prediction
 
     def on_validation_epoch_start(self) -> None:
         self.metric.reset()
-        if self.distances is not None:
-            self.distances.reset()
+        if self.validation_hd95 is not None:
+            self.validation_hd95.reset()
 
     def on_validation_epoch_end(self) -> None:
         self.metric.matrices = gather_in_case_order(self.trainer, self.metric.matrices)
@@ -84,9 +84,11 @@ class SegmentationModule(pl.LightningModule):
         for name, (reference, predicted) in self.metric.voxels().items():
             if reference:
                 scores[f"volume_ratio/{name}"] = predicted / reference
-        if self.distances is not None:
-            self.distances.found = gather_in_case_order(self.trainer, self.distances.found)
-            scores |= self.distances.compute()
+        if self.validation_hd95 is not None:
+            self.validation_hd95.found = gather_in_case_order(
+                self.trainer, self.validation_hd95.found
+            )
+            scores |= self.validation_hd95.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 
@@ -102,8 +104,8 @@ class SegmentationModule(pl.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """By the norm that is needed anyway to see whether gradients are finite."""
-        norm = self.finite.check_gradients(self, self.model, optimizer)
+        """Clip with the norm that the check for finite gradients has computed anyway."""
+        norm = self.nonfinite_guard.check_gradients(self, self.model, optimizer)
         if norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val is not None:
@@ -112,19 +114,19 @@ class SegmentationModule(pl.LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any]
     ) -> None:
-        """Forward and backward, and unless it is left out the optimizer's step.
+        """Run forward and backward, and the optimizer unless the step is skipped.
 
-        Gradients go at once; left to Lightning, they would live through the next forward.
+        Gradients are freed at once; Lightning would keep them through the next forward.
         """
         loss = optimizer_closure()
-        if not self.finite.leaving:
+        if not self.nonfinite_guard.skipping:
             super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
         self.trainer.optimizers[0].zero_grad()
-        self.finite.end_step()
+        self.nonfinite_guard.end_step()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["unet3d"] = self.card
-        checkpoint["skipped_steps"] = self.finite.skipped
+        checkpoint["unet3d"] = self.metadata
+        checkpoint["skipped_steps"] = self.nonfinite_guard.skipped
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.finite.skipped = checkpoint.get("skipped_steps", 0)
+        self.nonfinite_guard.skipped = checkpoint.get("skipped_steps", 0)

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradients are NaN or infinite: left out, counted, traced to a layer."""
+"""Guard training against NaN and infinite values: skip the step, count it, find the layer."""
 
 import math
 from collections.abc import Callable, Generator
@@ -17,130 +17,128 @@ from unet3d.types import HasRetentionPolicy
 
 
 class NonFiniteGuard:
-    """Leaves out steps that would break the weights: `most` in a run, and one more is a Fault.
+    """Skip steps with a non-finite loss or gradient; raise RunError after `max_skipped` of them.
 
-    The host looks at figures of the device once per batch, when it has the loss. A fused optimizer
-    hears of bad gradients on the device, changes nothing, and the host sees them with the next
-    batch's loss: no step waits for it.
+    The host reads values from the device once per batch, together with the loss. Non-finite
+    gradients are reported to a fused optimizer on the device, which then changes nothing; the host
+    reads that with the next batch's loss, so no step waits for it.
     """
 
-    def __init__(self, most: int = 0):
-        if not isinstance(most, int) or most < 0:
-            raise UsageError(f"max_skipped_steps must be an int >= 0, got {most}")
-        self.most = most
+    def __init__(self, max_skipped: int = 0):
+        if not isinstance(max_skipped, int) or max_skipped < 0:
+            raise UsageError(f"max_skipped_steps must be an int >= 0, got {max_skipped}")
+        self.max_skipped = max_skipped
         self.skipped = 0
         self.loss = math.nan  # of the last batch
-        self.leaving = False  # the optimizer step that is under way, with all of its batches
-        self.cases: list[str] = []  # of that step
-        self.statistics: list[Tensor] = []  # running ones of norms, as they were before the batch
-        self.norms: Tensor | None = None  # of the last step's gradients, until they are looked at
-        self.names: list[str] = []  # of the parameters that have these gradients
+        self.skipping = False  # whether the current optimizer step is skipped, with all its batches
+        self.cases: list[str] = []  # of the current optimizer step
+        self.saved_stats: list[Tensor] = []  # running statistics of norms before the batch
+        self.norms: Tensor | None = None  # of the last step's gradients, until the host reads them
+        self.names: list[str] = []  # of the parameters with these gradients
         self.place = ""  # step and cases of these gradients
 
     def begin(self, model: nn.Module) -> None:
-        """Remember running statistics: a forward that gives NaN would spoil them for ever."""
-        now = get_running_stats(model)
-        if len(self.statistics) != len(now):
-            self.statistics = [buffer.clone() for buffer in now]
-        elif now:
-            torch._foreach_copy_(self.statistics, now)
+        """Save the running statistics, which a forward with NaN would spoil for good."""
+        stats = get_running_stats(model)
+        if len(self.saved_stats) != len(stats):
+            self.saved_stats = [buffer.clone() for buffer in stats]
+        elif stats:
+            torch._foreach_copy_(self.saved_stats, stats)
 
     def check_loss(
         self, task: pl.LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
     ) -> None:
-        """Look at the loss of a batch, and at gradients that nobody has looked at."""
-        figures = [loss.detach().float().mean()]
+        """Check the loss of a batch, and the gradients of the step before it."""
+        values = [loss.detach().float().mean()]
         if self.norms is not None:
-            figures.append(self.norms.isfinite().all().float())
-        self.loss, *before = torch.stack(figures).tolist()
-        good = math.isfinite(self.loss)
-        if not all(before):
-            self._leave_out(task, self._gradients)
+            values.append(self.norms.isfinite().all().float())
+        self.loss, *gradients_finite = torch.stack(values).tolist()
+        loss_finite = math.isfinite(self.loss)
+        if not all(gradients_finite):
+            self._skip(task, self._describe_gradients)
         self.norms = None
         self.cases += batch["case"]
-        if not any_rank(task.trainer, not good):  # all ranks step, or none
+        if not any_rank(task.trainer, not loss_finite):  # all ranks step, or none
             return
-        for buffer, value in zip(get_running_stats(model), self.statistics, strict=True):
+        for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
             buffer.copy_(value)
-        if self.leaving:
-            return  # another batch of this step was bad as well
-        self.leaving = True
+        if self.skipping:
+            return  # an earlier batch of this step was non-finite, too
+        self.skipping = True
         step = f"step {task.global_step}"
-        if good:
-            self._leave_out(task, lambda: f"the loss of another rank is not finite at {step}")
+        if loss_finite:
+            self._skip(task, lambda: f"the loss of another rank is not finite at {step}")
             return
 
-        def told() -> str:
+        def describe() -> str:
             cases = ", ".join(dict.fromkeys(batch["case"]))
-            why = locate_nonfinite(model, batch["image"], outputs)
-            return f"the loss is {loss.item()} at {step}, cases {cases}: {why}"
+            origin = locate_nonfinite(model, batch["image"], outputs)
+            return f"the loss is {loss.item()} at {step}, cases {cases}: {origin}"
 
-        self._leave_out(task, told)
+        self._skip(task, describe)
 
     def check_gradients(
         self, task: pl.LightningModule, model: nn.Module, optimizer: Optimizer
     ) -> Tensor | None:
-        """The norm of all gradients; if it is not finite, the optimizer will change nothing.
+        """Return the norm of all gradients; unless it is finite, the optimizer changes nothing.
 
-        None if a scaler looks after them: in float16 some that are not finite are to be expected.
+        Return None if a gradient scaler checks them: in float16 it expects some overflows.
         """
         if getattr(task.trainer.precision_plugin, "scaler", None) is not None:
             return None
-        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        if not found:
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if not gradients:
             return None
-        norms = torch.stack(torch._foreach_norm(list(found.values()), 2, torch.float32))
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, torch.float32))
         total = torch.linalg.vector_norm(norms)
-        self.norms, self.names = norms, list(found)
+        self.norms, self.names = norms, list(gradients)
         self.place = f"step {task.global_step}, cases {', '.join(dict.fromkeys(self.cases))}"
-        # A fused SGD that leaves out its first step has momentum that nobody has set.
+        # Not on the first step: a fused SGD that skips it has uninitialized momentum.
         if getattr(optimizer, "_step_supports_amp_scaling", False) and optimizer.state:
             fused: Any = optimizer
-            fused.found_inf = (~total.isfinite()).float()  # as a scaler would tell it
+            fused.found_inf = (~total.isfinite()).float()  # as a gradient scaler sets it
         elif not total.isfinite():
-            optimizer.zero_grad()  # without gradients it changes nothing
+            optimizer.zero_grad()  # without gradients the optimizer changes nothing
         return total
 
     def finish(self, task: pl.LightningModule) -> None:
-        """Look at the last gradients of an epoch."""
+        """Check the last gradients of an epoch."""
         if self.norms is not None and not self.norms.isfinite().all():
-            self._leave_out(task, self._gradients)
+            self._skip(task, self._describe_gradients)
         self.norms = None
 
     def end_step(self) -> None:
-        """The optimizer has stepped, or has been left out."""
-        self.leaving, self.cases = False, []
+        """Reset after an optimizer step, whether it was taken or skipped."""
+        self.skipping, self.cases = False, []
 
-    def _leave_out(self, task: pl.LightningModule, told: Callable[[], str]) -> None:
-        """Count the step, and tell why where somebody will read it: to find a layer takes time."""
+    def _skip(self, task: pl.LightningModule, describe: Callable[[], str]) -> None:
+        """Count the step; `describe` is called only if it is printed, as it may take a forward."""
         self.skipped += 1
-        if self.skipped > self.most:
-            more = "max_skipped_steps=10 would leave out up to 10 such steps"
-            if self.most:
-                more = f"max_skipped_steps={self.most} were left out before"
-            raise RunError(f"{told()}; {more}")
+        if self.skipped > self.max_skipped:
+            advice = "set max_skipped_steps=10 to skip up to 10 such steps"
+            if self.max_skipped:
+                advice = f"max_skipped_steps={self.max_skipped} has been reached"
+            raise RunError(f"{describe()}; {advice}")
         task.log("train/skipped_steps", float(self.skipped))
         if self.skipped.bit_count() == 1:  # 1, 2, 4, 8, ...
-            task.print(f"{told()}; this step is left out ({self.skipped} of at most {self.most})")
+            task.print(f"{describe()}; step skipped ({self.skipped} of at most {self.max_skipped})")
 
-    def _gradients(self) -> str:
+    def _describe_gradients(self) -> str:
         assert self.norms is not None
-        bad = [
-            n for n, ok in zip(self.names, self.norms.isfinite().tolist(), strict=True) if not ok
-        ]
-        more = f" and of {len(bad) - 1} before it" if len(bad) > 1 else ""
-        return (
-            f"the loss is finite but its gradient is not at {self.place}: that of {bad[-1]}{more}"
-        )
+        finite = self.norms.isfinite().tolist()
+        bad = [name for name, ok in zip(self.names, finite, strict=True) if not ok]
+        others = f" (and {len(bad) - 1} more parameters)" if len(bad) > 1 else ""
+        # The last parameter is the first one in backward.
+        return f"the gradient is not finite at {self.place}: first in {bad[-1]}{others}"
 
 
 def get_running_stats(model: nn.Module) -> list[Tensor]:
-    """What a forward in training changes, counters aside."""
+    """Return the buffers that a training forward changes, except integer counters."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
-    """Where the first value arose that is not finite."""
+    """Describe where the first non-finite value came from."""
     if all_finite(outputs):
         return "the network's output is finite, the loss itself is not"
     if not all_finite(image):
@@ -148,22 +146,22 @@ def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
     try:
         name = find_first_nonfinite_module(model, image)
     except torch.OutOfMemoryError:
-        return "to find the layer takes more memory than there is"
+        return "not enough memory to find the layer"
     if name is None:
-        return "run again as plain modules, the network's output is finite"
+        return "recomputed with plain modules, the network's output is finite"
     weights = model.get_submodule(name).parameters(recurse=False)
-    broken = "" if all_finite(list(weights)) else ", whose weights are not finite"
-    return f"the first value that is not finite came out of {name or 'the network'}{broken}"
+    cause = "" if all_finite(list(weights)) else ", whose weights are not finite"
+    return f"the first non-finite value came out of {name or 'the network'}{cause}"
 
 
 @torch.no_grad()
 def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
-    """The first module whose output is not finite; the model stays as it was."""
-    found: list[str] = []
+    """Return the first module with a non-finite output; the model is left unchanged."""
+    names: list[str] = []
     hooks = [
         module.register_forward_hook(
             lambda module, args, output, name=name: (
-                None if all_finite(output) else found.append(name)
+                None if all_finite(output) else names.append(name)
             )
         )
         for name, module in model.named_modules()
@@ -172,29 +170,29 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
     try:
         with as_plain(model), torch.random.fork_rng(devices):
             if not all_finite(model.forward(image)):
-                found.append("")
+                names.append("")
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None
+    return names[0] if names else None
 
 
 @contextmanager
 def as_plain(model: nn.Module) -> Generator[None]:
-    """Plain modules instead of lean blocks, whose parts no hook would see; buffers are put back."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    keep = model.keep if isinstance(model, HasRetentionPolicy) else None
+    """Run the model as plain modules, which hooks can see, and restore its buffers afterwards."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    keep = model.retention if isinstance(model, HasRetentionPolicy) else None
     try:
         if isinstance(model, HasRetentionPolicy):
-            model.keep = None
+            model.retention = None
         yield
     finally:
         if isinstance(model, HasRetentionPolicy):
-            model.keep = keep
-        for buffer, value in zip(model.buffers(), before, strict=True):
+            model.retention = keep
+        for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)
 
 
 def all_finite(values: Any) -> bool:
-    """Whether all numbers of all tensors are."""
+    """Return whether all values of all tensors are finite."""
     return all(bool(x.isfinite().all()) for x in tree_leaves(values) if isinstance(x, Tensor))

@@ -1,1 +1,1 @@
-"""What this machine is and what it can do."""
+"""Hardware, software and limits of this machine."""

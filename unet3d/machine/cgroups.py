@@ -1,4 +1,4 @@
-"""What a container or a batch job may take of the machine: control groups of both versions."""
+"""Memory and CPU limits of a container or batch job, from control groups of both versions."""
 
 from pathlib import Path
 
@@ -6,47 +6,52 @@ MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 NO_LIMIT = 2**60
-"""Version 1 writes a number as large as can be where there is none."""
+"""Version 1 reports a huge number where no limit is set."""
 
 
-def memory_limit(mount: Path = MOUNT, own: Path = OWN) -> int | None:
-    """The least limit that holds for this process; None where there is none, or none is known."""
-    return min((limit for limit, _ in _memory(mount, own)), default=None)
+def get_memory_limit(mount: Path = MOUNT, own: Path = OWN) -> int | None:
+    """Return the lowest memory limit of this process; None if there is none or it is unknown."""
+    return min((limit for limit, _ in _read_memory(mount, own)), default=None)
 
 
 def get_available_memory(mount: Path = MOUNT, own: Path = OWN) -> int | None:
-    """What the limits leave to take, cached files counted as free; None: no limit."""
-    return min((max(0, limit - used) for limit, used in _memory(mount, own)), default=None)
+    """Return the bytes left below the limits, counting cached files as free; None: no limit."""
+    return min((max(0, limit - used) for limit, used in _read_memory(mount, own)), default=None)
 
 
 def get_cpu_quota(mount: Path = MOUNT, own: Path = OWN) -> float | None:
-    """How many cores' worth of time processes get, whatever number of cores they see."""
-    shares = []
+    """Return the CPU time limit in cores, whatever number of cores is visible; None: no limit."""
+    quotas = []
     for folder in _groups("cpu", mount, own):
-        words = _words(folder / "cpu.max")
-        words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-        if len(words) == 2 and words[0].isdigit():  # else max, or -1
-            shares.append(int(words[0]) / int(words[1]))
-    return min(shares, default=None)
+        words = _read_words(folder / "cpu.max") or [
+            *_read_words(folder / "cpu.cfs_quota_us"),
+            *_read_words(folder / "cpu.cfs_period_us"),
+        ]
+        if len(words) == 2 and words[0].isdigit():  # "max" or -1: no limit
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
-def _memory(mount: Path, own: Path) -> list[tuple[int, int]]:
-    """Limits, and what of each is used."""
-    found = []
+def _read_memory(mount: Path, own: Path) -> list[tuple[int, int]]:
+    """Return (limit, used bytes) of each group that has a limit."""
+    limits = []
     for folder in _groups("memory", mount, own):
-        counts = dict(zip(*[iter(_words(folder / "memory.stat"))] * 2, strict=False))
+        stats = dict(zip(*[iter(_read_words(folder / "memory.stat"))] * 2, strict=False))
         for limit, used, cached in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            most, now = _words(folder / limit), _words(folder / used)
-            if most and now and most[0].isdigit() and int(most[0]) < NO_LIMIT:
-                found.append((int(most[0]), int(now[0]) - int(counts.get(cached, 0))))
-    return found
+            limit_words, used_words = _read_words(folder / limit), _read_words(folder / used)
+            if not limit_words or not used_words or not limit_words[0].isdigit():
+                continue
+            if int(limit_words[0]) < NO_LIMIT:
+                used_bytes = int(used_words[0]) - int(stats.get(cached, 0))
+                limits.append((int(limit_words[0]), used_bytes))
+    return limits
 
 
 def _groups(controller: str, mount: Path, own: Path) -> list[Path]:
-    """This process's group and those that it lies in, as far as they can be seen from here."""
+    """Return this process's group and the groups around it, as far as they are visible."""
     paths = {mount: "/"}
     try:
         lines = own.read_text().splitlines()
@@ -58,17 +63,17 @@ def _groups(controller: str, mount: Path, own: Path) -> list[Path]:
             paths[mount] = path
         elif controller in names.split(","):
             paths[mount / controller] = path
-    folders = [top.joinpath(*Path(path).parts[1:]) for top, path in paths.items()]
-    found = [
-        above
-        for top, folder in zip(paths, folders, strict=True)
-        for above in (folder, *folder.parents)
-        if above == top or top in above.parents
+    own_folders = [root.joinpath(*Path(path).parts[1:]) for root, path in paths.items()]
+    folders = [
+        folder
+        for root, own_folder in zip(paths, own_folders, strict=True)
+        for folder in (own_folder, *own_folder.parents)
+        if folder == root or root in folder.parents
     ]
-    return [folder for folder in found if ".." not in folder.parts and folder.is_dir()]
+    return [folder for folder in folders if ".." not in folder.parts and folder.is_dir()]
 
 
-def _words(file: Path) -> list[str]:
+def _read_words(file: Path) -> list[str]:
     try:
         return file.read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory a device has for a run."""
+"""The memory that a device has for a run."""
 
 from pathlib import Path
 
@@ -10,24 +10,24 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def get_available_bytes(device: torch.device) -> int | None:
-    """A GPU's whole memory, or what a CPU's processes may still take; None where unknown."""
+    """Return a GPU's total memory, or the RAM that is still available; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    known = [meminfo().get("MemAvailable"), get_available_memory()]
+    known = [read_meminfo().get("MemAvailable"), get_available_memory()]
     return min((n for n in known if n is not None), default=None)
 
 
-def meminfo(file: Path = MEMINFO) -> dict[str, int]:
-    """Linux's account of this machine's memory, in bytes; empty elsewhere."""
+def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
         return {}
-    parts = [line.split() for line in lines]
-    return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in parts if unit}
+    fields = [line.split() for line in lines]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in fields if unit}
 
 
 def get_free_bytes(device: torch.device) -> int:
-    """What a GPU has left for tensors, torch's own cache counted as free."""
+    """Return the bytes that a GPU has left for tensors, counting torch's cache as free."""
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + cached

@@ -1,6 +1,6 @@
-"""What this machine lacks for a run, found before the run computes anything.
+"""Checks of this machine before a run computes anything.
 
-Every function is given the numbers, or the place to look at, and answers with a Lack or None.
+Each check gets the numbers, or the folder to look at, and returns a Problem or None.
 """
 
 import os
@@ -18,68 +18,69 @@ from unet3d.units import GIB, MIB, format_bytes
 SHM = Path("/dev/shm")
 
 PREFETCH = 2
-"""Batches that DataLoader has each worker make ahead, all of them in shared memory."""
+"""Batches that each DataLoader worker loads ahead, all of them in shared memory."""
 
-WORKER = 64 * MIB
-"""What a worker has of its own, with pages of its parent that it touched: 14 MiB at first."""
+WORKER_BYTES = 64 * MIB
+"""RAM of a worker besides its batches: 14 MiB at first, more as it touches its parent's pages."""
 
 COPIES = 8
-"""Times the bytes of a batch that a worker held while it made one, with every augmentation on."""
+"""Peak RAM of a worker in batches, measured with every augmentation on."""
 
-FILES, FILES_PER_WORKER = 128, 16
-"""Open files of a run, and for each worker: pipes, and a descriptor for each tensor in flight."""
+BASE_FILES, FILES_PER_WORKER = 128, 16
+"""Open files of a run, and of each worker: pipes, and a descriptor per tensor in transit."""
 
-KEPT = 4
-"""Checkpoints at a time: best, last, the last one before, and the draft of another."""
+MAX_CHECKPOINTS = 4
+"""Checkpoints on disk at a time: best, last, previous, and the one being written."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What there is too little of, and what to change; `stop`: a run would fail for sure."""
+    """What is wrong or too small, and what to change; with `is_fatal` a run is certain to fail."""
 
-    what: str
-    stop: bool = False
+    message: str
+    is_fatal: bool = False
 
 
 def check_torch_build(
     version: str, *, cuda: str | None, gpu: bool, half: bool, devices: Iterable[Path]
 ) -> Problem | None:
-    """Whether this torch fits this machine: `cuda` it is built for, `gpu` whether it finds one."""
+    """Check torch against this machine: built for CUDA `cuda`, `gpu` if it finds one."""
     if version.startswith("2.9."):
         what = (
             f"torch {version} runs half-precision 3D convolutions without cuDNN, in 3 to 17 times "
             "the memory (pytorch#166122): install torch>=2.10"
         )
-        return Problem(what, stop=gpu and half)
-    there = next(iter(devices), None)
-    if gpu or there is None:
+        return Problem(what, is_fatal=gpu and half)
+    device = next(iter(devices), None)
+    if gpu or device is None:
         return None
     if cuda is None:
         return Problem(
-            f"torch {version} is built without CUDA, but {there} is there: install one with"
+            f"torch {version} was built without CUDA, but the machine has an NVIDIA GPU "
+            f"({device}): install a CUDA build"
         )
     return Problem(
-        f"torch {version} is built for CUDA {cuda} and finds no GPU, but {there} is there: look "
-        "whether nvidia-smi works, and whether the driver is new enough"
+        f"torch {version}, built for CUDA {cuda}, finds no GPU, but the machine has one "
+        f"({device}): check that nvidia-smi works and that the driver is new enough"
     )
 
 
 def check_gpu_arch(
     version: str, architectures: Sequence[str], *, gpu: str, capability: tuple[int, int]
 ) -> Problem | None:
-    """Whether torch has kernels for a GPU of that generation."""
+    """Check that torch has kernels for a GPU's architecture."""
     if has_kernels(architectures, capability):
         return None
     major, minor = capability
     return Problem(
-        f"torch {version} has no kernels for {gpu} (sm_{major}{minor}), but for "
-        f"{', '.join(architectures)}: install a torch that was built for it",
-        stop=True,
+        f"torch {version} has no kernels for {gpu} (sm_{major}{minor}), only for "
+        f"{', '.join(architectures)}: install a build for this GPU",
+        is_fatal=True,
     )
 
 
 def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Machine code serves its own generation, PTX (compute_) every later one.
+    """Return whether a GPU can run the kernels: sm_ on its own major version, PTX on later ones.
 
     >>> has_kernels(["sm_80", "sm_90"], (8, 6)), has_kernels(["sm_80", "sm_90"], (7, 0))
     (True, False)
@@ -89,80 +90,79 @@ def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bo
     for word in architectures:
         kind, _, digits = word.partition("_")
         if not digits.isdigit():
-            continue  # sm_90a: kernels that no other GPU runs
+            continue  # sm_90a: architecture-specific kernels
         major, minor = int(digits[:-1]), int(digits[-1])
         if kind == "compute" and (major, minor) <= capability:
             return True
         if kind == "sm" and major == capability[0] and minor <= capability[1]:
             return True
-    return not architectures  # it does not tell
+    return not architectures  # unknown
 
 
 def check_driver(cuda: str | None, *, driver: str | None, runs: str | None) -> Problem | None:
-    """Whether a driver that `runs` that CUDA at most can serve a torch built for `cuda`."""
+    """Check that a driver, which `runs` CUDA up to that version, supports torch's `cuda`."""
     if cuda is None or runs is None or int(runs.split(".")[0]) >= int(cuda.split(".")[0]):
         return None
     return Problem(
-        f"driver {driver} runs CUDA {runs} at most, and torch is built for CUDA {cuda}: update the "
-        f"driver, or install a torch for CUDA {runs.split('.')[0]}"
+        f"driver {driver} supports CUDA {runs} at most, but torch is built for CUDA {cuda}: update "
+        f"the driver, or install a build of torch for CUDA {runs.split('.')[0]}"
     )
 
 
 def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
-    """Whether poolings and lean blocks have their kernels on a GPU."""
+    """Check that Triton can compile the GPU kernels of poolings and lean blocks."""
     if installed is None:
         return Problem(
-            "Triton is not installed: poolings and lean blocks run in plain torch, slowly"
+            "Triton is not installed: poolings and lean blocks run slowly, in plain torch"
         )
     missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
     missing += [] if headers else ["Python's headers (python3-dev)"]
     if not missing:
         return None
     return Problem(
-        f"Triton {installed} compiles its kernels when they are first run: install "
-        + " and ".join(missing)
+        f"Triton {installed} compiles kernels on first use: install " + " and ".join(missing)
     )
 
 
-def nvidia_devices(folder: Path = Path("/dev")) -> list[Path]:
-    """The GPUs that the system shows, whatever torch says."""
+def list_nvidia_devices(folder: Path = Path("/dev")) -> list[Path]:
+    """Return the device files of NVIDIA GPUs, whether torch finds them or not."""
     return sorted(folder.glob("nvidia[0-9]*"))
 
 
 def get_free_shm(folder: Path = SHM) -> int | None:
-    """What is left for tensors that processes share; None where the system has no such folder."""
+    """Return the free bytes of shared memory; None if the system has no such folder."""
     return shutil.disk_usage(folder).free if folder.is_dir() else None
 
 
 def check_shm(*, workers: int, processes: int, batch: int, free: int | None) -> Problem | None:
-    """Room for the batches that workers have ready; without it they die of a bus error."""
+    """Check shared memory for the workers' batches; too little kills workers with SIGBUS."""
     needed = processes * workers * PREFETCH * batch
     if free is None or needed <= free:
         return None
     return Problem(
-        f"{SHM} has {format_bytes(free)} left, and {describe_workers(workers, processes)} put {format_bytes(needed)} of "
-        f"batches there: start the container with --shm-size={ceil(1.25 * needed / GIB)}g, or give "
-        "data.num_workers=0",
-        stop=True,
+        f"{SHM} has {format_bytes(free)} left, but the batches of "
+        f"{describe_workers(workers, processes)} need {format_bytes(needed)}: start the container "
+        f"with --shm-size={ceil(1.25 * needed / GIB)}g or use data.num_workers=0",
+        is_fatal=True,
     )
 
 
 def check_worker_ram(
     *, workers: int, processes: int, batch: int, free: int | None
 ) -> Problem | None:
-    """RAM for what workers hold of their own: volumes are mapped from disk and do not count."""
-    each = processes * (WORKER + COPIES * batch)
-    if free is None or workers * each <= free:
+    """Check RAM for the workers' own memory; volumes are mapped from disk and do not count."""
+    bytes_per_worker = processes * (WORKER_BYTES + COPIES * batch)
+    needed = workers * bytes_per_worker
+    if free is None or needed <= free:
         return None
-    fewer = free // each
     return Problem(
-        f"{describe_workers(workers, processes)} take about {format_bytes(workers * each)} of RAM, "
-        f"{format_bytes(free)} are free: data.num_workers={fewer} would do"
+        f"{describe_workers(workers, processes)} need about {format_bytes(needed)} of RAM, "
+        f"{format_bytes(free)} is free: use data.num_workers={free // bytes_per_worker}"
     )
 
 
 def describe_workers(workers: int, processes: int) -> str:
-    """The workers of all of a run's processes on this machine.
+    """Return the number of workers of all processes on this machine, as text.
 
     >>> describe_workers(4, 1), describe_workers(4, 8)
     ('4 workers', '8 x 4 workers')
@@ -171,80 +171,84 @@ def describe_workers(workers: int, processes: int) -> str:
 
 
 def check_open_files(workers: int, *, hard: int) -> Problem | None:
-    """Whether a process may open what loaders need; `allow_open_files` makes use of the limit."""
-    needed = FILES + workers * FILES_PER_WORKER
+    """Check the hard limit of open files; `allow_open_files` raises the soft one."""
+    needed = BASE_FILES + workers * FILES_PER_WORKER
     if hard >= needed:
         return None
-    fewer = max(0, hard - FILES) // FILES_PER_WORKER
+    fewer = max(0, hard - BASE_FILES) // FILES_PER_WORKER
     return Problem(
-        f"{workers} workers need about {needed} open files, and no more than {hard} are allowed: "
-        f"raise the limit (ulimit -Hn), or give data.num_workers={fewer}"
+        f"{workers} workers need about {needed} open files, but the limit is {hard}: raise it "
+        f"(ulimit -Hn) or use data.num_workers={fewer}"
     )
 
 
-def file_limits() -> tuple[int, int]:
-    """How many files this process may open, and what it may raise that to."""
+def get_file_limits() -> tuple[int, int]:
+    """Return the soft and the hard limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return parse_limit(soft), parse_limit(hard)
 
 
 def parse_limit(limit: int) -> int:
-    """A limit as a number that can be compared."""
+    """Return a limit as a number, also if it is infinite."""
     return 2**31 if limit == resource.RLIM_INFINITY else limit
 
 
-def allow_open_files(workers: int) -> None:
-    """Raise the soft limit as far as loaders need, if the hard one lets it."""
-    soft, hard = file_limits()
-    needed = min(FILES + workers * FILES_PER_WORKER, hard)
+def raise_open_file_limit(workers: int) -> None:
+    """Raise the soft limit to what data loaders need, at most to the hard limit."""
+    soft, hard = get_file_limits()
+    needed = min(BASE_FILES + workers * FILES_PER_WORKER, hard)
     if soft < needed:
-        _, as_it_is = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, as_it_is))
+        _, unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, unchanged))
 
 
 def find_existing_dir(folder: Path) -> Path:
-    """The folder, or the one above it that there is."""
-    return next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
+    """Return the folder, or its nearest parent that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def check_writable(folder: Path) -> Problem | None:
-    """Whether files can be made in the folder, or it in the one above."""
-    where = find_existing_dir(folder)
+    """Check that files can be created in the folder, or the folder in its parent."""
+    existing = find_existing_dir(folder)
     try:
-        with TemporaryFile(dir=where):
+        with TemporaryFile(dir=existing):
             return None
     except OSError as error:
-        return Problem(f"{where} cannot be written to: {os.strerror(error.errno or 0)}", stop=True)
+        reason = os.strerror(error.errno or 0)
+        return Problem(f"{existing} is not writable: {reason}", is_fatal=True)
 
 
 def check_triton_cache(folder: Path) -> Problem | None:
-    """Whether what Triton compiles can be kept in the folder, and loaded from it."""
-    lack = check_writable(folder)
-    reason = lack and lack.what
-    if lack is None and not allows_exec(find_existing_dir(folder)):
+    """Check that Triton can write compiled kernels to the folder and load them from it."""
+    problem = check_writable(folder)
+    reason = problem and problem.message
+    if problem is None and not allows_exec(find_existing_dir(folder)):
         reason = f"{find_existing_dir(folder)} is mounted noexec"
     if reason is None:
         return None
     return Problem(
-        f"{reason}, and Triton compiles into it: TRITON_CACHE_DIR= names another", stop=True
+        f"{reason}, but Triton caches kernels there: set TRITON_CACHE_DIR to another folder",
+        is_fatal=True,
     )
 
 
-def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where Triton keeps what it compiles."""
+def get_triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of Triton's cache."""
     home = Path(environ.get("TRITON_HOME") or Path.home())
     return Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
 def check_disk(folder: Path, *, checkpoint: int) -> Problem | None:
-    """Room for the checkpoints that a run keeps; those that are there make way for new ones."""
+    """Check disk space for a run's checkpoints; existing ones will be replaced."""
     free = shutil.disk_usage(find_existing_dir(folder)).free
-    there = sum(file.stat().st_size for file in folder.glob("*.ckpt"))
-    needed = KEPT * checkpoint
-    if needed <= free + there:
+    replaceable = sum(file.stat().st_size for file in folder.glob("*.ckpt"))
+    needed = MAX_CHECKPOINTS * checkpoint
+    if needed <= free + replaceable:
         return None
     return Problem(
-        f"{folder} has {format_bytes(free)} left, and checkpoints take {format_bytes(needed)} ({KEPT} of "
-        f"{format_bytes(checkpoint)}: best, last, the one before, a draft): give hydra.run.dir= elsewhere",
-        stop=True,
+        f"{folder} has {format_bytes(free)} left, but checkpoints need {format_bytes(needed)} "
+        f"({MAX_CHECKPOINTS} of {format_bytes(checkpoint)}: best, last, previous and the one being "
+        "written): set hydra.run.dir= to another disk",
+        is_fatal=True,
     )

@@ -1,4 +1,4 @@
-"""Which torch computes here, and what compiles kernels for it."""
+"""The software of this machine: torch, its libraries, compilers and packages."""
 
 import os
 import platform
@@ -25,16 +25,16 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """Versions, and commands; None is what is not there."""
+    """Versions and paths of programs; what is missing is None."""
 
     python: str
     torch: str
-    cuda: str | None  # that torch is built for
+    cuda: str | None  # version that torch is built for
     rocm: str | None
     cudnn: str | None
-    nccl: str | None  # with it GPUs share a run, with gloo CPUs
+    nccl: str | None  # for distributed runs on GPUs; gloo is for CPUs
     gloo: bool
-    architectures: tuple[str, ...]  # of GPUs that torch has kernels for
+    architectures: tuple[str, ...]  # GPU architectures that torch has kernels for
     cpu_compiler: str | None
     triton_compiler: str | None
     python_headers: bool
@@ -42,36 +42,33 @@ class Software:
 
 
 def inspect_software() -> Software:
-    """Ask for all of it."""
+    """Collect the versions and programs of this machine."""
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         rocm=torch.version.hip,
-        cudnn=call_or_none(cudnn),
-        nccl=call_or_none(nccl),
+        cudnn=call_or_none(get_cudnn_version),
+        nccl=call_or_none(get_nccl_version),
         gloo=bool(call_or_none(torch.distributed.is_gloo_available)),
         architectures=tuple(call_or_none(torch.cuda.get_arch_list) or ()),
-        cpu_compiler=find_program(cpp_kernels.compiler()),
-        triton_compiler=find_program(triton_compiler()),
-        python_headers=python_headers(),
+        cpu_compiler=find_program(cpp_kernels.find_compiler()),
+        triton_compiler=find_program(get_triton_compiler()),
+        python_headers=has_python_headers(),
         packages={name: get_package_version(name) for name in PACKAGES},
     )
 
 
-def call_or_none(question: Callable[[], T]) -> T | None:
-    """The answer; None where asking fails: a doctor sees machines on which something is broken."""
+def call_or_none(function: Callable[[], T]) -> T | None:
+    """Return what a function returns; None if it fails, as on a machine with a broken driver."""
     try:
-        return question()
+        return function()
     except Exception:
         return None
 
 
-def cudnn() -> str | None:
-    """Its version with dots.
-
-    9.10.2 is 91002, and what came before 9 had a digit less: 8.9.2 is 8902.
-    """
+def get_cudnn_version() -> str | None:
+    """Return cuDNN's version with dots: 91002 is 9.10.2, and before 9, 8902 is 8.9.2."""
     number = torch.backends.cudnn.version()
     if number is None:
         return None
@@ -79,30 +76,30 @@ def cudnn() -> str | None:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def nccl() -> str | None:
-    """Its version with dots."""
+def get_nccl_version() -> str | None:
+    """Return NCCL's version with dots."""
     if not torch.distributed.is_nccl_available():
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def triton_compiler() -> str | None:
-    """The command that Triton starts for what calls its kernels."""
+def get_triton_compiler() -> str | None:
+    """Return the C compiler that Triton runs to build its launchers."""
     return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
 
 
-def python_headers() -> bool:
-    """Whether C can be compiled against this Python, as Triton does."""
+def has_python_headers() -> bool:
+    """Return whether C can be compiled against this Python, as Triton does."""
     return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
 def find_program(command: str | None) -> str | None:
-    """Where a command lies."""
+    """Return the path of a command's program; None if it is not found."""
     return None if command is None else shutil.which(command.split()[0])
 
 
 def get_package_version(name: str) -> str | None:
-    """The version of a package."""
+    """Return the version of an installed package; None if it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: in TensorBoard, opened in a browser, and at its end."""
+"""What users see of a sweep: in its log, in a browser with TensorBoard, and in the comparison."""
 
 import shutil
 import subprocess
@@ -11,12 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from unet3d.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def sweep(small, tmp_path_factory):
-    """Two runs and what was printed."""
+    """Train two runs."""
     folder = tmp_path_factory.mktemp("dashboard")
     words = ["-m", "pool=max,median", *small, f"hydra.sweep.dir={folder / 'sweep'}"]
     words += ["memory.estimate=true", "evaluation.enabled=true", "trainer.max_steps=3"]
@@ -33,7 +35,7 @@ def log(sweep):
     return accumulator
 
 
-def test_a_runs_pages_pictures_and_final_figures_are_in_its_log(log):
+def test_a_log_has_charts_images_and_final_metrics(log):
     tags = log.Tags()
     assert "custom_scalars__config__" in tags["tensors"]
     assert {"memory/timeline", "memory/layers"} < set(tags["images"])
@@ -43,7 +45,7 @@ def test_a_runs_pages_pictures_and_final_figures_are_in_its_log(log):
     assert dice.step == 3
 
 
-def test_the_predicted_kinds_are_lines_from_the_first_step_to_the_last_validation(log):
+def test_predicted_kinds_are_constant_from_the_first_step_to_the_last_validation(log):
     kinds = [t for t in log.Tags()["scalars"] if t.startswith("memory/predicted_kind_mib/")]
     assert len(kinds) > 4
     points = log.Scalars(kinds[0])
@@ -51,7 +53,7 @@ def test_the_predicted_kinds_are_lines_from_the_first_step_to_the_last_validatio
     assert len({p.value for p in points}) == 1
 
 
-def test_a_sweep_ends_with_its_runs_side_by_side(sweep, capsys):
+def test_a_sweep_ends_with_a_comparison_of_its_runs(sweep, capsys):
     assert (sweep / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["compare", str(sweep)]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
@@ -59,15 +61,15 @@ def test_a_sweep_ends_with_its_runs_side_by_side(sweep, capsys):
     assert {line.split()[1] for line in lines[:2]} == {"max", "median"}
 
 
-def test_a_browser_shows_the_pages_with_curves_and_pictures(sweep, tmp_path):
+def test_a_browser_shows_all_pages_with_curves_and_images(sweep, tmp_path):
     if find_spec("playwright") is None or shutil.which("chromium") is None:
         pytest.skip("needs playwright and chromium")
-    script = [sys.executable, ROOT / "scripts" / "screenshots.py", sweep, tmp_path]
-    done = subprocess.run(script, capture_output=True, text=True)
+    script = [sys.executable, "-m", "scripts.docs.screenshots", sweep, tmp_path]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         *("Quality: 4 charts", "Memory: 3 charts", "Speed: 3 charts"),
         *("cases: 2 pictures", "memory: 4 pictures", "hparams: Dice, peak and seconds"),
     ]
-    shown = {"quality", "memory", "speed", "cases", "step", "hparams"}
-    assert {p.stem for p in tmp_path.glob("*.png")} == shown
+    pages = {"quality", "memory", "speed", "cases", "step", "hparams"}
+    assert {p.stem for p in tmp_path.glob("*.png")} == pages

@@ -9,8 +9,8 @@ from unet3d.units import MIB
 from unet3d.workflows.training.build import build_training
 
 
-class Logged(pl.Callback):
-    """Collects what a step logs."""
+class RecordMetrics(pl.Callback):
+    """Record what each step logs."""
 
     def __init__(self):
         self.steps = []
@@ -19,33 +19,33 @@ class Logged(pl.Callback):
         self.steps.append({k: float(v) for k, v in trainer.logged_metrics.items()})
 
 
-def trained(composed, tmp_path, *overrides, before_step=None, meter=None):
+def train(composed, tmp_path, *overrides, before_step=None, meter=None):
     run = build_training(composed(*overrides), tmp_path)
     if meter is not None:
         run.memory.meter = meter
-    logged = Logged()
+    logged = RecordMetrics()
     run.trainer.callbacks.append(logged)
     if before_step is not None:
-        run.task.model.register_forward_pre_hook(before_step)
-    run.trainer.fit(run.task, run.train_loader)
+        run.module.model.register_forward_pre_hook(before_step)
+    run.trainer.fit(run.module, run.train_loader)
     return run, logged.steps
 
 
-def test_a_step_shows_its_own_peak_and_not_the_lifetimes(composed, tmp_path):
-    """The first forward allocates 300 MiB and frees them: the later steps must not show them."""
+def test_a_step_logs_its_own_peak_and_not_that_of_the_process(composed, tmp_path):
+    """The first forward allocates and frees 300 MiB, which later steps must not show."""
     calls = []
 
     def spike(*_):
         calls.append(torch.ones(300 * MIB // 4).sum() if not calls else None)
 
-    _, steps = trained(composed, tmp_path, "trainer.max_steps=3", "fold=none", before_step=spike)
+    _, steps = train(composed, tmp_path, "trainer.max_steps=3", "fold=none", before_step=spike)
     peaks = [step["memory/step_peak_resident_mib"] for step in steps]
     assert peaks[0] - peaks[1] > 200
     assert peaks[0] - peaks[2] > 200
 
 
-class Script(PeakMeter):
-    """Answers with the numbers 1, 2, 3, ... as bytes, so that each reading can be recognised."""
+class CountingMeter(PeakMeter):
+    """Return 1, 2, 3, ... MiB, so that each reading is recognized."""
 
     def __init__(self):
         self.reads = 0
@@ -58,8 +58,8 @@ class Script(PeakMeter):
         return MemoryRecord(allocated=self.reads * MIB)
 
 
-def test_forward_backward_and_optimizer_are_told_apart(composed, tmp_path):
-    run, steps = trained(composed, tmp_path, "fold=none", meter=Script())
+def test_forward_backward_and_optimizer_are_measured_separately(composed, tmp_path):
+    run, steps = train(composed, tmp_path, "fold=none", meter=CountingMeter())
     tags = [f"memory/{p}_peak_allocated_mib" for p in ("forward", "backward", "optimizer")]
     assert [steps[0][tag] for tag in tags] == [1, 2, 3]
     assert steps[0]["memory/step_peak_allocated_mib"] == 3
@@ -67,45 +67,45 @@ def test_forward_backward_and_optimizer_are_told_apart(composed, tmp_path):
 
 
 def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_path):
-    run, _ = trained(
+    run, _ = train(
         composed,
         tmp_path,
         "fold=none",
         "trainer.accumulate_grad_batches=2",
         "trainer.max_steps=1",
-        meter=Script(),
+        meter=CountingMeter(),
     )
     peaks = {phase: record.allocated // MIB for phase, record in run.memory.first.items()}
     assert peaks == {"forward": 3, "backward": 4, "optimizer": 5}
 
 
-def test_the_first_step_steady_steps_and_validation_are_kept_apart(composed, tmp_path):
+def test_first_step_steady_steps_and_validation_are_reported_separately(composed, tmp_path):
     run = build_training(composed("trainer.max_steps=3"), tmp_path)
-    run.memory.meter = Script()
-    run.trainer.fit(run.task, run.train_loader, run.val_loader)
+    run.memory.meter = CountingMeter()
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
     summary = run.memory.summary()
     assert set(summary) == {"first_step", "steady_step", "validation"}
     assert summary["steady_step"]["allocated"] > summary["first_step"]["allocated"]
     assert set(summary["steady_step"]["phases"]) == {"forward", "backward", "optimizer"}
 
 
-def test_measuring_costs_less_than_a_hundredth_of_a_step(composed, tmp_path):
-    """Three starts and readings per step, against a step of at least 50 ms."""
+def test_measuring_takes_less_than_one_percent_of_a_step(composed, tmp_path):
+    """Compare three measurements per step with a step of at least 50 ms."""
     import time
 
-    run, _ = trained(composed, tmp_path, "trainer.max_steps=5", "fold=none")
+    run, _ = train(composed, tmp_path, "trainer.max_steps=5", "fold=none")
     meter, cpu = PeakMeter(), torch.device("cpu")
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(200):
         meter.start(cpu)
         meter.read(cpu)
-    once = (time.perf_counter() - begun) / 200
-    assert 3 * once < 0.01 * max(run.speed.summary()["median_step_seconds"], 0.05)
+    seconds = (time.perf_counter() - start) / 200
+    assert 3 * seconds < 0.01 * max(run.timing.summary()["median_step_seconds"], 0.05)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_step_peak_is_the_allocators(composed, tmp_path):
-    run, steps = trained(
+def test_on_a_gpu_the_step_peak_comes_from_the_allocator(composed, tmp_path):
+    run, steps = train(
         composed, tmp_path, "trainer.accelerator=gpu", "trainer.max_steps=3", "fold=none"
     )
     assert steps[2]["memory/step_peak_allocated_mib"] > 0

@@ -13,114 +13,115 @@ from unet3d.workflows.training.build import build_training
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(Augment):
-    """Takes its time."""
+    """Augment slowly."""
 
     def __call__(self, *arguments):
         time.sleep(0.03)
         return super().__call__(*arguments)
 
 
-def trained(composed, folder, *overrides, augment=None):
+def train(composed, folder, *overrides, augment=None):
     run = build_training(composed("fold=none", *overrides), folder)
     if augment is not None:
         run.train_loader.patches.augment = augment
-    run.trainer.fit(run.task, run.train_loader)
-    return run.speed
+    run.trainer.fit(run.module, run.train_loader)
+    return run.timing
 
 
-def test_waiting_for_data_is_a_share_of_every_step(composed, tmp_path):
-    quick = trained(composed, tmp_path, "trainer.max_steps=4")
-    slow = trained(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
+def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
+    quick = train(composed, tmp_path, "trainer.max_steps=4")
+    slow = train(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
     assert len(quick.shares) == len(slow.shares) == 4
     assert all(0 < share < 1 for share in quick.shares + slow.shares)
     assert all(step.waiting >= 0.06 for step in slow.recent)  # two patches
-    assert all(step.making["augmenting"] >= 0.06 for step in slow.recent)
+    assert all(step.loading["augmenting"] >= 0.06 for step in slow.recent)
     assert slow.summary()["median_data_wait_share"] == sorted(slow.shares[1:])[1]
 
 
-def test_a_step_of_several_micro_batches_counts_the_waiting_for_all_of_them(composed, tmp_path):
+def test_a_step_counts_the_waiting_for_all_of_its_micro_batches(composed, tmp_path):
     words = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=2"]
-    (step,) = trained(composed, tmp_path, *words, augment=Slow()).recent
-    assert 0.12 <= step.waiting < step.whole
+    (step,) = train(composed, tmp_path, *words, augment=Slow()).recent
+    assert 0.12 <= step.waiting < step.total
 
 
-def test_what_is_slow_is_said_once(composed, tmp_path, capsys, monkeypatch):
+def test_the_cause_of_waiting_is_printed_once(composed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_timing, "WINDOW", 3)
-    trained(composed, tmp_path, "trainer.max_steps=11", augment=Slow())
-    said = [line for line in capsys.readouterr().out.splitlines() if "waiting for data" in line]
-    assert len(said) == 1
-    assert "augmenting takes 0.0" in said[0]
-    assert "try data.num_workers=" in said[0]
-    assert said[0].endswith("or augmentation=light or none")
+    train(composed, tmp_path, "trainer.max_steps=11", augment=Slow())
+    lines = [line for line in capsys.readouterr().out.splitlines() if "waiting for data" in line]
+    assert len(lines) == 1
+    assert "augmenting takes 0.0" in lines[0]
+    assert "try data.num_workers=" in lines[0]
+    assert lines[0].endswith("or augmentation=light or none")
 
 
-def test_little_waiting_is_not_worth_a_line(composed, tmp_path, capsys, monkeypatch):
+def test_short_waiting_prints_nothing(composed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_timing, "WINDOW", 3)
-    monkeypatch.setitem(step_timing.WORTH, "cpu", 0.99)
-    trained(composed, tmp_path, "trainer.max_steps=5", augment=Slow())
+    monkeypatch.setitem(step_timing.MAX_WAIT_FRACTION, "cpu", 0.99)
+    train(composed, tmp_path, "trainer.max_steps=5", augment=Slow())
     assert "waiting" not in capsys.readouterr().out
 
 
-def test_workers_tell_what_they_took(composed, tmp_path):
-    found = trained(composed, tmp_path, "trainer.max_steps=2", "data.num_workers=1")
-    assert set(found.recent[-1].making) == {"reading", "augmenting", "collating"}
+def test_workers_report_the_seconds_of_each_part(composed, tmp_path):
+    speed = train(composed, tmp_path, "trainer.max_steps=2", "data.num_workers=1")
+    assert set(speed.recent[-1].loading) == {"reading", "augmenting", "collating"}
 
 
-def step(whole, waiting, **making):
-    return StepTiming(whole=whole, waiting=waiting, making=making)
+def step(total, waiting, **loading):
+    return StepTiming(total=total, waiting=waiting, loading=loading)
 
 
 @pytest.mark.parametrize(
-    ("timed", "workers", "cause", "said"),
+    ("timing", "workers", "cause", "end"),
     [
         (
             step(0.30, 0.06, reading=0.01, augmenting=0.04, collating=0.01),
             0,
             "augmenting",
             "waiting for data takes 20 % of a step (0.060 of 0.300 s): augmenting takes 0.040 of "
-            "the 0.060 s that making its batches takes; try data.num_workers=1, or "
+            "the 0.060 s to load its batches; try data.num_workers=1, or "
             "augmentation=light or none",
         ),
         (
             step(0.10, 0.05, reading=0.30, augmenting=0.10, collating=0.0),
             4,
             "reading",
-            "reading takes 0.300 of the 0.400 s that making its batches takes; try "
+            "reading takes 0.300 of the 0.400 s to load its batches; try "
             "data.num_workers=8, or data.cache on a faster disk",
         ),
         (
             step(0.10, 0.05, reading=0.1, augmenting=0.9, collating=0.0),
             8,
             "augmenting",
-            "making its batches takes; try augmentation=light or none",
+            "to load its batches; try augmentation=light or none",
         ),
         (
             step(0.10, 0.05, reading=0.1, augmenting=0.1, collating=0.9),
             8,
             "collating",
-            "collating takes 0.900 of the 1.100 s that making its batches takes",
+            "collating takes 0.900 of the 1.100 s to load its batches",
         ),
         (
             step(0.10, 0.05, reading=0.02, augmenting=0.02, collating=0.0),
             2,
-            "handing over",
-            "2 workers make the batches of a step in 0.020 s, so what is slow is to hand them over",
+            "transfer",
+            "2 workers load the batches of a step in 0.020 s, so the bottleneck is transferring "
+            "batches from the workers",
         ),
     ],
 )
-def test_the_line_names_the_slow_part_and_what_may_help(timed, workers, cause, said):
-    found, line = format_bottleneck(timed, workers, most_workers=8)
-    assert found == cause
-    assert line.endswith(said)
+def test_the_message_names_the_slow_part_and_remedies(timing, workers, cause, end):
+    part, line = format_bottleneck(timing, workers, max_workers=8)
+    assert part == cause
+    assert line.endswith(end)
     assert "\n" not in line
 
 
-def test_the_gpus_use_is_asked_for_once_a_second_and_missing_where_nobody_tells(monkeypatch):
-    told, gpu = iter([40, 60]), torch.device("cuda")
-    monkeypatch.setattr(nvml, "get_utilization", lambda device: next(told))
-    steps = StepSpeed(num_workers=0)
-    use = [steps._gpu_use(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
+def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeypatch):
+    samples, gpu = iter([40, 60]), torch.device("cuda")
+    monkeypatch.setattr(nvml, "get_utilization", lambda device: next(samples))
+    speed = StepSpeed(num_workers=0)
+    use = [speed._query_gpu(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
     assert use == [40.0, 40.0, 60.0]
     monkeypatch.setattr(nvml, "get_utilization", lambda device: None)
-    assert StepSpeed(num_workers=0)._gpu_use(gpu, 10.0) == {}
-    assert StepSpeed(num_workers=0)._gpu_use(torch.device("cpu"), 10.0) == {}
+    assert StepSpeed(num_workers=0)._query_gpu(gpu, 10.0) == {}
+    assert StepSpeed(num_workers=0)._query_gpu(torch.device("cpu"), 10.0) == {}

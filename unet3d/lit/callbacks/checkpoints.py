@@ -1,9 +1,8 @@
-"""Checkpoints that are whole or not there: the `last` one, the one before it, and the `best`."""
+"""Checkpoints of a run, saved atomically: last.ckpt, previous.ckpt and best.ckpt."""
 
 import os
 import shutil
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,52 +12,32 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from unet3d.atomic_write import atomic_write
+from unet3d.checkpoint_file import save_checkpoint
+from unet3d.lit.private import dump_checkpoint
 
-SHARE = 0.01
-"""Of a run's time may go into writing `last.ckpt` again and again."""
+MAX_TIME_FRACTION = 0.01
+"""Largest fraction of a run's time that may go into saving `last.ckpt`."""
 
 PREVIOUS = "previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target and moves it there once the disk has it.
+    """Save checkpoints atomically.
 
-    Lightning's own way goes through $TMPDIR without fsync, and a kill left an empty `last.ckpt`.
+    Lightning's own plugin goes through $TMPDIR without fsync; a kill left an empty `last.ckpt`.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as draft, draft.open("wb") as file:
-            torch.save(checkpoint, file)
-
-
-def update_metadata(path: Path, facts: dict[str, Any]) -> None:
-    """Add to what a checkpoint says of its network."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    content["unet3d"] |= facts
-    AtomicCheckpointIO().save_checkpoint(content, path)
-
-
-def find_corruption(path: Path) -> str | None:
-    """Why a file is not the checkpoint that was written, by the checksum of each part; or None."""
-    with path.open("rb") as file:
-        try:
-            with zipfile.ZipFile(file) as parts:
-                bad = parts.testzip()
-        except Exception as error:  # whatever a flipped bit makes of a header
-            return f"it is not a whole checkpoint ({error})"
-    return None if bad is None else f"the checksum of its part {bad} is wrong"
+        save_checkpoint(checkpoint, Path(path))
 
 
 class LastCheckpoint(Callback):
-    """Keeps `last.ckpt`, and as `previous.ckpt` the one before it.
+    """Save `last.ckpt` and keep the checkpoint before it as `previous.ckpt`.
 
-    It is written between two steps, at most every so many seconds; and as a run ends, be it done,
-    stopped or broken. Only the first rank writes, and the others need not know.
+    Saves between two optimizer steps, `every_seconds` apart or more, and when the run ends, even
+    with an error. Only rank 0 writes; the others do not wait for it.
     """
 
     def __init__(self, folder: Path, every_seconds: float):
@@ -76,11 +55,13 @@ class LastCheckpoint(Callback):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches:
             return  # gradients are not in a checkpoint
-        if time.monotonic() - self.saved_at >= self._pause():
+        if time.monotonic() - self.saved_at >= self._interval_seconds():
             self.save(trainer)
 
-    def _pause(self) -> float:
-        return max(self.every_seconds, self.took / SHARE) if self.every_seconds else 0.0
+    def _interval_seconds(self) -> float:
+        if not self.every_seconds:
+            return 0.0
+        return max(self.every_seconds, self.took / MAX_TIME_FRACTION)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save(trainer)
@@ -89,24 +70,24 @@ class LastCheckpoint(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        # Between a step and its place in the curves a run is nowhere that it could go on from.
-        whole = batches.processed == batches.completed
-        if trainer.training and whole and trainer.global_step > max(self.saved_step, 0):
+        # A step that has not been logged yet is no position that a run could resume from.
+        between_steps = batches.processed == batches.completed
+        if trainer.training and between_steps and trainer.global_step > max(self.saved_step, 0):
             self.save(trainer)
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write the state of the run as it is."""
-        begun = time.monotonic()
+        """Save the current state of the run."""
+        start = time.monotonic()
         if trainer.is_global_zero:
             if self.path.exists():
                 replace_with_copy(self.path, self.path.with_name(PREVIOUS))
             write_checkpoint(trainer, self.path)
         self.saved_at = time.monotonic()
-        self.took, self.saved_step = self.saved_at - begun, trainer.global_step
+        self.took, self.saved_step = self.saved_at - start, trainer.global_step
 
 
 class BestCheckpoint(Callback):
-    """Keeps `best.ckpt`: after the validation with the highest mean Dice."""
+    """Save `best.ckpt` after the validation with the highest mean Dice."""
 
     def __init__(self, folder: Path):
         self.path = folder / "best.ckpt"
@@ -128,16 +109,15 @@ class BestCheckpoint(Callback):
 
 
 def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:
-    """All that a run needs to go on; what was logged until now is on the disk as well."""
+    """Save the full training state, and flush the metrics that were logged before it."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.flush()
-    content = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-    trainer.strategy.checkpoint_io.save_checkpoint(content, path)
+    trainer.strategy.checkpoint_io.save_checkpoint(dump_checkpoint(trainer), path)
 
 
 def replace_with_copy(path: Path, target: Path) -> None:
-    """Let `target` be the file that `path` is now; there is a file at `path` all the while."""
+    """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
     link = path.with_name(f".{os.getpid()}-{target.name}")
     link.unlink(missing_ok=True)
     try:
@@ -145,10 +125,10 @@ def replace_with_copy(path: Path, target: Path) -> None:
     except OSError:  # a filesystem without hard links
         shutil.copyfile(path, link)
     link.replace(target)
-    link.unlink(missing_ok=True)  # it stays if both were one file already
+    link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the drafts that killed runs have left."""
+    """Delete the temporary files of killed runs."""
     for draft in folder.glob(".[0-9]*-*.ckpt"):
         draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What TensorBoard shows beside curves: pages of charts, config, pictures of a step, hparams."""
+"""What TensorBoard shows besides scalars: custom charts, config, memory plots, hyperparameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,17 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
+from unet3d.lit.private import get_file_writer
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.plots import layer_bars, timeline
+from unet3d.memory.plots import plot_layers, plot_timeline
 from unet3d.units import MIB
 
-PAGES = {
+CHARTS = {
     "Quality": {
         "loss": ["^train/loss$"],
         "Dice, mean and classes": ["^val/dice$", "^val/dice/"],
         "HD95 in mm, mean and classes": ["^val/hd95_mm$", "^val/hd95_mm/"],
-        "voxels predicted for each of the reference": ["^val/volume_ratio/"],
+        "predicted voxels / reference voxels": ["^val/volume_ratio/"],
     },
     "Memory": {
         "peak of a step in MiB": ["^memory/step_peak_", "^memory/predicted_step_peak_mib$"],
@@ -31,22 +32,22 @@ PAGES = {
     "Speed": {
         "seconds of a step": ["^speed/step_seconds$"],
         "volumes per second": ["^speed/volumes_per_second$"],
-        "share of a step that waits for data": ["^speed/data_wait_share$"],
-        "use of the GPU in percent": ["^speed/gpu_use_percent$"],
+        "fraction of a step spent waiting for data": ["^speed/data_wait_share$"],
+        "GPU utilization in percent": ["^speed/gpu_use_percent$"],
     },
 }
-"""Custom Scalars: charts by page, each of the tags that match; the first words of a tag match too,
-unless it ends with a $."""
+"""Charts of TensorBoard's Custom Scalars by page, each with regular expressions for its tags; one
+without a final $ matches every tag that starts so."""
 
-FINAL = ("dice", "hd95_mm", "peak_mib", "step_seconds")
-"""What hparams compare runs by."""
+FINAL_METRICS = ("dice", "hd95_mm", "peak_mib", "step_seconds")
+"""Metrics by which TensorBoard's HParams page compares runs."""
 
 
 class Dashboard(Callback):
-    """Writes what stays the same as the run starts, and its final figures when it is over.
+    """Write the config and the predicted memory at the start, and the final metrics at the end.
 
-    `choices` are what makes this run another one than those beside it. Hparams are told at the
-    start, so that a run that never ends is there as well; figures come to them once there are some.
+    `choices` are the hyperparameters in which this run differs from its neighbors. They are written
+    at the start, so that HParams also lists runs that never end.
     """
 
     def __init__(
@@ -66,55 +67,56 @@ class Dashboard(Callback):
         self.writers = [x.experiment for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
         step = trainer.global_step
         config = yaml.safe_dump(self.config, sort_keys=False)
-        begun, told, _ = hparams(dict(self.choices), {f"final/{name}": 0.0 for name in FINAL})
+        metrics = {f"final/{name}": 0.0 for name in FINAL_METRICS}
+        experiment, session_start, _ = hparams(dict(self.choices), metrics)
         for writer in self.writers:
             writer.add_text("config", f"```yaml\n{config}```", step)
             writer.add_custom_scalars(make_scalar_layout(pl_module.device.type))
-            for summary in (begun, told):
-                writer._get_file_writer().add_summary(summary)
+            for summary in (experiment, session_start):
+                get_file_writer(writer).add_summary(summary)
         if self.prediction is not None:
-            for name, draw in (("timeline", timeline), ("layers", layer_bars)):
-                picture = figure_to_array(draw(self.prediction, self.title))
+            for name, draw in (("timeline", plot_timeline), ("layers", plot_layers)):
+                image = figure_to_array(draw(self.prediction, self.title))
                 for writer in self.writers:
-                    writer.add_image(f"memory/{name}", picture, step, dataformats="HWC")
-            self._kinds(step)
+                    writer.add_image(f"memory/{name}", image, step, dataformats="HWC")
+            self._write_kinds(step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._kinds(trainer.global_step - 1)
+            self._write_kinds(trainer.global_step - 1)
 
-    def _kinds(self, step: int) -> None:
-        """The prediction does not change; two points make a line."""
+    def _write_kinds(self, step: int) -> None:
+        """Repeat the predicted bytes by kind, which are constant: a line needs two points."""
         kinds = {} if self.prediction is None else self.prediction.kinds
         for writer in self.writers:
             for kind, nbytes in kinds.items():
                 tag = f"memory/predicted_kind_mib/{kind.replace(' ', '_')}"
                 writer.add_scalar(tag, nbytes / MIB, step)
 
-    def finish(self, figures: Mapping[str, float], step: int) -> None:
-        """The run is over."""
+    def finish(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write the final metrics and close the writers."""
         for writer in self.writers:
-            for name in FINAL:
-                if name in figures:
-                    writer.add_scalar(f"final/{name}", figures[name], step)
+            for name in FINAL_METRICS:
+                if name in metrics:
+                    writer.add_scalar(f"final/{name}", metrics[name], step)
             writer.close()
         self.writers = []
 
 
 def make_scalar_layout(device: str) -> dict[str, dict[str, list[Any]]]:
-    """As TensorBoard's Custom Scalars take them; a CPU's run has no GPU to show."""
+    """Return the layout of TensorBoard's Custom Scalars; without GPU charts for a run on a CPU."""
     return {
         page: {
             chart: ["Multiline", tags]
             for chart, tags in charts.items()
             if device == "cuda" or "GPU" not in chart
         }
-        for page, charts in PAGES.items()
+        for page, charts in CHARTS.items()
     }
 
 
 def figure_to_array(figure: Any) -> np.ndarray:
-    """(H, W, 3), without a window or a file."""
+    """Return a matplotlib figure as an RGB array (H, W, 3), drawn in memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""Pictures of the first validation cases, always the same ones and the same slices."""
+"""Log images of the first validation cases: the same cases and slices every time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,15 +9,16 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from unet3d.data.preprocessing.resampling import axis_names, reorient
-from unet3d.report.slices import VIEWS, draw_case, fullest_slices
+from unet3d.data.preprocessing.resampling import get_plane_names, reorient
+from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
 
 class CaseImages(Callback):
-    """Shows slices of `cases` volumes with reference and prediction in TensorBoard.
+    """Log slices of the first `cases` volumes, with reference and prediction, to TensorBoard.
 
-    `orientation` is what the volumes are turned to, `spacing_mm` their voxels' sides by case.
+    `orientation` is the orientation code of the preprocessed volumes, `spacing_mm` their voxel
+    spacing by case.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class CaseImages(Callback):
         cases: int = 3,
     ):
         self.class_names, self.spacing_mm, self.cases = class_names, spacing_mm, cases
-        names = axis_names(orientation)
+        names = get_plane_names(orientation)
         sagittal, coronal, axial = (names.index(view) for view in VIEWS)
         self.axes: Triple = (sagittal, coronal, axial)
         self.flips = [orientation[axis] in "LPI" for axis in self.axes]
@@ -50,24 +51,24 @@ class CaseImages(Callback):
         if not loggers or not trainer.is_global_zero:
             return
         case = batch["case"][0]
-        picture = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
+        rgb = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
         for logger in loggers:
             logger.experiment.add_image(
-                f"cases/{case}", picture, trainer.global_step - 1, dataformats="HWC"
+                f"cases/{case}", rgb, trainer.global_step - 1, dataformats="HWC"
             )
 
     def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
-        """Return (H, W, 3) of volumes (D, H, W)."""
-        grey, labels, found = (
+        """Return an RGB image (H, W, 3) of volumes (D, H, W)."""
+        image_array, labels, predicted = (
             reorient(volume.cpu().numpy(), self.axes, self.flips)
             for volume in (image.float(), reference, prediction)
         )
         if case not in self.slices:
-            self.slices[case] = fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
-        return draw_case(
-            grey,
+            self.slices[case] = find_fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
+        return draw_case_slices(
+            image_array,
             labels,
-            found,
+            predicted,
             spacing_mm=[self.spacing_mm[case][axis] for axis in self.axes],
             slices=self.slices[case],
             class_names=self.class_names,

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: finish the step, write one checkpoint, leave."""
+"""On SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save one checkpoint, exit."""
 
 import signal
 from collections.abc import Generator
@@ -10,83 +10,82 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.callbacks.resume_state import is_optimizer_step
 from unet3d.lit.distributed import any_rank
+from unet3d.lit.private import disable_signal_handlers, is_optimizer_step, request_exit
 
-HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class SignalListener:
-    """What was heard. While `waits`, a signal is noted and no more; else it ends the process.
+    """Record signals; unless `waits`, a signal also ends the process.
 
     Lightning's own handlers broadcast within the handler, which deadlocks, and exit with status 0.
     """
 
     def __init__(self) -> None:
-        self.heard: int | None = None
-        self.waits = False
+        self.received: int | None = None  # the last signal received
+        self.defers_exit = False  # whether a callback ends the run at a good moment
 
     @contextmanager
     def listening(self) -> Generator["SignalListener"]:
-        """Hear signals in here."""
-        before = {number: signal.signal(number, self._hear) for number in HEARD}
+        """Install the handlers for the duration of the context."""
+        previous = {number: signal.signal(number, self._handle) for number in HANDLED_SIGNALS}
         try:
             yield self
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: Any) -> None:
-        impatient = self.heard == number == signal.SIGINT
-        self.heard = number
-        if impatient or not self.waits:
+    def _handle(self, number: int, frame: Any) -> None:
+        second_ctrl_c = self.received == number == signal.SIGINT
+        self.received = number
+        if second_ctrl_c or not self.defers_exit:
             raise Interrupted(number)
 
 
 class Preemption(Callback):
-    """Leaves between two steps, or within a validation; the ranks agree on when.
+    """Save and exit between two steps or within a validation; the ranks agree on when.
 
-    What the validation was for is done when the run goes on: the checkpoint says that it is due.
+    An interrupted validation is repeated when the run is resumed.
     """
 
     def __init__(self, signals: SignalListener, last: LastCheckpoint):
         self.signals, self.last = signals, last
 
     def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        trainer._signal_connector.register_signal_handlers = lambda: None
+        disable_signal_handlers(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.signals.waits = True
+        self.signals.defers_exit = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if is_optimizer_step(trainer) and self._asked(trainer):
+        if is_optimizer_step(trainer) and self._is_stop_requested(trainer):
             self._save(trainer)
-            # Lightning leaves once this step is logged, or a validation begins: see below.
-            trainer._signal_connector.received_sigterm = True
+            request_exit(trainer)  # once this step is logged; on_validation_start may come first
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.received_sigterm:
-            self._leave()
+            self._exit()
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self._asked(trainer):
+        if self._is_stop_requested(trainer):
             if trainer.global_step > 0:
                 self._save(trainer)
-            self._leave()
+            self._exit()
 
-    def _asked(self, trainer: pl.Trainer) -> bool:
-        asked = any_rank(trainer, self.signals.heard is not None)
-        if asked and self.signals.heard is None:
-            self.signals.heard = signal.SIGTERM  # another rank has heard it
-        return asked
+    def _is_stop_requested(self, trainer: pl.Trainer) -> bool:
+        requested = any_rank(trainer, self.signals.received is not None)
+        if requested and self.signals.received is None:
+            self.signals.received = signal.SIGTERM  # another rank received it
+        return requested
 
     def _save(self, trainer: pl.Trainer) -> None:
         self.last.save(trainer)
-        any_rank(trainer, True)  # none leaves while the first writes: whoever waits may end it
+        any_rank(trainer, True)  # a rank that exits while rank 0 saves could end the job
 
-    def _leave(self) -> None:
-        assert self.signals.heard is not None
-        raise Interrupted(self.signals.heard)
+    def _exit(self) -> None:
+        assert self.signals.received is not None
+        raise Interrupted(self.signals.received)
 
     def on_fit_end(self, *_: Any) -> None:
-        self.signals.waits = False
+        self.signals.defers_exit = False

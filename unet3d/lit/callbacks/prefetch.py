@@ -1,4 +1,4 @@
-"""The next batch is made ready on a GPU while it works on this one."""
+"""Prefetch the next batch while the GPU works on the current one."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from unet3d.data.loading.loaders import TrainLoader
 
 
 class Prefetch(Callback):
-    """Fetches ahead when all of a step has been queued, before a logger waits for its figures."""
+    """Fetch the next batch once a step is queued on the GPU, before logging synchronizes."""
 
     def __init__(self, feed: TrainLoader):
         self.feed = feed
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.feed.fetch()
+        self.feed.prefetch()

@@ -1,4 +1,4 @@
-"""The peak memory of every training step, by phase, beside the metrics."""
+"""Measure the peak memory of every training step by phase, and log it with the metrics."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 class StepMemory(Callback):
-    """Resets the peak as a step starts and reads it as the step ends.
+    """Reset the peak at the start of each phase and read it at the end.
 
-    A step is one optimizer step with all of its micro-batches. The first step (which allocates the
-    optimizer's state), the steady steps after it and validation are kept apart.
+    A step is one optimizer step with all of its micro-batches. The first step, which allocates the
+    optimizer state, the steady steps after it, and validation are recorded separately.
     """
 
     def __init__(self, meter: PeakMeter, predicted: MemoryRecord | None = None):
         self.meter = meter
         self.predicted = predicted
-        self.phase: str | None = None  # None: no step has begun
+        self.phase: str | None = None  # None between steps
         self.step: dict[str, MemoryRecord] = {}
         self.first: dict[str, MemoryRecord] | None = None
         self.steady: dict[str, MemoryRecord] | None = None
@@ -48,22 +48,22 @@ class StepMemory(Callback):
         batch_idx: int,
     ) -> None:
         if self.phase != "optimizer":
-            return  # a micro-batch that only accumulates
+            return  # a micro-batch that only accumulates gradients
         self._leave(trainer)
-        whole = max_over_phases(self.step)
-        tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in whole.known().items()}
+        peak = max_over_phases(self.step)
+        tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in peak.known().items()}
         if self.predicted is not None and self.predicted.allocated is not None:
             tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
         for phase, record in self.step.items():
             tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
         pl_module.log_dict(tags)
-        pl_module.log("peak_mib", whole.headline / MIB, prog_bar=True, logger=False)
+        pl_module.log("peak_mib", peak.headline / MIB, prog_bar=True, logger=False)
         if self.first is None:
             self.first = self.step
         else:
-            before = self.steady or {}
+            previous = self.steady or {}
             self.steady = {
-                phase: record | before.get(phase, record) for phase, record in self.step.items()
+                phase: record | previous.get(phase, record) for phase, record in self.step.items()
             }
         self.step = {}
 
@@ -78,21 +78,21 @@ class StepMemory(Callback):
             trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
 
     def summary(self) -> dict[str, Any]:
-        """Bytes, for the report: the first step, the worst of the steady ones, and validation."""
-        found: dict[str, Any] = {}
+        """Return bytes for the report: first step, maximum of the steady steps, and validation."""
+        summary: dict[str, Any] = {}
         if self.predicted is not None:
-            found["predicted"] = self.predicted.known()
+            summary["predicted"] = self.predicted.known()
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
             if phases is not None:
                 by_phase = {phase: record.known() for phase, record in phases.items()}
-                found[name] = max_over_phases(phases).known() | {"phases": by_phase}
+                summary[name] = max_over_phases(phases).known() | {"phases": by_phase}
         if self.validation is not None:
-            found["validation"] = self.validation.known()
-        return found
+            summary["validation"] = self.validation.known()
+        return summary
 
     @property
     def peak(self) -> MemoryRecord | None:
-        """The peak of a steady step, or of the only one."""
+        """Return the peak of the steady steps, or of the first one if there is no other."""
         phases = self.steady or self.first
         return max_over_phases(phases) if phases else None
 
@@ -110,8 +110,8 @@ class StepMemory(Callback):
 
 
 def max_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
-    """The peak over all phases."""
-    whole = MemoryRecord()
+    """Return the peak over all phases."""
+    peak = MemoryRecord()
     for record in phases.values():
-        whole = whole | record
-    return whole
+        peak = peak | record
+    return peak

@@ -1,6 +1,5 @@
-"""Seconds per step, volumes per second and the share that waits for data, beside the metrics."""
+"""Time every training step, and find what makes steps wait for data."""
 
-import os
 import time
 from array import array
 from collections import deque
@@ -15,53 +14,54 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from unet3d import nvml
+from unet3d.machine.system import count_usable_cores
 
 WINDOW = 50
-"""So many steps are looked at together before waiting is complained about."""
+"""Steps averaged before a warning about waiting for data."""
 
-WORTH = {"cuda": 0.02, "cpu": 0.1}
-"""The share of a step from which waiting is worth a line. A CPU that makes its data itself, between
-steps, waits for all of it."""
+MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
+"""Fraction of a step from which waiting is worth a warning. Without workers a CPU waits for all of
+its data."""
 
 REMEDIES = {
     "reading": "data.cache on a faster disk",
     "augmenting": "augmentation=light or none",
 }
-"""What makes a part of making a batch cheaper."""
+"""What makes a part of loading cheaper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
     """Seconds of one optimizer step."""
 
-    whole: float
-    waiting: float  # for data, within the whole
-    making: dict[str, float]  # of its batches, by part, by however many workers beside it
+    total: float
+    waiting: float  # for data, included in the total
+    loading: dict[str, float]  # work on its batches by part, summed over all workers
 
 
 class StepSpeed(Callback):
-    """Times each optimizer step from the end of the one before it, so waiting for data counts."""
+    """Time each optimizer step from the end of the previous one, including waiting for data."""
 
     def __init__(self, num_workers: int):
         self.num_workers = num_workers
-        self.begun = 0.0
+        self.start = 0.0
         self.volumes = 0
-        self.batches: list[Any] = []  # waits and parts of this step's micro-batches
+        self.batches: list[Any] = []  # waits and loading times of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
         self.recent: deque[StepTiming] = deque(maxlen=WINDOW)
-        self.use: int | None = None  # of the GPU in percent
-        self.asked = 0.0  # when the driver was
-        self.said: set[str] = set()
+        self.gpu_utilization: int | None = None  # percent
+        self.queried_at = 0.0
+        self.reported: set[str] = set()  # causes of waiting
 
     def on_train_start(self, *_: Any) -> None:
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def on_validation_end(self, *_: Any) -> None:
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -84,44 +84,46 @@ class StepSpeed(Callback):
             return
         now = time.perf_counter()
         step = StepTiming(
-            whole=now - self.begun,
-            # The loss of this step has been looked at, so a GPU is past its batch: no new stop.
+            total=now - self.start,
+            # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
             waiting=sum(wait.seconds() for wait, _ in self.batches),
-            making=sum_parts([parts for _, parts in self.batches]),
+            loading=sum_parts([parts for _, parts in self.batches]),
         )
-        share = step.waiting / step.whole
-        self.seconds.append(step.whole)
+        share = step.waiting / step.total
+        self.seconds.append(step.total)
         self.shares.append(share)
         self.recent.append(step)
         pl_module.log_dict(
             {
-                "speed/step_seconds": step.whole,
-                "speed/volumes_per_second": self.volumes / step.whole,
+                "speed/step_seconds": step.total,
+                "speed/volumes_per_second": self.volumes / step.total,
                 "speed/data_wait_share": share,
-                **self._gpu_use(pl_module.device, now),
+                **self._query_gpu(pl_module.device, now),
             }
         )
-        self.begun, self.volumes, self.batches, self.stepping = now, 0, [], False
-        if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # the first one warms up
-            self._complain(pl_module)
+        self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
+        if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # step 1 is warmup
+            self._warn_if_waiting(pl_module)
 
-    def _gpu_use(self, device: torch.device, now: float) -> dict[str, float]:
-        """As the driver saw it in its last sample; it makes a few of them a second."""
-        if device.type == "cuda" and now - self.asked >= 1:
-            self.use, self.asked = nvml.get_utilization(device), now
-        return {} if self.use is None else {"speed/gpu_use_percent": float(self.use)}
+    def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
+        """Return the driver's utilization, queried once a second; it samples a few times."""
+        if device.type == "cuda" and now - self.queried_at >= 1:
+            self.gpu_utilization, self.queried_at = nvml.get_utilization(device), now
+        if self.gpu_utilization is None:
+            return {}
+        return {"speed/gpu_use_percent": float(self.gpu_utilization)}
 
-    def _complain(self, pl_module: pl.LightningModule) -> None:
+    def _warn_if_waiting(self, pl_module: pl.LightningModule) -> None:
         step = mean(self.recent)
-        if step.waiting <= WORTH[pl_module.device.type] * step.whole:
+        if step.waiting <= MAX_WAIT_FRACTION[pl_module.device.type] * step.total:
             return
-        cause, line = format_bottleneck(step, self.num_workers, cores())
-        if cause not in self.said:
-            self.said.add(cause)
+        cause, line = format_bottleneck(step, self.num_workers, count_usable_cores())
+        if cause not in self.reported:
+            self.reported.add(cause)
             pl_module.print(line)
 
     def summary(self) -> dict[str, float]:
-        """Median and 95th percentile of a step; the first one, which warms up, is left out."""
+        """Return median and 95th percentile over all steps but the first, which is warmup."""
         seconds, shares = sorted(self.seconds[1:] or self.seconds), self.shares[1:] or self.shares
         if not seconds:
             return {}
@@ -133,43 +135,37 @@ class StepSpeed(Callback):
         }
 
 
-def format_bottleneck(step: StepTiming, num_workers: int, most_workers: int) -> tuple[str, str]:
-    """Which part of making data is slow, and a line that says so and what may help."""
-    making, work = sum(step.making.values()), step.whole - step.waiting
-    said = (
-        f"waiting for data takes {100 * step.waiting / step.whole:.0f} % of a step "
-        f"({step.waiting:.3f} of {step.whole:.3f} s)"
+def format_bottleneck(step: StepTiming, num_workers: int, max_workers: int) -> tuple[str, str]:
+    """Return the cause of waiting for data, and a line with numbers and remedies."""
+    loading, computing = sum(step.loading.values()), step.total - step.waiting
+    wait = (
+        f"waiting for data takes {100 * step.waiting / step.total:.0f} % of a step "
+        f"({step.waiting:.3f} of {step.total:.3f} s)"
     )
-    if num_workers and making / num_workers < work:
-        made = f"{num_workers} workers make the batches of a step in {making / num_workers:.3f} s"
-        return "handing over", f"{said}: {made}, so what is slow is to hand them over"
-    slow = max(step.making, key=lambda part: step.making[part])
-    made = (
-        f"{slow} takes {step.making[slow]:.3f} of the {making:.3f} s that making its batches takes"
-    )
-    enough = min(most_workers, max(ceil(making / work), num_workers + 1))
+    if num_workers and loading / num_workers < computing:
+        return "transfer", (
+            f"{wait}: {num_workers} workers load the batches of a step in "
+            f"{loading / num_workers:.3f} s, so the bottleneck is transferring batches from the "
+            "workers"
+        )
+    part = max(step.loading, key=lambda name: step.loading[name])
+    cause = f"{part} takes {step.loading[part]:.3f} of the {loading:.3f} s to load its batches"
+    enough = min(max_workers, max(ceil(loading / computing), num_workers + 1))
     remedies = [f"data.num_workers={enough}"] if enough > num_workers else []
-    remedies += [REMEDIES[slow]] if slow in REMEDIES else []
-    return slow, f"{said}: {made}" + (f"; try {', or '.join(remedies)}" if remedies else "")
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    remedies += [REMEDIES[part]] if part in REMEDIES else []
+    return part, f"{wait}: {cause}" + (f"; try {', or '.join(remedies)}" if remedies else "")
 
 
 def mean(steps: Collection[StepTiming]) -> StepTiming:
-    """Of each figure."""
-    parts = sum_parts([step.making for step in steps])
+    """Return the mean of several steps."""
+    parts = sum_parts([step.loading for step in steps])
     return StepTiming(
-        whole=sum(step.whole for step in steps) / len(steps),
+        total=sum(step.total for step in steps) / len(steps),
         waiting=sum(step.waiting for step in steps) / len(steps),
-        making={part: seconds / len(steps) for part, seconds in parts.items()},
+        loading={part: seconds / len(steps) for part, seconds in parts.items()},
     )
 
 
-def sum_parts(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Part by part."""
-    return {name: sum(p[name] for p in parts) for name in parts[0]} if parts else {}
+def sum_parts(timings: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the sum of several timings, part by part."""
+    return {name: sum(t[name] for t in timings) for name in timings[0]} if timings else {}

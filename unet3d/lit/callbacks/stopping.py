@@ -1,4 +1,4 @@
-"""How much of a run is done, by whichever limit comes first: steps, epochs or time."""
+"""The limits of a run, and the fraction that is done: by steps, epochs or time."""
 
 import re
 import time
@@ -12,28 +12,29 @@ from unet3d.lit.distributed import any_rank
 
 
 class StoppingLimits(Callback):
-    """Ends a run after so many steps or seconds; then what it has reached is validated.
+    """Stop a run at `max_steps` or `max_seconds`, after a last validation.
 
-    Lightning's own limits of steps and time would not let a run that was stopped within that last
-    validation come back to it. Epochs are Lightning's (trainer.max_epochs).
+    With Lightning's own step and time limits, a run that is interrupted within that validation
+    could not resume it. Epochs are left to Lightning (trainer.max_epochs).
     """
 
     def __init__(self, *, max_steps: int | None = None, max_seconds: float | None = None):
         self.max_steps, self.max_seconds = max_steps, max_seconds
-        self.before = 0.0  # seconds, in the runs that this one goes on from
-        self.begun: float | None = None
+        self.previous_seconds = 0.0  # of the runs that this one resumes
+        self.start: float | None = None
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training and validation."""
-        return self.before + (0.0 if self.begun is None else time.monotonic() - self.begun)
+        """Return the seconds of training and validation, including previous runs."""
+        seconds = 0.0 if self.start is None else time.monotonic() - self.start
+        return self.previous_seconds + seconds
 
     def fraction_done(self, trainer: pl.Trainer) -> float:
-        """From 0 to 1; 0 for a run without limits."""
+        """Return the fraction of the run that is done, by the limit that comes first."""
         return min(1.0, max(self.fractions(trainer), default=0.0))
 
     def fractions(self, trainer: pl.Trainer) -> list[float]:
-        """By each limit that there is: how much of it is used up."""
+        """Return the fraction that is done, one for each limit that is set."""
         fractions = []
         if self.max_steps is not None:
             fractions.append(trainer.global_step / self.max_steps)
@@ -46,16 +47,16 @@ class StoppingLimits(Callback):
         return fractions
 
     def reached(self, steps: int) -> bool:
-        """Whether the run ends here."""
+        """Return whether the run has reached its limit of steps or time."""
         by_steps = self.max_steps is not None and steps >= self.max_steps
         return by_steps or (self.max_seconds is not None and self.elapsed >= self.max_seconds)
 
     def on_train_start(self, *_: Any) -> None:
-        self.begun = time.monotonic()
+        self.start = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         reached = self.reached(trainer.global_step)
-        if self.max_seconds is not None:  # clocks differ
+        if self.max_seconds is not None:  # the ranks' clocks differ
             reached = any_rank(trainer, reached)
         if reached or trainer.should_stop:
             trainer.should_stop = True
@@ -63,17 +64,17 @@ class StoppingLimits(Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if not trainer.sanity_checking and self.reached(trainer.global_step):
-            trainer.should_stop = True  # the run came back to its last validation
+            trainer.should_stop = True  # the run was resumed in its last validation
 
     def state_dict(self) -> dict[str, Any]:
         return {"elapsed": self.elapsed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.before = state_dict["elapsed"]
+        self.previous_seconds = state_dict["elapsed"]
 
 
 def parse_max_time(max_time: Any) -> float | None:
-    """Of trainer.max_time.
+    """Return the seconds of `trainer.max_time`, DD:HH:MM:SS.
 
     >>> parse_max_time("00:01:30:00")
     5400.0

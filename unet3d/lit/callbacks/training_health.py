@@ -1,4 +1,4 @@
-"""A training that goes wrong without an error: classes never predicted, a loss that stays."""
+"""Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,40 +9,40 @@ from lightning.pytorch.callbacks import Callback
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
 from unet3d.report.diagnosis import (
-    DECAYED,
-    EARLY,
     LEARNED_DICE,
     LOW_DICE,
-    PATIENCE,
+    LOW_LR_FRACTION,
+    MIN_VALIDATIONS,
+    SILENT_FRACTION,
     LossHistory,
     Remedies,
-    ended_rising,
-    loss_stays,
-    low_dice,
-    never_predicted,
-    still_rising,
+    detect_late_rise,
+    format_ended_rising_warning,
+    format_loss_plateau_warning,
+    format_low_dice_warning,
+    format_never_predicted_warning,
 )
 
 
 class TrainingHealth(Callback):
-    """Prints a line when something begins or ceases to be wrong; `warnings` says what is left.
+    """Print a line when a problem appears or is gone; `warnings` lists those that remain.
 
-    `absent` are sentences on classes that the labels lack. Ranks have the same confusion matrices,
-    each its own loss; the first one prints.
+    `absent` holds sentences about classes that no label contains. All ranks have the same confusion
+    matrices but their own losses; rank 0 prints.
     """
 
     def __init__(self, limits: StoppingLimits, remedies: Remedies, absent: Sequence[str] = ()):
         self.limits, self.remedies, self.absent = limits, remedies, list(absent)
         self.losses = LossHistory()
-        self.dice: list[float] = []  # the mean of each validation
-        self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel
+        self.dice: list[float] = []  # mean Dice of each validation
+        self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
         self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
-        self.told: list[str] = []  # what has been said and still holds
+        self.active: list[str] = []  # problems that have been printed and still hold
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
     ) -> None:
-        self.losses.add(pl_module.finite.loss)
+        self.losses.add(pl_module.nonfinite_guard.loss)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
@@ -52,77 +52,83 @@ class TrainingHealth(Callback):
         for name, (reference, predicted) in voxels.items():
             missing = reference > 0 and predicted == 0
             self.unpredicted[name] = self.unpredicted.get(name, 0) + 1 if missing else 0
-            low = scores[f"dice/{name}"] < LOW_DICE  # which NaN is not
+            low = scores[f"dice/{name}"] < LOW_DICE  # False for NaN
             self.low[name] = self.low.get(name, 0) + 1 if low else 0
         group = trainer.optimizers[0].param_groups[0]
-        rate = float(group["lr"]) / (group["initial_lr"] or 1)
-        for line in self._news(self.limits.fraction_done(trainer), rate, voxels):
+        lr_factor = float(group["lr"]) / (group["initial_lr"] or 1)
+        for line in self._describe_changes(self.limits.fraction_done(trainer), lr_factor, voxels):
             pl_module.print(f"step {trainer.global_step}: {line}")
 
-    def _news(self, done: float, rate: float, voxels: dict[str, tuple[int, int]]) -> Iterator[str]:
+    def _describe_changes(
+        self, done: float, lr_factor: float, voxels: dict[str, tuple[int, int]]
+    ) -> Iterator[str]:
         for name, (reference, predicted) in voxels.items():
             counts = f"{predicted:,} voxels of the validation set, {reference:,} in the reference"
-            if self._begins(f"unpredicted {name}", self._missing(name), done >= EARLY):
-                yield (
-                    f"{name} is not predicted: {counts}, for {self.unpredicted[name]} validations"
-                )
-            if self._ceases(f"unpredicted {name}", self.unpredicted[name] == 0):
+            if self._appears(
+                f"unpredicted {name}", self._is_missing(name), done >= SILENT_FRACTION
+            ):
+                validations = self.unpredicted[name]
+                yield f"{name} is not predicted: {counts}, {validations} validations in a row"
+            if self._disappears(f"unpredicted {name}", self.unpredicted[name] == 0):
                 yield f"{name} is predicted now: {counts}"
-            late = done > 0.5 and rate <= DECAYED  # and not in a warm-up
-            if self._begins(f"low {name}", self._misplaced(name), late):
+            late = (
+                done > 0.5 and lr_factor <= LOW_LR_FRACTION
+            )  # a low rate in a warmup does not count
+            if self._appears(f"low {name}", self._is_misplaced(name), late):
                 yield (
-                    f"the learning rate is down to {100 * rate:.0f} % of its peak and the Dice of "
-                    f"{name} still below {LOW_DICE}, for {self.low[name]} validations"
+                    f"the learning rate is down to {100 * lr_factor:.0f} % of its peak, but the "
+                    f"Dice of {name} is still below {LOW_DICE}, "
+                    f"{self.low[name]} validations in a row"
                 )
-            if self._ceases(f"low {name}", self.low[name] == 0):
+            if self._disappears(f"low {name}", self.low[name] == 0):
                 yield f"the Dice of {name} is above {LOW_DICE} now"
-        if self._begins("loss", self._loss_stays() is not None, done >= EARLY):
-            yield from self._about_loss()
+        if self._appears("loss", self._find_flat_loss() is not None, done >= SILENT_FRACTION):
+            yield from self._describe_loss()
 
-    def _missing(self, name: str) -> bool:
-        return self.unpredicted[name] >= PATIENCE
+    def _is_missing(self, name: str) -> bool:
+        return self.unpredicted[name] >= MIN_VALIDATIONS
 
-    def _misplaced(self, name: str) -> bool:
-        return self.low[name] >= PATIENCE and self.unpredicted[name] == 0
+    def _is_misplaced(self, name: str) -> bool:
+        return self.low[name] >= MIN_VALIDATIONS and self.unpredicted[name] == 0
 
-    def _begins(self, what: str, holds: bool, due: bool) -> bool:
-        if not holds or not due or what in self.told:
+    def _appears(self, problem: str, holds: bool, due: bool) -> bool:
+        if not holds or not due or problem in self.active:
             return False
-        self.told.append(what)
+        self.active.append(problem)
         return True
 
-    def _ceases(self, what: str, over: bool) -> bool:
-        if not over or what not in self.told:
+    def _disappears(self, problem: str, is_gone: bool) -> bool:
+        if not is_gone or problem not in self.active:
             return False
-        self.told.remove(what)
+        self.active.remove(problem)
         return True
 
-    def _loss_stays(self) -> tuple[float, float] | None:
+    def _find_flat_loss(self) -> tuple[float, float] | None:
         learned = any(value >= LEARNED_DICE for value in self.dice)
-        return None if learned else self.losses.stays()
+        return None if learned else self.losses.detect_plateau()
 
-    def _about_loss(self) -> Iterator[str]:
-        stays = self._loss_stays()
-        if stays is not None:
-            yield loss_stays(*stays, self.remedies)
+    def _describe_loss(self) -> Iterator[str]:
+        medians = self._find_flat_loss()
+        if medians is not None:
+            yield format_loss_plateau_warning(*medians, self.remedies)
 
     def warnings(self, *, done: bool) -> list[str]:
-        """What is wrong as it stands: of a run that is done all of it, else what has been told."""
+        """Return all current problems of a finished run; of another, those already printed."""
 
-        def counts(what: str) -> bool:
-            return done or what in self.told
+        def is_due(problem: str) -> bool:
+            return done or problem in self.active
 
-        found = list(self.absent)
-        missing = {k: n for k, n in self.unpredicted.items() if n and counts(f"unpredicted {k}")}
-        low = [k for k, n in self.low.items() if n and k not in missing and counts(f"low {k}")]
+        warnings = list(self.absent)
+        missing = {k: n for k, n in self.unpredicted.items() if n and is_due(f"unpredicted {k}")}
+        low = [k for k, n in self.low.items() if n and k not in missing and is_due(f"low {k}")]
         if missing:
-            found.append(never_predicted(missing, self.remedies))
+            warnings.append(format_never_predicted_warning(missing, self.remedies))
         if low:
-            found.append(low_dice(low, self.remedies))
-        rose = still_rising(self.dice) if done else None
-        if rose is not None:
-            found.append(ended_rising(*rose, self.remedies))
-        return found + (list(self._about_loss()) if counts("loss") else [])
+            warnings.append(format_low_dice_warning(low, self.remedies))
+        rise = detect_late_rise(self.dice) if done else None
+        if rise is not None:
+            warnings.append(format_ended_rising_warning(*rise, self.remedies))
+        return warnings + (list(self._describe_loss()) if is_due("loss") else [])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -130,11 +136,11 @@ class TrainingHealth(Callback):
             "dice": list(self.dice),
             "unpredicted": dict(self.unpredicted),
             "low": dict(self.low),
-            "told": list(self.told),
+            "active": list(self.active),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.losses.load_state_dict(state_dict["losses"])
-        self.dice, self.told = list(state_dict["dice"]), list(state_dict["told"])
+        self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
         self.low = dict(state_dict["low"])
