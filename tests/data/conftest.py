@@ -1,4 +1,4 @@
-"""Shared by the tests of data."""
+"""Fixtures for the tests of unet3d.data."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,15 @@ from unet3d.data.preprocessing.cache import CachedVolume
 
 @pytest.fixture
 def volumes(tmp_path):
-    made, rng = [], np.random.default_rng(0)
+    """Three cached volumes of different sizes with two foreground classes each."""
+    volumes, rng = [], np.random.default_rng(0)
     for n, size in enumerate([(12, 11, 10), (9, 9, 9), (16, 8, 12)]):
         folder = tmp_path / str(n)
         folder.mkdir()
         np.save(folder / "image.npy", rng.normal(size=(2, *size)).astype(np.float32))
         np.save(folder / "label.npy", rng.integers(0, 3, size, np.uint8))
-        np.save(folder / "places.npy", np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32))
+        points = np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32)
+        np.save(folder / "foreground_points.npy", points)
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
-        made.append(CachedVolume(case, folder))
-    return made
+        volumes.append(CachedVolume(case, folder))
+    return volumes

@@ -1,1 +1,1 @@
-"""Folders on disk -> samples."""
+"""Read datasets from disk and turn them into training samples."""

@@ -1,4 +1,4 @@
-"""One patient's images and label, and where they lie."""
+"""Define a case, a dataset's description and the protocol of dataset layouts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from unet3d.data.findings import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Files of one patient; several images are several channels."""
+    """The files of one case; each image holds one or more channels."""
 
     name: str
     images: tuple[Path, ...]
@@ -18,24 +18,24 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
-    """What a data set says of itself."""
+class DatasetDescription:
+    """The channels and classes that a dataset declares."""
 
     channels: tuple[str, ...]
-    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
-    regions: Mapping[str, tuple[int, ...]] | None = None  # overlapping classes made of labels
-    ignore_label: int | None = None  # voxels that nobody labelled
+    classes: tuple[str, ...]  # names of labels 0, 1, 2, ...; the background comes first
+    regions: Mapping[str, tuple[int, ...]] | None = None  # overlapping classes and their labels
+    ignore_label: int | None = None  # label of voxels that are not annotated
 
 
-class Source(Protocol):
-    """A folder in some layout."""
+class DatasetLayout(Protocol):
+    """A dataset folder in one of the layouts."""
 
-    def describe(self) -> Description: ...
+    def describe(self) -> DatasetDescription: ...
 
     def cases(self) -> list[Case]:
-        """Every case that can be told, whether its files are there or not."""
+        """Return every case that the layout names; its files may be missing."""
         ...
 
-    def faults(self) -> list[Finding]:
-        """Entries that are no case, and files that no case names."""
+    def find_problems(self) -> list[Finding]:
+        """Return entries that do not form a case and files that belong to no case."""
         ...

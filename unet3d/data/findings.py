@@ -1,4 +1,4 @@
-"""Faults of a data set, collected so that all of them are known before anything stops."""
+"""Collect the problems of a dataset, so that all of them are reported at once."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -10,68 +10,78 @@ from unet3d.errors import UsageError
 
 T = TypeVar("T")
 
-SHOWN = 20
-"""Faults that stop a run are listed up to this number; `unet3d check` lists all."""
+MAX_LISTED = 20
+"""Problems listed by an error; `unet3d check` lists all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A fault, for the person who can mend it."""
+    """A problem in a dataset and how to fix it."""
 
-    case: str | None  # None: it harms no case, only the set
-    file: Path | None  # None: `what` names it, or it is in no single file
+    case: str | None  # None: a problem of the dataset, not of a case
+    file: Path | None  # None: `what` names the file, or several files are involved
     what: str
     do: str
-    hint: bool = False  # worth knowing, and no fault
+    hint: bool = False  # advice, not a problem
 
     def message(self) -> str:
-        """Where and what, in one line."""
+        """Return the case, the file and the problem in one line."""
         file = "" if self.file is None else f"{self.file} "
-        return f"{self.case or 'the data set'}: {file}{' '.join(self.what.split())}"
+        return f"{self.case or 'dataset'}: {file}{' '.join(self.what.split())}"
 
 
 class InvalidDatasetError(UsageError):
-    """Cases cannot be used: one line for each fault."""
+    """Cases cannot be used: one line per problem."""
 
     def __init__(self, findings: Sequence[Finding]):
         self.findings = list(findings)
-        more = len(findings) - SHOWN
-        super().__init__(
-            "\n".join(
-                [
-                    f"{count_findings(findings)}; data.invalid_cases=skip leaves such cases out, "
-                    "unet3d check says what to do",
-                    *(f"  {finding.message()}" for finding in findings[:SHOWN]),
-                    *([f"  and {more} more"] if more > 0 else []),
-                ]
-            )
-        )
+        lines = [
+            f"{count_findings(findings)}; run unet3d check for how to fix them, or set "
+            "data.invalid_cases=skip to skip these cases"
+        ]
+        lines += [f"  {finding.message()}" for finding in findings[:MAX_LISTED]]
+        if len(findings) > MAX_LISTED:
+            lines.append(f"  and {len(findings) - MAX_LISTED} more")
+        super().__init__("\n".join(lines))
 
 
 def count_findings(findings: Sequence[Finding]) -> str:
-    """How many faults in how many cases.
+    """Describe the number of problems and of affected cases.
 
     >>> count_findings([Finding(case="a", file=None, what="is empty", do="")])
-    '1 fault in 1 case'
+    '1 problem in 1 case'
     """
     cases = len({finding.case for finding in findings} - {None})
-    faults = f"{len(findings)} fault" + "s" * (len(findings) != 1)
-    return f"{faults} in {cases} case{'s' * (cases != 1)}" if cases else faults
+    problems = f"{len(findings)} problem" + "s" * (len(findings) != 1)
+    return f"{problems} in {cases} case{'s' * (cases != 1)}" if cases else problems
+
+
+def join_first(values: Sequence[str], count: int = 5) -> str:
+    """Join the first values and say how many more there are.
+
+    >>> join_first(["1", "2", "7"], count=2)
+    '1, 2 and 1 more'
+    """
+    more = "" if len(values) <= count else f" and {len(values) - count} more"
+    return ", ".join(values[:count]) + more
 
 
 def collect_findings(
     pool: Executor, work: Callable[[T], object], items: Sequence[T], cases: Sequence[str]
 ) -> None:
-    """Call `work` for every item, then raise Faulty if it refused any; `cases` names the items."""
+    """Call `work` on every item, then raise InvalidDatasetError if any call failed.
 
-    def tried(item: T, case: str) -> list[Finding]:
+    `cases` holds the case name of each item.
+    """
+
+    def try_item(item: T, case: str) -> Finding | None:
         try:
             work(item)
-        except UsageError as refused:
-            do = "mend the file, or take the case out"
-            return [Finding(case=case, file=None, what=str(refused), do=do)]
-        return []
+        except UsageError as error:
+            do = "fix the file or remove the case"
+            return Finding(case=case, file=None, what=str(error), do=do)
+        return None
 
-    findings = [f for found in pool.map(tried, items, cases) for f in found]
+    findings = [finding for finding in pool.map(try_item, items, cases) if finding]
     if findings:
         raise InvalidDatasetError(findings)

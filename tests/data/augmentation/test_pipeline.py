@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.interpolate import BSpline
+from scipy.ndimage import gaussian_filter
 
 from unet3d.data.augmentation import intensity
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.augmentation.spatial import (
     SpatialTransform,
+    _make_spline_matrix,
     apply_transform,
     make_affine_matrix,
     make_elastic_field,
@@ -27,22 +30,22 @@ ALL = {
 }
 FULL = Augment(**{**ALL, "elastic_voxels": (1.0, 2.0), "elastic_spacing": 5})
 SPATIAL = Augment(rotation_p=1.0, scale_p=1.0, flip_p=1.0)
-SHADES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.low_resolution]
-SHADES += [intensity.gamma, intensity.inverted_gamma]
+CHANGES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.low_resolution]
+CHANGES += [intensity.gamma, intensity.inverted_gamma]
 
 
-def sources(augment, keys, patch, channels=1):
-    """A source for each key, always the same one."""
+def make_sources(augment, keys, patch, channels=1):
+    """Make one source per key; the same key gives the same source."""
     images, labels = [], []
     for key in keys:
         size = augment.sample_transform(key, patch).source_size(patch)
-        made = torch.Generator().manual_seed(key)
-        images.append(torch.randn(channels, *size, generator=made))
-        labels.append(torch.randint(0, 4, size, generator=made).to(torch.uint8))
+        generator = torch.Generator().manual_seed(key)
+        images.append(torch.randn(channels, *size, generator=generator))
+        labels.append(torch.randint(0, 4, size, generator=generator).to(torch.uint8))
     return images, labels
 
 
-def test_without_probabilities_a_patch_is_cut_from_the_middle_to_the_bit():
+def test_without_augmentation_a_patch_is_exactly_the_center_crop():
     image, label = torch.randn(2, 2, 8, 10, 6), torch.randint(0, 9, (2, 8, 10, 6)).byte()
     out, labels = Augment()(image, label, [3, 4], (4, 6, 6))
     assert out.equal(image[:, :, 2:6, 2:8])
@@ -51,37 +54,37 @@ def test_without_probabilities_a_patch_is_cut_from_the_middle_to_the_bit():
     assert image.count_nonzero() == image.numel()  # a copy
 
 
-def test_a_samples_result_does_not_depend_on_its_batch_or_its_place_there():
+def test_a_sample_does_not_depend_on_its_batch():
     patch = (9, 8, 7)
-    images, labels = sources(FULL, [1, 2, 3], patch, channels=2)
-    together = FULL(images, labels, [1, 2, 3], patch)
-    turned = FULL(images[::-1], labels[::-1], [3, 2, 1], patch)
+    images, labels = make_sources(FULL, [1, 2, 3], patch, channels=2)
+    batch = FULL(images, labels, [1, 2, 3], patch)
+    reversed_batch = FULL(images[::-1], labels[::-1], [3, 2, 1], patch)
     for n in range(3):
-        alone = FULL(images[n : n + 1], labels[n : n + 1], [n + 1], patch)
-        for whole, other, one in zip(together, turned, alone, strict=True):
-            assert whole[n].equal(one[0])
-            assert other[2 - n].equal(one[0])
+        single = FULL(images[n : n + 1], labels[n : n + 1], [n + 1], patch)
+        for samples, reversed_samples, sample in zip(batch, reversed_batch, single, strict=True):
+            assert samples[n].equal(sample[0])
+            assert reversed_samples[2 - n].equal(sample[0])
 
 
-def test_the_same_key_changes_alike_and_another_differently():
+def test_the_same_key_gives_the_same_change_and_another_key_a_different_one():
     source = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
     image, _ = FULL(*source, [5, 5, 6], (10, 10, 10))
     assert image[0].equal(image[1])
     assert not image[0].equal(image[2])
 
 
-def test_what_one_probability_is_does_not_change_what_the_others_draw():
+def test_one_probability_does_not_affect_other_changes():
     source = [torch.randn(1, 9, 9, 9)], [torch.zeros(9, 9, 9).byte()]
     bright = Augment(brightness_p=1.0)(*source, [8], (9, 9, 9))[0]
     flipped = Augment(brightness_p=1.0, flip_p=1.0)(*source, [8], (9, 9, 9))[0]
     assert flipped.flip(2, 3, 4).equal(bright)
 
 
-def test_happens_as_often_as_it_says():
+def test_changes_occur_with_their_probability():
     augment = Augment(rotation_p=0.2, scale_p=0.2, flip_p=0.5)
-    moves = [augment.sample_transform(key, (8, 8, 8)) for key in range(2000)]
-    assert sum(m.matrix is not None for m in moves) / 2000 == pytest.approx(0.36, abs=0.04)
-    assert sum(0 in m.flips for m in moves) / 2000 == pytest.approx(0.5, abs=0.04)
+    transforms = [augment.sample_transform(key, (8, 8, 8)) for key in range(2000)]
+    assert sum(t.matrix is not None for t in transforms) / 2000 == pytest.approx(0.36, abs=0.04)
+    assert sum(0 in t.flips for t in transforms) / 2000 == pytest.approx(0.5, abs=0.04)
 
 
 @given(
@@ -90,18 +93,18 @@ def test_happens_as_often_as_it_says():
     key=st.integers(0, 2**63 - 1),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_size_keeps_its_contract(size, channels, key):
-    images, labels = sources(FULL, [key], size, channels)
-    held = set(labels[0].unique().tolist()) | {0}
+def test_patches_of_any_size_have_the_right_shapes_and_labels(size, channels, key):
+    images, labels = make_sources(FULL, [key], size, channels)
+    known = set(labels[0].unique().tolist()) | {0}
     image, label = FULL(images, labels, [key], size)
     assert image.shape == (1, channels, *size)
     assert label.shape == (1, *size)
     assert (image.dtype, label.dtype) == (torch.float32, torch.uint8)
     assert image.isfinite().all()
-    assert set(label.unique().tolist()) <= held
+    assert set(label.unique().tolist()) <= known
 
 
-def test_flips_turn_image_and_label_alike_and_only_the_axes_that_were_asked_for():
+def test_flips_affect_image_and_label_along_the_chosen_axes_only():
     image = torch.randn(1, 1, 4, 5, 6)
     label = image[:, 0].abs().mul(50).byte()
     out, labels = Augment(flip_p=1.0, flip_axes=[0, 2])(image, label, [1], (4, 5, 6))
@@ -110,30 +113,25 @@ def test_flips_turn_image_and_label_alike_and_only_the_axes_that_were_asked_for(
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_quarter_turn_is_rot90(axis):
+def test_a_rotation_by_90_degrees_matches_rot90(axis):
     image, label = torch.randn(2, 7, 7, 7), torch.randint(0, 9, (7, 7, 7)).byte()
     angles = [math.pi / 2 if n == axis else 0.0 for n in range(3)]
-    turned, labels = apply_transform(
-        image, label, SpatialTransform(matrix=make_affine_matrix(angles, 1.0, (7, 7, 7))), (7, 7, 7)
-    )
+    transform = SpatialTransform(matrix=make_affine_matrix(angles, 1.0, (7, 7, 7)))
+    rotated, labels = apply_transform(image, label, transform, (7, 7, 7))
     plane = [n for n in range(3) if n != axis]
-    assert turned.allclose(torch.rot90(image, -1, [n + 1 for n in plane]), atol=1e-5)
+    assert rotated.allclose(torch.rot90(image, -1, [n + 1 for n in plane]), atol=1e-5)
     assert labels.equal(torch.rot90(label, -1, plane))
 
 
-def test_scaling_shows_a_structure_larger():
+def test_scaling_magnifies_a_structure():
     ball = sum(torch.arange(-10.0, 11).view(-1, *[1] * n) ** 2 for n in range(3)) < 38
-    source = ball.float()[None], ball.byte()
-    larger, label = apply_transform(
-        *source,
-        SpatialTransform(matrix=make_affine_matrix([0, 0, 0], 1.5, (21, 21, 21))),
-        (21, 21, 21),
-    )
+    transform = SpatialTransform(matrix=make_affine_matrix([0, 0, 0], 1.5, (21, 21, 21)))
+    image, label = apply_transform(ball.float()[None], ball.byte(), transform, (21, 21, 21))
     assert float(label.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
-    assert float(larger.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
+    assert float(image.sum() / ball.sum()) == pytest.approx(1.5**3, rel=0.05)
 
 
-def test_a_thin_side_is_not_turned_into_scaled_along_or_moved():
+def test_a_thin_axis_is_not_rotated_scaled_or_deformed():
     patch = (32, 30, 6)
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
     image = torch.arange(6.0).expand(1, 80, 80, 6)
@@ -145,8 +143,8 @@ def test_a_thin_side_is_not_turned_into_scaled_along_or_moved():
 
 @given(key=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
 @settings(max_examples=30, deadline=None)
-def test_a_source_holds_all_that_is_read(key, patch):
-    """A larger one gives the same, and of ones no place reads the zeros outside."""
+def test_a_source_holds_every_sampled_voxel(key, patch):
+    """A source of ones gives a patch of ones: the zeros outside are never sampled."""
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
     size = augment.sample_transform(key, patch).source_size(patch)
     assert all(s >= p and (s - p) % 2 == 0 for s, p in zip(size, patch, strict=True))
@@ -155,16 +153,16 @@ def test_a_source_holds_all_that_is_read(key, patch):
     assert label.all()
 
 
-def test_a_source_is_no_larger_than_what_is_read():
-    turn = make_affine_matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
+def test_a_source_is_not_larger_than_the_sampled_region():
+    rotation = make_affine_matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
     reach = 9.5 * (math.cos(math.pi / 6) + math.sin(math.pi / 6))  # 12.98: 3.48 beyond 9.5
     assert reach == pytest.approx(12.98, abs=0.01)
-    assert SpatialTransform(matrix=turn).source_size((20, 20, 20)) == (20, 28, 28)
-    assert SpatialTransform(matrix=turn / 10).source_size((20, 20, 20)) == (20, 20, 20)
+    assert SpatialTransform(matrix=rotation).source_size((20, 20, 20)) == (20, 28, 28)
+    assert SpatialTransform(matrix=rotation / 10).source_size((20, 20, 20)) == (20, 20, 20)
     assert SpatialTransform().source_size((5, 6, 7)) == (5, 6, 7)
 
 
-def test_outside_the_source_image_and_label_are_0():
+def test_image_and_label_are_0_outside_the_source():
     image, label = torch.full((1, 4, 4, 4), 7.0), torch.full((4, 4, 4), 3).byte()
     out, labels = apply_transform(image, label, SpatialTransform(matrix=3 * np.eye(3)), (4, 4, 4))
     assert out[0, 0, 0, 0] == labels[0, 0, 0] == 0
@@ -172,16 +170,16 @@ def test_outside_the_source_image_and_label_are_0():
     assert labels[1, 1, 1] == 3
 
 
-def test_labels_to_ignore_survive():
-    images, _ = sources(SPATIAL, [9], (8, 8, 8))
+def test_ignored_labels_are_kept():
+    images, _ = make_sources(SPATIAL, [9], (8, 8, 8))
     label = torch.full(images[0].shape[1:], IGNORE_LABEL).byte()
     _, out = SPATIAL(images, [label], [9], (8, 8, 8))
     assert (out == IGNORE_LABEL).all()
 
 
-def test_an_elastic_displacement_is_smooth_bounded_and_folds_nothing():
-    move = SpatialTransform(matrix=np.eye(3), bend=4.0, bend_spacing=10, seed=3)
-    field = make_elastic_field(move, (40, 30, 20), torch.device("cpu"))
+def test_an_elastic_field_is_smooth_bounded_and_does_not_fold():
+    transform = SpatialTransform(matrix=np.eye(3), displacement=4.0, grid_spacing=10, seed=3)
+    field = make_elastic_field(transform, (40, 30, 20), torch.device("cpu"))
     assert field.shape == (3, 40, 30, 20)
     assert 0.5 < field.abs().max() <= 4
     for axis in range(3):
@@ -189,34 +187,35 @@ def test_an_elastic_displacement_is_smooth_bounded_and_folds_nothing():
         assert field.diff(n=2, dim=axis + 1).abs().max() < 0.2
 
 
-def test_points_that_all_move_alike_move_every_voxel_so():
-    from unet3d.data.augmentation.spatial import _splines
-
-    for size, spacing in ((7, 3), (20, 16), (1, 4)):
-        assert _splines(size, spacing, torch.device("cpu")).sum(1).sub(1).abs().max() < 1e-6
+@pytest.mark.parametrize(("size", "spacing"), [(7, 3), (20, 16), (1, 4)])
+def test_the_spline_matrix_matches_scipy(size, spacing):
+    matrix = _make_spline_matrix(size, spacing, torch.device("cpu")).numpy()
+    points = matrix.shape[1]
+    positions, knots = np.arange(size) / spacing + 1, np.arange(-2, points + 2)
+    expected = BSpline.design_matrix(positions, knots, 3).toarray()
+    np.testing.assert_allclose(matrix, expected, atol=1e-6)
+    np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["noise", "blur", "brightness", "contrast", "gamma"])
-def test_intensities_change_without_labels(name):
+def test_intensity_changes_keep_the_labels(name):
     augment = Augment(**{f"{name}_p": 1.0})
     image, label = torch.randn(1, 2, 6, 6, 6), torch.randint(0, 9, (1, 6, 6, 6)).byte()
     out, labels = augment(image, label, [2], (6, 6, 6))
     assert labels.equal(label)
     assert not out.isclose(image).all()
     gains = (out / image).flatten(2).median(2).values[0]
-    assert name != "brightness" or gains[0] != gains[1]  # each channel has a strength of its own
+    assert name != "brightness" or gains[0] != gains[1]  # each channel has its own strength
 
 
-@pytest.mark.parametrize("change", SHADES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_constant_patch_stays_finite_and_constant(change):
     out = change(torch.full((5, 6, 7), 2.0), 0.8)
     assert out.isfinite().all()
     assert out.max() - out.min() < 1e-5
 
 
-def test_a_blur_is_gaussian_and_keeps_the_mean_of_what_is_inside():
-    from scipy.ndimage import gaussian_filter
-
+def test_blur_matches_scipy_and_keeps_the_sum():
     point = torch.zeros(15, 15, 15)
     point[7, 7, 7] = 1
     image = torch.rand(9, 10, 11)
@@ -225,12 +224,12 @@ def test_a_blur_is_gaussian_and_keeps_the_mean_of_what_is_inside():
     assert np.abs(intensity.blur(image, 0.9).numpy() - expected).max() < 1e-5
 
 
-def test_noise_has_its_deviation():
+def test_noise_has_the_given_standard_deviation():
     out = intensity.noise(torch.zeros(30, 30, 30), 0.3, torch.Generator().manual_seed(0))
     assert float(out.std()) == pytest.approx(0.3, rel=0.02)
 
 
-def test_contrast_and_gamma_keep_what_they_promise():
+def test_contrast_keeps_the_range_and_gamma_mean_std_and_order():
     image = torch.randn(8, 8, 8) * 2 + 5
     for factor in (0.8, 1.2):
         out = intensity.contrast(image, factor)
@@ -241,7 +240,7 @@ def test_contrast_and_gamma_keep_what_they_promise():
         assert (out.flatten().argsort() == image.flatten().argsort()).all()
 
 
-def test_a_power_below_1_spreads_the_dark_and_inverted_the_bright():
+def test_gamma_below_1_stretches_dark_intensities_and_inverted_gamma_bright_ones():
     ramp = torch.linspace(0, 1, 64).view(4, 4, 4)
     steps, inverted = (
         change(ramp, 0.7).flatten().diff() for change in (intensity.gamma, intensity.inverted_gamma)
@@ -250,7 +249,7 @@ def test_a_power_below_1_spreads_the_dark_and_inverted_the_bright():
     assert inverted[0] < inverted[-1]
 
 
-def test_low_resolution_loses_detail_and_stays_in_place():
+def test_low_resolution_loses_detail_without_shifting_the_image():
     ramp = torch.arange(16.0).view(-1, 1, 1).expand(16, 16, 16)
     assert (intensity.low_resolution(ramp, 0.5) - ramp).abs().max() <= 0.5
     noisy = torch.randn(16, 16, 16)
@@ -259,7 +258,7 @@ def test_low_resolution_loses_detail_and_stays_in_place():
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("invalid", "message"),
     [
         ({"noise_p": 2}, "noise_p must be within 0..1, got 2"),
         ({"noise_p": True}, "noise_p must be within"),
@@ -272,28 +271,28 @@ def test_low_resolution_loses_detail_and_stays_in_place():
         ({"flip_axes": [3]}, "flip_axes must be a list of axes"),
         ({"flip_axes": 1}, "flip_axes must be a list of axes"),
         ({"elastic_spacing": 0}, "elastic_spacing must be an int"),
-        ({"elastic_spacing": 4}, "the image would be folded"),
+        ({"elastic_spacing": 4}, "so that the image is not folded"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_in_one_line(bad, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        Augment(**bad)
-    assert "\n" not in str(caught.value)
+def test_an_invalid_setting_is_refused_in_one_line(invalid, message):
+    with pytest.raises(UsageError, match=message) as error:
+        Augment(**invalid)
+    assert "\n" not in str(error.value)
 
 
-def test_the_configs_spell_every_value_out(composed):
+def test_the_configs_list_every_setting_with_its_default(composed):
     defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(Augment()).items()}
-    for name in ("none", "light", "full"):
-        node = composed(f"augmentation={name}").config.augmentation
+    for name in ("none", "light", "nnunet"):
+        node = composed(f"augmentation={name}").augmentation.arguments
         assert set(node) == {"_target_", *defaults}
-    none = composed("augmentation=none").config.augmentation
+    none = composed("augmentation=none").augmentation.arguments
     assert {k: v for k, v in none.items() if k != "_target_"} == defaults
 
 
 @pytest.mark.gpu
-def test_a_gpu_changes_patches_as_a_cpu_does():
+def test_patches_on_a_gpu_match_those_on_a_cpu():
     augment = Augment(**{k: 1.0 for k in ALL if k not in ("noise_p", "elastic_p")})
-    images, labels = sources(augment, [1, 2], (20, 20, 20))
+    images, labels = make_sources(augment, [1, 2], (20, 20, 20))
     on_cpu, _ = augment(images, labels, [1, 2], (20, 20, 20))
     on_gpu, _ = augment(
         [i.cuda() for i in images], [n.cuda() for n in labels], [1, 2], (20, 20, 20)

@@ -6,7 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from tests.data.helpers.faulty import FAULTS, moved, spoil, with_value
+from tests.data.helpers.faulty import FAULTS, set_value, shift_affine, spoil
 from tests.data.helpers.folders import AFFINE, SIZE, decathlon, image, label, save
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.checks.voxels import check_voxels
@@ -14,119 +14,120 @@ from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.nifti.stream import CHUNK, iter_voxels, read_header
 
 
-def found(root):
-    """Every finding, as `unet3d check` puts them together."""
+def find_all(root):
+    """Return every finding, combined as `unet3d check` does."""
     source = Decathlon(str(root))
     cases, classes = source.cases(), source.describe().classes
-    seen = check_voxels(
+    findings = check_voxels(
         cases, classes=classes, ignore_label=None, workers=2, progress=lambda done, total: None
     )
-    return [*dict.fromkeys([*source.faults(), *check_headers(cases, channels=1), *seen])]
+    return [*dict.fromkeys([*source.find_problems(), *check_headers(cases, channels=1), *findings])]
 
 
-def in_json(root, change):
+def edit_json(root, change):
     path = root / "dataset.json"
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
 
 
-def is_said(findings, case, file, said):
-    return [f for f in findings if (f.case, f.file) == (case, file) and re.search(said, f.what)]
+def select(findings, case, file, pattern):
+    return [f for f in findings if (f.case, f.file) == (case, file) and re.search(pattern, f.what)]
 
 
-def test_a_healthy_set_has_no_faults(tmp_path):
-    assert found(decathlon(tmp_path, 6)) == []
+def test_a_valid_dataset_has_no_findings(tmp_path):
+    assert find_all(decathlon(tmp_path, 6)) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_told_with_its_file_and_nothing_else_is(tmp_path, fault):
+def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, fault):
     expected = spoil(decathlon(tmp_path, 3), "case_01", fault)
-    findings = found(tmp_path)
-    assert is_said(findings, *expected)
+    findings = find_all(tmp_path)
+    assert select(findings, *expected)
     assert {f.case for f in findings} == {"case_01"}
     assert all(f.do for f in findings)
     assert len(findings) == len({(f.file, f.what) for f in findings}) <= 3
 
 
-def test_all_faults_at_once_are_all_told(tmp_path):
+def test_many_problems_are_all_reported_at_once(tmp_path):
     decathlon(tmp_path, len(FAULTS) + 2)
     expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
-    findings = found(tmp_path)
-    assert not [e for e in expected if not is_said(findings, *e)]
+    findings = find_all(tmp_path)
+    assert not [e for e in expected if not select(findings, *e)]
     assert not [f for f in findings if f.case in ("case_00", f"case_{len(FAULTS) + 1:02d}")]
 
 
 @pytest.mark.parametrize(
     ("entry", "what"),
     [
-        ({"image": "./imagesTr/case_01.nii.gz"}, "its entry is {'image'"),
-        ("./imagesTr/case_01.nii.gz", "its entry is './images"),
-        ({"image": 5, "label": None}, "its entry is"),
+        ({"image": "./imagesTr/case_01.nii.gz"}, "has the invalid entry {'image'"),
+        ("./imagesTr/case_01.nii.gz", "has the invalid entry './images"),
+        ({"image": 5, "label": None}, "has the invalid entry"),
     ],
 )
-def test_an_entry_that_is_no_case_is_told_and_the_others_are_looked_at(tmp_path, entry, what):
+def test_an_invalid_entry_is_reported_and_other_cases_are_still_checked(tmp_path, entry, what):
     decathlon(tmp_path, 3)
     spoil(tmp_path, "case_02", "NaN")
-    in_json(tmp_path, lambda content: content["training"].__setitem__(1, entry))
-    findings = found(tmp_path)
-    assert is_said(findings, "training[1]", tmp_path / "dataset.json", re.escape(what))
-    assert is_said(findings, "case_02", tmp_path / "imagesTr" / "case_02.nii.gz", "NaN")
+    edit_json(tmp_path, lambda content: content["training"].__setitem__(1, entry))
+    findings = find_all(tmp_path)
+    assert select(findings, "training[1]", tmp_path / "dataset.json", re.escape(what))
+    assert select(findings, "case_02", tmp_path / "imagesTr" / "case_02.nii.gz", "NaN")
 
 
-def test_files_without_an_entry_and_a_wrong_count_are_told(tmp_path):
+def test_unlisted_files_and_a_wrong_count_are_reported(tmp_path):
     decathlon(tmp_path, 3)
-    in_json(tmp_path, lambda content: content["training"].pop())
-    save(tmp_path / "imagesTr" / "._case_00.nii.gz", image(0))  # as macOS leaves them
-    findings = found(tmp_path)
+    edit_json(tmp_path, lambda content: content["training"].pop())
+    save(tmp_path / "imagesTr" / "._case_00.nii.gz", image(0))  # macOS metadata is ignored
+    findings = find_all(tmp_path)
     for folder in ("imagesTr", "labelsTr"):
-        assert is_said(findings, None, tmp_path / folder / "case_02.nii.gz", "no entry")
-    assert is_said(findings, None, tmp_path / "dataset.json", "numTraining 3, but there are 2")
+        assert select(findings, None, tmp_path / folder / "case_02.nii.gz", "no entry")
+    assert select(findings, None, tmp_path / "dataset.json", "numTraining 3, but has 2 cases")
     assert len(findings) == 3
 
 
-def test_a_file_that_is_listed_twice_is_told(tmp_path):
+def test_a_file_that_is_listed_twice_is_reported(tmp_path):
     decathlon(tmp_path, 3)
-    in_json(tmp_path, lambda c: c["training"][1].update(label="./labelsTr/case_00.nii.gz"))
-    in_json(tmp_path, lambda c: c["training"].append(c["training"][2]))
-    findings = found(tmp_path)
-    assert is_said(findings, "case_01", tmp_path / "labelsTr/case_00.nii.gz", "first for case_00")
-    assert is_said(findings, "case_02", None, "two cases have this name")
+    edit_json(tmp_path, lambda c: c["training"][1].update(label="./labelsTr/case_00.nii.gz"))
+    edit_json(tmp_path, lambda c: c["training"].append(c["training"][2]))
+    findings = find_all(tmp_path)
+    assert select(findings, "case_01", tmp_path / "labelsTr/case_00.nii.gz", "first for case_00")
+    assert select(findings, "case_02", None, "two cases have this name")
 
 
-def test_a_class_that_never_occurs_is_told(tmp_path):
+def test_a_class_that_never_occurs_is_reported(tmp_path):
     decathlon(tmp_path, 3)
-    in_json(tmp_path, lambda content: content["labels"].update({"3": "side"}))
-    assert [f.what for f in found(tmp_path)] == ["class 3 (side) occurs in no label"]
+    edit_json(tmp_path, lambda content: content["labels"].update({"3": "side"}))
+    assert [f.what for f in find_all(tmp_path)] == ["class 3 (side) occurs in no label"]
 
 
-def test_headers_that_round_are_equal(tmp_path):
+def test_rounding_differences_of_headers_are_tolerated(tmp_path):
     decathlon(tmp_path, 1)
-    save(tmp_path / "labelsTr" / "case_00.nii.gz", label(0), moved(AFFINE * 1.00001, 0.05))
-    assert found(tmp_path) == []
+    affine = shift_affine(AFFINE * 1.00001, 0.05)
+    save(tmp_path / "labelsTr" / "case_00.nii.gz", label(0), affine)
+    assert find_all(tmp_path) == []
 
 
-def test_channels_that_differ_are_told(tmp_path):
+def test_channels_with_different_grids_are_reported(tmp_path):
     decathlon(tmp_path, 1)
     case = Decathlon(str(tmp_path)).cases()[0]
-    second = save(tmp_path / "second.nii.gz", image(9), moved(AFFINE, 1))
+    second = save(tmp_path / "second.nii.gz", image(9), shift_affine(AFFINE, 1))
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
     findings = check_headers([both], channels=2)
-    assert [(f.file, f.what[:16]) for f in findings] == [(second, "lies up to 1 mm ")]
-    assert "2 channels in all" in check_headers([both], channels=1)[0].what
+    assert [(f.file, f.what[:23]) for f in findings] == [(second, "is offset by up to 1 mm")]
+    assert "2 channels in total" in check_headers([both], channels=1)[0].what
 
 
-def test_a_constant_channel_of_several_is_told(tmp_path):
+def test_a_constant_channel_of_several_is_reported(tmp_path):
     decathlon(tmp_path, 3)
     array = image(0, (*SIZE, 2))
     array[..., 1] = 0
     save(tmp_path / "imagesTr" / "case_00.nii.gz", array)
-    assert "channel 1 is 0 everywhere" in [f.what for f in found(tmp_path)]
+    assert "channel 1 is 0 everywhere" in [f.what for f in find_all(tmp_path)]
 
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64, ">i4"])
-def test_voxels_come_in_pieces_as_nibabel_reads_them(tmp_path, name, dtype, monkeypatch):
+def test_streamed_voxels_match_nibabel(tmp_path, name, dtype, monkeypatch):
     monkeypatch.setattr("unet3d.data.nifti.stream.CHUNK", 100)
     volume = nibabel.Nifti1Image(image(0, (5, 6, 7, 2)).astype(dtype), AFFINE)
     volume.header.set_slope_inter(0.5, 3)
@@ -135,26 +136,26 @@ def test_voxels_come_in_pieces_as_nibabel_reads_them(tmp_path, name, dtype, monk
     pieces = list(iter_voxels(tmp_path / name, header))
     assert max(len(values) for _, values in pieces) == 100 < CHUNK
     assert all(a[0] <= b[0] for a, b in pairwise(pieces))
-    whole = np.concatenate([values for _, values in pieces]).reshape(header.shape, order="F")
+    voxels = np.concatenate([values for _, values in pieces]).reshape(header.shape, order="F")
     expected = nibabel.load(tmp_path / name).get_fdata(dtype=np.float32)
-    assert np.allclose(whole, expected, rtol=1e-6)
+    assert np.allclose(voxels, expected, rtol=1e-6)
 
 
-def test_progress_is_told_to_the_last_case(tmp_path):
-    cases, told = Decathlon(str(decathlon(tmp_path, 3))).cases(), []
+def test_progress_is_reported_up_to_the_last_case(tmp_path):
+    cases, calls = Decathlon(str(decathlon(tmp_path, 3))).cases(), []
     check_voxels(
         cases,
         classes=["a", "b", "c"],
         ignore_label=None,
         workers=1,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
     )
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_a_label_to_ignore_is_no_fault(tmp_path):
+def test_the_ignore_label_is_not_a_problem(tmp_path):
     decathlon(tmp_path, 1)
-    with_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
+    set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
     for ignore_label, count in ((9, 0), (None, 1)):
         findings = check_voxels(
             Decathlon(str(tmp_path)).cases(),

@@ -1,4 +1,4 @@
-"""A task of the Decathlon as an archive, and a server on this machine that sends it."""
+"""A Decathlon task as an archive, and a local server that sends it."""
 
 import hashlib
 import io
@@ -13,9 +13,9 @@ FILES = {"dataset.json": b"{}", "imagesTr/a.nii.gz": b"image" * 99_999, "labelsT
 
 
 def archive(files=FILES, **members):
-    """A tar with a task's folder in it; further members are (name, type) that no task has."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as tar:
+    """Build a tar with a task's folder; `members` adds entries {name: type} that no task has."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(f"{TASK}/{name}")
             entry.size = len(content)
@@ -24,7 +24,7 @@ def archive(files=FILES, **members):
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = kind, "/etc/passwd"
             tar.addfile(entry)
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def md5(content):
@@ -32,22 +32,22 @@ def md5(content):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one file, with ranges or without, `limit` bytes of it; `asked` tells of requests."""
+    """Serve up to `limit` bytes of one file; `requests` records the range of each request."""
 
     def __init__(self, content):
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.content, self.ranges, self.limit, self.asked = content, True, None, []
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.ranges, self.limit, self.requests = content, True, None, []
         self.url = f"http://127.0.0.1:{self.server_port}/{TASK}.tar"
 
 
-class Answer(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        wanted = self.headers.get("Range")
-        self.server.asked.append(wanted)
+        requested = self.headers.get("Range")
+        self.server.requests.append(requested)
         if not self.path.endswith(f"/{TASK}.tar"):
             self.send_error(404)
             return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        start = int(requested.removeprefix("bytes=").rstrip("-")) if requested else 0
         start = start if self.server.ranges else 0
         content = self.server.content[start:]
         if start and not content:

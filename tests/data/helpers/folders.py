@@ -1,4 +1,4 @@
-"""Small data sets on disk, whole or with a fault, for the tests of layouts and of the check."""
+"""Small datasets on disk in every layout."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ SIZE = (12, 10, 8)
 
 
 def save(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
-    """Write a volume; the folder is made."""
+    """Write a volume; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(array, affine), path)
     return path
@@ -22,16 +22,16 @@ def image(seed: int, size=SIZE) -> np.ndarray:
 
 
 def label(seed: int, size=SIZE) -> np.ndarray:
-    """Classes 0, 1 and 2; no two seeds below 8 alike."""
-    drawn = np.zeros(size, np.uint8)
-    drawn[2:5, 2:5, 2:4] = 1
-    drawn[6:8, seed % 8, 5:7] = 2
-    drawn[0, 0, seed // 8] = 1
-    return drawn
+    """Draw classes 0, 1 and 2; different for every seed."""
+    array = np.zeros(size, np.uint8)
+    array[2:5, 2:5, 2:4] = 1
+    array[6:8, seed % 8, 5:7] = 2
+    array[0, 0, seed // 8] = 1
+    return array
 
 
 def decathlon(root: Path, cases: int) -> Path:
-    """case_00, case_01, ... with one channel."""
+    """Write case_00, case_01, ... with one channel."""
     training = []
     for n in range(cases):
         name = f"case_{n:02d}.nii.gz"
@@ -49,23 +49,23 @@ def decathlon(root: Path, cases: int) -> Path:
 
 
 def nnunet(root: Path, cases: int, *, ending: str = ".nii.gz", **content) -> Path:
-    """case_00, case_01, ... with two channels."""
+    """Write case_00, case_01, ... with two channels."""
     for n in range(cases):
         for channel in range(2):
             save(root / "imagesTr" / f"case_{n:02d}_{channel:04d}{ending}", image(2 * n + channel))
         save(root / "labelsTr" / f"case_{n:02d}{ending}", label(n))
-    usual = {
+    defaults = {
         "channel_names": {"0": "T1", "1": "T2"},
         "labels": {"background": 0, "front": 1, "back": 2},
         "file_ending": ending,
         "numTraining": cases,
     }
-    (root / "dataset.json").write_text(json.dumps({**usual, **content}))
+    (root / "dataset.json").write_text(json.dumps({**defaults, **content}))
     return root
 
 
 def pairs(root: Path, cases: int) -> Path:
-    """case_00, case_01, ... in images/ and labels/."""
+    """Write case_00, case_01, ... in images/ and labels/."""
     for n in range(cases):
         save(root / "images" / f"case_{n:02d}.nii.gz", image(n))
         save(root / "labels" / f"case_{n:02d}.nii.gz", label(n))

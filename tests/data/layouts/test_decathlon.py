@@ -19,7 +19,7 @@ def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
         ("[]", "one JSON object"),
@@ -28,25 +28,25 @@ def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
         (json.dumps({"training": {"image": "x"}}), "training must be a list"),
     ],
 )
-def test_a_broken_json_is_answered_with_its_name(tmp_path, content, said):
+def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
     (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         Decathlon(str(tmp_path)).cases()
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"1": "a"}, {"a": 0}, ["background"]])
-def test_labels_must_be_numbered_in_a_row(tmp_path, labels):
+def test_labels_must_be_numbered_without_gaps(tmp_path, labels):
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "modality": {"0": "x"}}))
     with pytest.raises(UsageError, match="labels must name"):
         Decathlon(str(tmp_path)).describe()
 
 
-def test_a_missing_folder_is_answered_with_what_was_expected(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"no dataset\.json"):
         Decathlon(str(tmp_path / "nowhere")).cases()
 
 
-def test_several_channels_lie_in_one_file(tmp_path):
+def test_one_file_may_hold_several_channels(tmp_path):
     decathlon(tmp_path, 2)
     content = json.loads((tmp_path / "dataset.json").read_text())
     content["modality"] = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
@@ -56,7 +56,7 @@ def test_several_channels_lie_in_one_file(tmp_path):
     assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
     findings = check_headers(source.cases(), channels=4)
     assert [(f.case, f.what) for f in findings] == [
-        ("case_01", "has shape 12 x 10 x 8: 1 channels in all, the data set names 4")
+        ("case_01", "has shape 12 x 10 x 8: 1 channels in total, but the dataset names 4")
     ]
     settings = Preprocessing(num_classes=3, normalize=("none",))
     scan, label = preprocess_case(source.cases()[0], settings)
@@ -64,23 +64,23 @@ def test_several_channels_lie_in_one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"labels": ' * 50_000, "cannot be read as JSON"),
-        ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names of no letters"),
-        ('{"modality": {"0": "a", "1": "\\ud800"}}', "names of no letters"),
+        ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names with control characters"),
+        ('{"modality": {"0": "a", "1": "\\ud800"}}', "names with control characters"),
     ],
 )
-def test_a_listing_that_would_harm_the_reader_or_the_screen_is_refused(tmp_path, content, said):
+def test_nested_json_and_control_characters_are_refused(tmp_path, content, message):
     (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         Decathlon(str(tmp_path)).describe()
 
 
 @pytest.mark.parametrize("name", ["a\\u0000.nii.gz", "\\ud800.nii.gz"])
-def test_a_path_that_cannot_be_is_an_entry_at_fault(tmp_path, name):
+def test_an_impossible_path_is_an_invalid_entry(tmp_path, name):
     entry = f'{{"image": "{name}", "label": "b.nii.gz"}}'
     good = '{"image": "a.nii.gz", "label": "b.nii.gz"}'
     (tmp_path / "dataset.json").write_text(f'{{"training": [{entry}, {good}]}}')
-    (finding,) = Decathlon(str(tmp_path)).faults()[:1]
+    (finding,) = Decathlon(str(tmp_path)).find_problems()[:1]
     assert finding.case == "training[0]"

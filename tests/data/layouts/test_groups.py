@@ -9,7 +9,7 @@ NAMES = ["patient001_frame01", "patient001_frame12", "patient002_frame01"]
 GROUPS = dict(zip(NAMES, ["001", "001", "002"], strict=True))
 
 
-def test_the_first_capture_group_of_a_pattern_is_the_group():
+def test_the_first_capture_group_of_the_pattern_is_the_group():
     assert read_groups(r"patient(\d+)_(frame)\d+", NAMES) == GROUPS
 
 
@@ -23,29 +23,29 @@ def test_the_first_capture_group_of_a_pattern_is_the_group():
         ),
     ],
 )
-def test_a_file_may_say_the_groups(tmp_path, file, content):
+def test_groups_can_be_read_from_a_file(tmp_path, file, content):
     (tmp_path / file).write_text(content)
     assert read_groups(str(tmp_path / file), NAMES) == GROUPS
 
 
 @pytest.mark.parametrize(
-    ("group_by", "said"),
+    ("group_by", "message"),
     [
-        (r"patient(\d+", r"is no regular expression: missing \)"),
+        (r"patient(\d+", r"is not a valid regular expression: missing \)"),
         (r"patient\d+", "has no capture group: put"),
         (r"(\d+)_frame01", "captures nothing from 1 of 3 cases: patient001_frame12"),
         (r"(x?)", "captures nothing from 3 of 3 cases: patient001_frame01, patient001_frame12,"),
         (5, "must be a regular expression"),
-        ("none.json", "there is no .*none.json"),
+        ("none.json", "no file .*none.json"),
     ],
 )
-def test_a_pattern_that_does_not_give_every_case_a_group_is_refused(group_by, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_pattern_that_leaves_cases_without_a_group_is_refused(group_by, message):
+    with pytest.raises(UsageError, match=message):
         read_groups(group_by, NAMES)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("a.json", "{", "must be a JSON object"),
         ("a.json", '["a"]', "must be a JSON object"),
@@ -55,32 +55,32 @@ def test_a_pattern_that_does_not_give_every_case_a_group_is_refused(group_by, sa
         ("a.csv", "patient001_frame01,1\n", "no group for 2 of 3 cases: patient001_frame12, pat"),
     ],
 )
-def test_a_file_that_does_not_give_every_case_a_group_is_refused(tmp_path, file, content, said):
+def test_a_file_that_leaves_cases_without_a_group_is_refused(tmp_path, file, content, message):
     (tmp_path / file).write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_groups(str(tmp_path / file), NAMES)
 
 
-def numbered(pattern, patients, scans):
+def make_names(pattern, patients, scans):
     return [pattern.format(p, s) for p in patients for s in scans]
 
 
 @pytest.mark.parametrize(
-    ("names", "suggested"),
+    ("names", "pattern"),
     [
-        (numbered("patient{:03d}_frame{:02d}", range(1, 4), (1, 12)), r"(.+)_frame\d+"),
-        (numbered("patient{:03d}_frame{:02d}", range(2), range(30)), r"(.+)_frame\d+"),
-        (numbered("BraTS-GLI-{:05d}-{:03d}", range(9), (0, 1)), r"(.+)-\d+"),
+        (make_names("patient{:03d}_frame{:02d}", range(1, 4), (1, 12)), r"(.+)_frame\d+"),
+        (make_names("patient{:03d}_frame{:02d}", range(2), range(30)), r"(.+)_frame\d+"),
+        (make_names("BraTS-GLI-{:05d}-{:03d}", range(9), (0, 1)), r"(.+)-\d+"),
         (["sub-01_ses-1", "sub-01_ses-2", "sub-02_ses-1"], r"(.+)_ses-\d+"),
         (["p1_baseline", "p1_followup2", "p2_baseline"], r"(.+)(?:_baseline|_followup\d+)"),
-        (numbered("training{:02d}_{:02d}", range(1, 6), range(1, 5)), r"(.+)_\d+"),
+        (make_names("training{:02d}_{:02d}", range(1, 6), range(1, 5)), r"(.+)_\d+"),
     ],
 )
-def test_names_of_several_scans_of_a_patient_suggest_a_pattern_that_fits(names, suggested):
-    said = find_likely_groups(names)
-    assert said is not None
-    assert f"data.group_by='{suggested}'" in said.do
-    groups = read_groups(suggested, names)
+def test_names_with_several_scans_per_patient_get_a_pattern_that_works(names, pattern):
+    hint = find_likely_groups(names)
+    assert hint is not None
+    assert f"data.group_by='{pattern}'" in hint.do
+    groups = read_groups(pattern, names)
     assert 1 < len(set(groups.values())) < len(names)
 
 
@@ -88,16 +88,16 @@ def test_names_of_several_scans_of_a_patient_suggest_a_pattern_that_fits(names, 
     "names",
     [
         ["hippocampus_001", "hippocampus_003"],
-        numbered("BRATS_{:03d}", range(1, 9), [0]),
-        numbered("brats_2013_pat{:04d}_{}", range(1, 7), [1]),
-        numbered("case_{:03d}", range(20), [0]),
-        numbered("Task04_{1:03d}", [0], range(20)),
-        numbered("covid19_scan_{1:03d}", [0], range(20)),
-        numbered("center{}_{:03d}", range(4), range(50)),
-        numbered("patient{:03d}_frame01", range(9), [0]),
+        make_names("BRATS_{:03d}", range(1, 9), [0]),
+        make_names("brats_2013_pat{:04d}_{}", range(1, 7), [1]),
+        make_names("case_{:03d}", range(20), [0]),
+        make_names("Task04_{1:03d}", [0], range(20)),
+        make_names("covid19_scan_{1:03d}", [0], range(20)),
+        make_names("center{}_{:03d}", range(4), range(50)),
+        make_names("patient{:03d}_frame01", range(9), [0]),
         ["case_000"],
         [],
     ],
 )
-def test_names_of_one_scan_each_suggest_nothing(names):
+def test_names_with_one_scan_per_patient_get_no_hint(names):
     assert find_likely_groups(names) is None

@@ -8,68 +8,68 @@ from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
 
 
-def source_of(root, **content):
+def make_source(root, **content):
     return NnUnet(str(nnunet(root, 3, **content)))
 
 
-@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
-def test_a_case_has_a_file_for_every_channel(tmp_path, ending):
-    source = source_of(tmp_path, ending=ending)
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_a_case_has_a_file_per_channel(tmp_path, suffix):
+    source = make_source(tmp_path, ending=suffix)
     description = source.describe()
     assert description.channels == ("T1", "T2")
     assert description.classes == ("background", "front", "back")
     assert (description.regions, description.ignore_label) == (None, None)
     case = source.cases()[1]
     assert case.name == "case_01"
-    assert [f.name for f in case.images] == [f"case_01_000{n}{ending}" for n in (0, 1)]
-    assert case.label == tmp_path / "labelsTr" / f"case_01{ending}"
-    assert source.faults() == check_headers(source.cases(), channels=2) == []
+    assert [f.name for f in case.images] == [f"case_01_000{n}{suffix}" for n in (0, 1)]
+    assert case.label == tmp_path / "labelsTr" / f"case_01{suffix}"
+    assert source.find_problems() == check_headers(source.cases(), channels=2) == []
 
 
-def test_lists_of_labels_are_regions_and_classes_are_the_plain_labels(tmp_path):
+def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3, "ignore": 4}
-    description = source_of(tmp_path, labels=labels).describe()
+    description = make_source(tmp_path, labels=labels).describe()
     assert description.classes == ("background", "class_1", "class_2", "enhancing")
     assert description.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     assert list(description.regions) == ["whole", "core", "enhancing"]
     assert description.ignore_label == 4
 
 
-def test_a_list_of_one_label_is_no_region(tmp_path):
-    description = source_of(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
+def test_a_list_of_one_label_is_not_a_region(tmp_path):
+    description = make_source(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
     assert description.classes == ("background", "a", "b")
     assert description.regions is None
 
 
-def test_what_is_missing_is_told_for_each_case(tmp_path):
-    source = source_of(tmp_path)
-    gone = [
+def test_missing_files_are_reported_for_each_case(tmp_path):
+    source = make_source(tmp_path)
+    missing = [
         tmp_path / "imagesTr" / "case_00_0001.nii.gz",
         tmp_path / "imagesTr" / "case_01_0000.nii.gz",
         tmp_path / "imagesTr" / "case_01_0001.nii.gz",
         tmp_path / "labelsTr" / "case_02.nii.gz",
     ]
-    for file in gone:
+    for file in missing:
         file.unlink()
     findings = check_headers(source.cases(), channels=2)
     assert [(f.case, f.file, f.what) for f in findings] == [
         (name, file, "is missing")
-        for name, file in zip(["case_00", "case_01", "case_01", "case_02"], gone, strict=True)
+        for name, file in zip(["case_00", "case_01", "case_01", "case_02"], missing, strict=True)
     ]
-    assert source.faults() == []
+    assert source.find_problems() == []
 
 
-def test_a_file_that_is_no_channel_of_a_case_is_told(tmp_path):
-    source = source_of(tmp_path, numTraining=4)
-    strange = [
+def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
+    source = make_source(tmp_path, numTraining=4)
+    unexpected = [
         save(tmp_path / "imagesTr" / "case_00_0002.nii.gz", image(9)),
         save(tmp_path / "imagesTr" / "case_07.nii.gz", image(9)),
         save(tmp_path / "labelsTr" / "case_00.nii", label(0)),
     ]
-    findings = source.faults()
-    assert [f.file for f in findings] == [*strange, tmp_path / "dataset.json"]
+    findings = source.find_problems()
+    assert [f.file for f in findings] == [*unexpected, tmp_path / "dataset.json"]
     assert "channel 0000..0001" in findings[0].what
-    assert "numTraining 4, but there are 3" in findings[-1].what
+    assert "numTraining 4, but has 3 cases" in findings[-1].what
     assert {f.case for f in findings} == {None}
 
 
@@ -92,13 +92,13 @@ def test_a_file_that_is_no_channel_of_a_case_is_told(tmp_path):
         ["background", "front"],
     ],
 )
-def test_labels_that_do_not_count_from_0_are_refused(tmp_path, labels):
-    with pytest.raises(UsageError, match="labels must give background 0"):
-        source_of(tmp_path, labels=labels).describe()
+def test_labels_that_are_not_numbered_from_0_are_refused(tmp_path, labels):
+    with pytest.raises(UsageError, match="labels must name background 0"):
+        make_source(tmp_path, labels=labels).describe()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"file_ending": ".mha"}, "file_ending must be .nii or .nii.gz, got '.mha'"),
         ({"file_ending": None}, "file_ending must be"),
@@ -107,17 +107,17 @@ def test_labels_that_do_not_count_from_0_are_refused(tmp_path, labels):
         ({"dataset": {}}, "listed under dataset"),
     ],
 )
-def test_a_json_that_cannot_be_is_answered_with_its_name(tmp_path, content, said):
-    source = source_of(tmp_path)
-    told = json.loads((tmp_path / "dataset.json").read_text())
-    (tmp_path / "dataset.json").write_text(json.dumps({**told, **content}))
-    with pytest.raises(UsageError, match=said) as caught:
+def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
+    source = make_source(tmp_path)
+    valid = json.loads((tmp_path / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**valid, **content}))
+    with pytest.raises(UsageError, match=message) as error:
         source.cases()
-    assert "dataset.json" in str(caught.value)
+    assert "dataset.json" in str(error.value)
 
 
-def test_a_folder_without_images_or_json_is_answered_with_what_was_expected(tmp_path):
-    with pytest.raises(UsageError, match=r"no dataset\.json.*nnU-Net's raw data"):
+def test_a_folder_without_images_or_json_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no dataset\.json.*an nnU-Net raw dataset"):
         NnUnet(str(tmp_path)).cases()
     nnunet(tmp_path, 0)
     with pytest.raises(UsageError, match=r"holds no images named <case>_0000\.nii\.gz"):

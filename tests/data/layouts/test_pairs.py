@@ -6,72 +6,75 @@ from unet3d.data.layouts.pairs import Pairs
 from unet3d.errors import UsageError
 
 
-def source_of(root, **options):
-    usual = {
+def make_source(root, **options):
+    defaults = {
         "images": "images/*.nii.gz",
         "labels": "labels/*.nii.gz",
         "channels": None,
         "classes": None,
         "num_classes": 3,
     }
-    return Pairs(str(root), **{**usual, **options})
+    return Pairs(str(root), **{**defaults, **options})
 
 
-def names(paths):
+def get_names(paths):
     return [path.name for path in paths]
 
 
-def test_images_and_labels_are_paired_by_the_name_in_the_pattern(tmp_path):
-    source = source_of(pairs(tmp_path, 3))
+def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
+    source = make_source(pairs(tmp_path, 3))
     cases = source.cases()
     assert [case.name for case in cases] == ["case_00", "case_01", "case_02"]
     assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
     assert cases[1].label == tmp_path / "labels" / "case_01.nii.gz"
-    assert check_headers(cases, channels=1) == source.faults() == []
+    assert check_headers(cases, channels=1) == source.find_problems() == []
 
 
-def test_names_are_given_or_numbers(tmp_path):
-    described = source_of(tmp_path).describe()
-    assert described.classes == ("class_0", "class_1", "class_2")
-    assert described.channels == ("channel_0",)
-    given = source_of(tmp_path, classes=["nothing", "organ"], channels=["CT"]).describe()
-    assert (given.classes, given.channels) == (("nothing", "organ"), ("CT",))
+def test_classes_and_channels_are_named_or_numbered(tmp_path):
+    numbered = make_source(tmp_path).describe()
+    assert numbered.classes == ("class_0", "class_1", "class_2")
+    assert numbered.channels == ("channel_0",)
+    named = make_source(tmp_path, classes=["background", "organ"], channels=["CT"]).describe()
+    assert (named.classes, named.channels) == (("background", "organ"), ("CT",))
 
 
-def test_a_pattern_for_each_channel_finds_them_in_a_folder_per_case(tmp_path):
+def test_one_pattern_per_channel_finds_files_in_a_folder_per_case(tmp_path):
     for name in ("a", "b_c"):
         for number, kind in enumerate(("t1", "t2")):
             save(tmp_path / name / f"{name}_{kind}.nii", image(number))
         save(tmp_path / name / f"{name}_seg.nii", label(0))
-    save(tmp_path / "a" / "other_t1.nii", image(5))  # not named as its folder is
-    source = source_of(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
+    save(tmp_path / "a" / "other_t1.nii", image(5))  # not named like its folder
+    source = make_source(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
     cases = source.cases()
     assert [case.name for case in cases] == ["a", "b_c"]
-    assert names(cases[1].images) == ["b_c_t1.nii", "b_c_t2.nii"]
+    assert get_names(cases[1].images) == ["b_c_t1.nii", "b_c_t2.nii"]
     assert source.describe().channels == ("channel_0", "channel_1")
 
 
-def test_a_file_belongs_to_the_longest_pattern_that_finds_it(tmp_path):
+def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
     for name in ("scan_1", "scan_2"):
         save(tmp_path / f"{name}.nii.gz", image(1))
         save(tmp_path / f"{name}_label.nii.gz", label(0))
-    save(tmp_path / "._scan_1.nii.gz", image(1))  # as macOS leaves them
-    cases = source_of(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").cases()
+    save(tmp_path / "._scan_1.nii.gz", image(1))  # macOS metadata is ignored
+    cases = make_source(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").cases()
     assert [case.name for case in cases] == ["scan_1", "scan_2"]
-    assert names([cases[0].label]) == ["scan_1_label.nii.gz"]
+    assert get_names([cases[0].label]) == ["scan_1_label.nii.gz"]
 
 
-def test_what_has_no_partner_is_a_case_with_a_missing_file(tmp_path):
-    source = source_of(pairs(tmp_path, 3))
-    gone = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
-    for file in gone:
+def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
+    source = make_source(pairs(tmp_path, 3))
+    missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
+    for file in missing:
         file.unlink()
     findings = check_headers(source.cases(), channels=1)
-    assert [(f.case, f.file) for f in findings] == [("case_00", gone[0]), ("case_02", gone[1])]
+    assert [(f.case, f.file) for f in findings] == [
+        ("case_00", missing[0]),
+        ("case_02", missing[1]),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"images": "images/case.nii.gz"}, "data.images must be a pattern"),
         ({"images": "images/*.mha"}, "data.images must be a pattern"),
@@ -79,26 +82,29 @@ def test_what_has_no_partner_is_a_case_with_a_missing_file(tmp_path):
         ({"images": "../*.nii.gz"}, "data.images must be a pattern within data.root"),
         ({"labels": "/scans/*.nii.gz"}, "data.labels must be a pattern within data.root"),
         ({"labels": 5}, "data.labels must be a pattern"),
-        ({"images": []}, "one pattern for each channel"),
-        ({"images": ["a/*.nii", "a/*.nii"]}, "one pattern for each channel"),
-        ({"images": "a/*.nii", "labels": "a/*.nii"}, "one pattern for each channel"),
+        ({"images": []}, "one pattern per channel"),
+        ({"images": ["a/*.nii", "a/*.nii"]}, "one pattern per channel"),
+        ({"images": "a/*.nii", "labels": "a/*.nii"}, "one pattern per channel"),
         ({"channels": "CT"}, "data.channels must be a list"),
         ({"classes": "organ"}, "data.classes must be a list"),
-        ({"images": ["a/*.nii", "b/*.nii"], "channels": ["T1"]}, "names 1 of 2 channels"),
-        ({"num_classes": None}, "do not say their classes"),
+        (
+            {"images": ["a/*.nii", "b/*.nii"], "channels": ["T1"]},
+            "each of the 2 patterns of data.images, got 1",
+        ),
+        ({"num_classes": None}, "do not define their classes"),
         ({"num_classes": "three"}, "got 'three'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(tmp_path, options, said):
-    with pytest.raises(UsageError, match=said):
-        source_of(tmp_path, **options)
+def test_invalid_options_are_refused(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        make_source(tmp_path, **options)
 
 
-def test_patterns_that_find_nothing_are_told_apart(tmp_path):
+def test_a_missing_folder_or_a_pattern_without_matches_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.root: no folder"):
-        source_of(tmp_path / "nowhere").cases()
+        make_source(tmp_path / "nowhere").cases()
     pairs(tmp_path, 2)
-    with pytest.raises(UsageError, match=r"data.images: no file in .* is like scans/\*.nii"):
-        source_of(tmp_path, images="scans/*.nii").cases()
+    with pytest.raises(UsageError, match=r"data.images: no file in .* matches scans/\*.nii"):
+        make_source(tmp_path, images="scans/*.nii").cases()
     with pytest.raises(UsageError, match=r"data\.labels: no file in"):
-        source_of(tmp_path, labels="labels/*_x.nii.gz").cases()
+        make_source(tmp_path, labels="labels/*_x.nii.gz").cases()

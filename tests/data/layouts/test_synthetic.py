@@ -16,17 +16,17 @@ SETTINGS = {
 
 
 def best_threshold_dice(values, labels, c):
-    """The best Dice that an interval of intensities can reach for a class."""
+    """Return the best Dice that an intensity interval can reach for a class."""
     edges = np.linspace(values.min(), values.max(), 80)
     inside = np.histogram(values[labels == c], edges)[0].cumsum()
     everywhere = np.histogram(values, edges)[0].cumsum()
     inside, everywhere = np.insert(inside, 0, 0), np.insert(everywhere, 0, 0)
-    hit = inside[None, :] - inside[:, None]
-    taken = everywhere[None, :] - everywhere[:, None]
-    return np.triu(2 * hit / (taken + inside[-1])).max()
+    intersection = inside[None, :] - inside[:, None]
+    predicted = everywhere[None, :] - everywhere[:, None]
+    return np.triu(2 * intersection / (predicted + inside[-1])).max()
 
 
-def test_no_threshold_on_intensity_tells_the_structures_apart(tmp_path):
+def test_no_intensity_threshold_separates_the_structures(tmp_path):
     cases = Synthetic(str(tmp_path), **SETTINGS).cases()
     images = np.concatenate([nibabel.load(c.images[0]).get_fdata().ravel() for c in cases])
     labels = np.concatenate([nibabel.load(c.label).get_fdata().ravel() for c in cases])
@@ -35,7 +35,7 @@ def test_no_threshold_on_intensity_tells_the_structures_apart(tmp_path):
     assert np.mean(scores) < 0.7
 
 
-def test_volumes_are_real_nifti_files_made_once(tmp_path):
+def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
     source = Synthetic(str(tmp_path), **SETTINGS)
     first = source.cases()[0]
     image = nibabel.load(first.images[0])
@@ -47,7 +47,7 @@ def test_volumes_are_real_nifti_files_made_once(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"num_classes": 5}, {"seed": 1}, {"noise": 0.1}])
-def test_other_settings_make_another_set(tmp_path, change):
+def test_other_settings_make_another_dataset(tmp_path, change):
     one = Synthetic(str(tmp_path), **SETTINGS)
     other = Synthetic(str(tmp_path), **{**SETTINGS, **change})
     assert one.root != other.root
@@ -62,8 +62,9 @@ def test_every_class_occurs(tmp_path, classes):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"num_classes": 1}]
+    "invalid",
+    [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"num_classes": 1}],
 )
-def test_settings_that_make_no_volume_are_refused(tmp_path, bad):
+def test_invalid_settings_are_refused(tmp_path, invalid):
     with pytest.raises(UsageError, match="got"):
-        Synthetic(str(tmp_path), **{**SETTINGS, **bad})
+        Synthetic(str(tmp_path), **{**SETTINGS, **invalid})

@@ -1,106 +1,114 @@
 import os
 import signal
+import time
 import traceback
 
 import pytest
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from tests.data.loading.test_loaders import epochs, feed
+from tests.data.loading.test_loaders import load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading import worker_errors
-from unet3d.data.loading.datasets import ValidationVolumes, get_classes
+from unet3d.data.loading.datasets import ValidationVolumes, read_classes
 from unet3d.data.loading.loaders import collate
 from unet3d.data.loading.worker_errors import SampleError, explain_worker_error
 from unet3d.errors import RunError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
-def watched(monkeypatch):
-    """Torch sets its SIGCHLD handler once, and Lightning takes it away as another test ends."""
+def restore_sigchld_handler(monkeypatch):
+    """Let torch set its SIGCHLD handler again, which Lightning removes when another test ends."""
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
 
 
-def met(loader, kind=Exception):
-    """What comes out of the loader, and what we make of it."""
+def catch(loader, kind=Exception):
+    """Return the error that the loader raises, and its explanation."""
     try:
-        epochs(loader, 0, 1, 2)
-    except kind as error:
-        met = error
-    given = {"num_workers": loader.num_workers, "kills_before": loader.oom_kills}
-    fault = explain_worker_error(met, [loader.dataset.making], **given)
-    # Else the loader lives on in a cycle, and whoever collects it waits for its workers.
-    return met.with_traceback(None), fault
+        load_epochs(loader, 0, 1, 2)
+    except kind as raised:
+        error = raised
+    explanation = explain_worker_error(
+        error,
+        [loader.dataset.in_flight],
+        num_workers=loader.num_workers,
+        kills_before=loader.oom_kills,
+    )
+    # The traceback would keep the loader alive in a cycle, and its collection waits for workers.
+    return error.with_traceback(None), explanation
 
 
-class Dies:
-    """An augmentation that ends its own process."""
+class FailingAugment:
+    """An augmentation that fails or kills its process."""
 
-    def __init__(self, how):
-        self.how = how
+    def __init__(self, fail):
+        self.fail = fail
 
     def sample_transform(self, key, size):
-        self.how()
+        self.fail()
 
 
-def dying(volumes, how):
-    return feed(volumes, num_workers=1, augment=Dies(how))
+def make_failing_loader(volumes, fail):
+    return make_loader(volumes, num_workers=1, augment=FailingAugment(fail))
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "name", "later"),
-    [(0, "image", False), (0, "label", True), (0, "places", False), (1, "image", True)],
+    ("num_workers", "name", "defer"),
+    [(0, "image", False), (0, "label", True), (0, "foreground_points", False), (1, "image", True)],
 )
-def test_a_file_that_vanished_is_named_with_its_case(volumes, num_workers, name, later):
+def test_a_missing_file_is_reported_with_its_case(volumes, num_workers, name, defer):
     (volumes[1].folder / f"{name}.npy").unlink()
-    error, _ = met(feed(volumes, num_workers=num_workers, later=later), SampleError)
-    assert str(error).startswith(f"case1: {volumes[1].folder}/{name}.npy is gone: start again")
+    error, _ = catch(make_loader(volumes, num_workers=num_workers, defer=defer), SampleError)
+    path = volumes[1].folder / f"{name}.npy"
+    assert str(error) == f"case1: {path} is missing; restart the run to regenerate it"
 
 
-@pytest.mark.parametrize(("num_workers", "left"), [(0, 0), (0, 60), (0, 400), (1, 400)])
-def test_a_file_that_was_cut_off_is_named_with_its_case(volumes, num_workers, left):
+@pytest.mark.parametrize(("num_workers", "size"), [(0, 0), (0, 60), (0, 400), (1, 400)])
+def test_a_truncated_file_is_reported_with_its_case(volumes, num_workers, size):
     path = volumes[2].folder / "image.npy"
-    os.truncate(path, left)
-    error, _ = met(feed(volumes, num_workers=num_workers), SampleError)
+    os.truncate(path, size)
+    error, _ = catch(make_loader(volumes, num_workers=num_workers), SampleError)
     assert str(error).startswith(f"case2: {path} cannot be read")
-    assert str(error).endswith(f"remove {path.parent} and start again, and it is prepared anew")
+    assert str(error).endswith(f"remove {path.parent} and restart the run to regenerate it")
     assert "\n" not in str(error)
 
 
-def test_whole_volumes_name_their_case_too(volumes):
+def test_a_missing_file_of_a_validation_volume_is_reported_with_its_case(volumes):
     (volumes[0].folder / "label.npy").unlink()
-    with pytest.raises(SampleError, match=r"case0: .*gone"):
+    with pytest.raises(SampleError, match=r"case0: .*missing"):
         ValidationVolumes(volumes)[0]
 
 
-def test_the_classes_of_volumes_are_read_and_a_file_that_vanished_is_named(volumes):
-    assert get_classes(volumes) == [{1, 2}] * 3
-    (volumes[1].folder / "places.npy").unlink()
-    with pytest.raises(SampleError, match=r"case1: .*gone"):
-        get_classes(volumes)
+def test_a_missing_file_is_reported_with_its_case_when_classes_are_read(volumes):
+    assert read_classes(volumes) == [{1, 2}] * 3
+    (volumes[1].folder / "foreground_points.npy").unlink()
+    with pytest.raises(SampleError, match=r"case1: .*missing"):
+        read_classes(volumes)
 
 
-def test_an_exception_in_a_worker_is_one_line_and_its_traceback_a_note(volumes):
-    def fails():
+def test_an_exception_in_a_worker_is_one_line_with_its_traceback_as_a_note(volumes):
+    def fail():
         raise ValueError("more\nthan one line")
 
-    error, _ = met(dying(volumes, fails), SampleError)
+    error, _ = catch(make_failing_loader(volumes, fail), SampleError)
     assert str(error) in [f"case{n}: ValueError: more than one line" for n in range(3)]
-    assert "in move" in "".join(traceback.format_exception(error))
+    assert "in sample_transform" in "".join(traceback.format_exception(error))
 
 
-def test_an_exception_between_samples_is_one_line(volumes):
-    def breaks(samples):
+def test_an_exception_while_collating_is_one_line(volumes):
+    def fail(samples):
         raise KeyError("image")
 
-    loader = feed(volumes, num_workers=1)
-    loader.collate_fn = breaks
-    _, fault = met(loader, KeyError)
-    assert str(fault) == "a data worker failed: KeyError: 'image'"
+    loader = make_loader(volumes, num_workers=1)
+    loader.collate_fn = fail
+    _, explanation = catch(loader, KeyError)
+    assert str(explanation) == "a data worker failed: KeyError: 'image'"
 
 
 @pytest.mark.parametrize("kills", [0, 1])
-def test_a_killed_worker_names_its_case_and_whether_memory_ran_out(
+def test_a_killed_worker_is_reported_with_its_case_and_whether_memory_ran_out(
     volumes,
     kills,
     tmp_path,
@@ -109,112 +117,116 @@ def test_a_killed_worker_names_its_case_and_whether_memory_ran_out(
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 4\noom_group_kill 0\n")
     monkeypatch.setattr(worker_errors, "OOM_COUNTERS", (tmp_path / "none", counter))
-    loader = dying(volumes, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    loader = make_failing_loader(volumes, lambda: os.kill(os.getpid(), signal.SIGKILL))
     counter.write_text(f"low 0\noom 3\noom_kill {4 + kills}\noom_group_kill 0\n")
-    _, fault = met(loader, RuntimeError)
-    assert str(fault).startswith("a data worker (the last case it began: case")
-    said = "the container's memory ran out" if kills else "from outside (SIGKILL)"
-    assert said in str(fault)
-    assert "data.num_workers (now 1)" in str(fault)
+    _, explanation = catch(loader, RuntimeError)
+    assert str(explanation).startswith("a data worker (last case: case")
+    cause = "the container ran out of memory" if kills else "from outside (SIGKILL)"
+    assert cause in str(explanation)
+    assert "lower data.num_workers (now 1)" in str(explanation)
 
 
-def test_a_bus_error_is_blamed_on_a_file_that_was_cut_off_or_on_shared_memory(volumes):
-    def bus():
+def test_a_sigbus_is_explained_by_a_truncated_file_or_by_shared_memory(volumes):
+    def crash():
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGBUS)
 
-    _, fault = met(dying(volumes, bus), RuntimeError)
-    assert "/dev/shm is full" in str(fault)
-    assert "--shm-size" in str(fault)
+    _, explanation = catch(make_failing_loader(volumes, crash), RuntimeError)
+    assert "crashed with SIGBUS: /dev/shm is full" in str(explanation)
+    assert "--shm-size" in str(explanation)
 
-    def cut():
+    def truncate_and_crash():
         for volume in volumes:
             os.truncate(volume.folder / "label.npy", 200)
-        bus()
+        crash()
 
-    _, fault = met(dying(volumes, cut), RuntimeError)
-    assert "label.npy cannot be read" in str(fault)
-
-
-def test_other_signals_and_exit_codes_are_named(volumes):
-    _, fault = met(dying(volumes, lambda: os.kill(os.getpid(), signal.SIGUSR2)), RuntimeError)
-    assert "was ended by SIGUSR2" in str(fault)
-    _, fault = met(dying(volumes, lambda: os._exit(7)), RuntimeError)
-    assert "ended with exit code 7; data.num_workers=0" in str(fault)
+    _, explanation = catch(make_failing_loader(volumes, truncate_and_crash), RuntimeError)
+    assert "label.npy cannot be read" in str(explanation)
 
 
-def test_no_shared_memory_says_what_helps(volumes):
+@pytest.mark.parametrize(
+    ("fail", "cause"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGUSR2), "was killed by SIGUSR2"),
+        (lambda: os._exit(7), "exited with exit code 7; rerun with data.num_workers=0"),
+    ],
+)
+def test_other_signals_and_exit_codes_are_reported(volumes, fail, cause):
+    _, explanation = catch(make_failing_loader(volumes, fail), RuntimeError)
+    assert cause in str(explanation)
+
+
+def test_missing_shared_memory_is_reported_with_the_fix():
     error = RuntimeError(
         "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\n"
         "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left"
     )
-    fault = explain_worker_error(error, [], num_workers=1, kills_before=0)
-    assert "--shm-size=8g" in str(fault)
-    assert (
-        explain_worker_error(RuntimeError("mat1 and mat2"), [], num_workers=1, kills_before=0)
-        is None
-    )
-    assert isinstance(fault, RunError)
+    explanation = explain_worker_error(error, [], num_workers=1, kills_before=0)
+    assert isinstance(explanation, RunError)
+    assert "--shm-size=8g" in str(explanation)
 
 
-def test_sources_for_a_gpu_are_shared_where_an_error_is_raised_and_not_behind_it(volumes):
-    """In the queue's thread torch would print a traceback, and the run would wait for ever."""
+def test_an_error_that_is_not_about_workers_is_not_explained():
+    error = RuntimeError("mat1 and mat2")
+    assert explain_worker_error(error, [], num_workers=1, kills_before=0) is None
 
-    def tells(samples):
+
+def test_deferred_sources_are_moved_to_shared_memory_by_collate(volumes):
+    """If /dev/shm is full, this raises; later, in the queue's thread, the run would hang."""
+
+    def collate_and_report(samples):
         batch = collate(samples)
         return batch | {"case": [batch["image"].is_shared(), batch["label"].is_shared()]}
 
-    loader = feed(volumes, num_workers=1, later=True)
-    loader.collate_fn = tells
+    loader = make_loader(volumes, num_workers=1, defer=True)
+    loader.collate_fn = collate_and_report
     assert [batch["case"] for batch in loader] == [[True, True]] * 3
 
 
-def test_a_run_whose_worker_is_killed_ends_with_one_line_and_code_4(unet3d, capsys, monkeypatch):
-    def killed(self, key, size):
+def test_a_run_with_a_killed_worker_ends_with_one_line_and_exit_code_4(unet3d, capsys, monkeypatch):
+    def die(self, key, size):
         assert get_worker_info() is not None
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(Augment, "move", killed)
+    monkeypatch.setattr(Augment, "sample_transform", die)
     assert unet3d("data.num_workers=2") == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("unet3d: a data worker (the last case it began: case_0")
+    assert line.startswith("unet3d: a data worker (last case: case_0")
 
 
-def test_a_cache_that_vanishes_while_training_ends_with_one_line_and_code_4(
+def test_a_run_with_a_deleted_cache_ends_with_one_line_and_exit_code_4(
     unet3d, tmp_path, capsys, monkeypatch
 ):
     from unet3d.lit.module import SegmentationModule
 
     original = SegmentationModule.training_step
 
-    def vanishes(self, batch, batch_idx):
+    def delete_cache(self, batch, batch_idx):
         for path in (tmp_path / "cache").rglob("image.npy"):
             path.unlink()
         return original(self, batch, batch_idx)
 
-    monkeypatch.setattr(SegmentationModule, "training_step", vanishes)
+    monkeypatch.setattr(SegmentationModule, "training_step", delete_cache)
     assert unet3d("trainer.max_steps=9", f"data.cache={tmp_path / 'cache'}") == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "unet3d: case_00" in line
-    assert "image.npy is gone" in line
+    assert "image.npy is missing" in line
 
 
-def test_making_notes_cost_less_than_a_hundredth_of_a_small_patch(volumes):
-    import time
+def test_recording_the_case_costs_little_compared_to_a_small_patch(volumes):
+    patches = make_loader(volumes).patches
 
-    patches = feed(volumes).patches
-
-    def fastest(work):
+    def measure_fastest(work):
         times = []
         for _ in range(20):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(50):
                 work()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
         return min(times)
 
-    def note():
-        with patches.making(0):
+    def record():
+        with patches.in_flight(0):
             pass
 
-    assert fastest(note) < 0.05 * fastest(lambda: patches[(0, 0, False)])
+    assert measure_fastest(record) < 0.05 * measure_fastest(lambda: patches[(0, 0, False)])

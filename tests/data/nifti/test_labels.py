@@ -1,32 +1,29 @@
+import nibabel
 import numpy as np
 import pytest
 
-from unet3d.data.nifti.labels import files_by_name, read_labels
+from unet3d.data.nifti.labels import list_files_by_name, read_labels
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([2.0, 1.0, 3.0, 1.0])
 
 
-def save(path, array, affine=AFFINE):
-    import nibabel
-
-    nibabel.save(nibabel.Nifti1Image(array, affine), path)
+def save(path, array):
+    nibabel.save(nibabel.Nifti1Image(array, AFFINE), path)
     return path
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64"])
-def test_labels_are_read_as_whole_numbers_whatever_their_type(tmp_path, suffix, dtype):
-    labels = np.arange(24).reshape(2, 3, 4)
-    found, affine = read_labels(save(tmp_path / f"a{suffix}", labels.astype(dtype)))
-    assert found.dtype == np.uint8
-    assert (found == labels).all()
+def test_labels_of_any_dtype_are_read_as_integers(tmp_path, suffix, dtype):
+    expected = np.arange(24).reshape(2, 3, 4)
+    labels, affine = read_labels(save(tmp_path / f"a{suffix}", expected.astype(dtype)))
+    assert labels.dtype == np.uint8
+    assert (labels == expected).all()
     assert (affine == AFFINE).all()
 
 
-def test_labels_that_the_header_scales_are_read_as_it_says(tmp_path):
-    import nibabel
-
+def test_labels_are_scaled_by_the_header(tmp_path):
     stored = np.arange(-2, 14, 2, dtype=np.int16).reshape(2, 2, 2)
     image = nibabel.Nifti1Image(stored, AFFINE)
     image.header.set_slope_inter(0.5, 1)
@@ -39,33 +36,33 @@ def test_large_and_negative_labels_are_kept(tmp_path):
     assert read_labels(save(tmp_path / "a.nii", labels))[0].ravel().tolist() == [-2, 0, 2035]
 
 
-def test_a_fourth_axis_of_one_is_dropped(tmp_path):
+def test_a_fourth_axis_of_size_1_is_dropped(tmp_path):
     assert read_labels(save(tmp_path / "a.nii", np.zeros((2, 3, 4, 1), np.uint8)))[0].ndim == 3
 
 
 @pytest.mark.parametrize(
-    ("array", "said"),
+    ("array", "message"),
     [
-        (np.full((2, 2, 2), 0.5, np.float32), "whole numbers, it holds 0.5"),
-        (np.full((2, 2, 2), np.nan, np.float32), "whole numbers, it holds nan"),
-        (np.full((2, 2, 2), np.inf, np.float32), "labels must be at most 65535, it holds inf"),
-        (np.full((2, 2, 2), 70000, np.int32), "labels must be at most 65535, it holds 70000"),
-        (np.zeros((2, 2, 2, 3), np.uint8), "one real number per voxel, it holds 3 of uint8"),
-        (np.zeros((2, 2), np.uint8), r"3D volume, its shape is \[2, 2\]"),
-        (np.zeros((2, 2, 2), np.complex64), "one real number per voxel, it holds 1 of complex64"),
+        (np.full((2, 2, 2), 0.5, np.float32), "labels must be integers, found 0.5"),
+        (np.full((2, 2, 2), np.nan, np.float32), "labels must be integers, found nan"),
+        (np.full((2, 2, 2), np.inf, np.float32), r"within -65535\.\.65535, found inf"),
+        (np.full((2, 2, 2), 70000, np.int32), r"within -65535\.\.65535, found 70000"),
+        (np.zeros((2, 2, 2, 3), np.uint8), "one real number per voxel, but holds 3 of type uint8"),
+        (np.zeros((2, 2), np.uint8), r"3D volume, but has shape \[2, 2\]"),
+        (np.zeros((2, 2, 2), np.complex64), "one real number per voxel, but holds 1 of type compl"),
     ],
 )
-def test_what_cannot_be_labels_is_named_with_its_file(tmp_path, array, said):
-    with pytest.raises(UsageError, match=said) as caught:
+def test_arrays_that_are_not_labels_are_refused_with_their_file(tmp_path, array, message):
+    with pytest.raises(UsageError, match=message) as error:
         read_labels(save(tmp_path / "strange.nii.gz", array))
-    assert "strange.nii.gz" in str(caught.value)
+    assert "strange.nii.gz" in str(error.value)
 
 
-def test_a_file_that_is_missing_cut_short_or_no_volume_is_named(tmp_path):
+def test_a_missing_truncated_or_invalid_file_is_refused_with_its_name(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (20, 20, 20)).astype(np.uint8)
     for name in ("short.nii", "short.nii.gz"):
-        whole = save(tmp_path / name, noise).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        content = save(tmp_path / name, noise).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
     (tmp_path / "words.nii.gz").write_text("not a volume")
     (tmp_path / "empty.nii").touch()
     for name in ("short.nii", "short.nii.gz", "words.nii.gz", "empty.nii"):
@@ -75,19 +72,16 @@ def test_a_file_that_is_missing_cut_short_or_no_volume_is_named(tmp_path):
         read_labels(tmp_path / "none.nii")
 
 
-def test_an_affine_without_spacing_is_refused(tmp_path):
-    flat = np.diag([1.0, 0.0, 1.0, 1.0])
-    import nibabel
-
+def test_a_singular_affine_is_refused(tmp_path):
     image = nibabel.Nifti1Image(np.zeros((2, 2, 2), np.uint8), None)
-    image.header.set_sform(flat, code=1)
+    image.header.set_sform(np.diag([1.0, 0.0, 1.0, 1.0]), code=1)
     nibabel.save(image, tmp_path / "flat.nii")
-    with pytest.raises(UsageError, match=r"flat\.nii: its affine has no spacing above 0"):
+    with pytest.raises(UsageError, match=r"flat\.nii: its affine is singular or not finite"):
         read_labels(tmp_path / "flat.nii")
 
 
-def test_files_are_found_by_name_and_hidden_ones_are_left_out(tmp_path):
+def test_files_are_listed_by_name_without_hidden_ones(tmp_path):
     for name in ("a.nii.gz", "b.nii", "b.nii.gz", "._a.nii.gz", "c.json", "d.e.nii"):
         (tmp_path / name).touch()
-    found = {k: [f.name for f in v] for k, v in files_by_name(tmp_path).items()}
-    assert found == {"a": ["a.nii.gz"], "b": ["b.nii", "b.nii.gz"], "d.e": ["d.e.nii"]}
+    files = {k: [f.name for f in v] for k, v in list_files_by_name(tmp_path).items()}
+    assert files == {"a": ["a.nii.gz"], "b": ["b.nii", "b.nii.gz"], "d.e": ["d.e.nii"]}

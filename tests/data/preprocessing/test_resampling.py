@@ -7,12 +7,12 @@ from scipy.ndimage import map_coordinates
 from unet3d.data.preprocessing.resampling import (
     choose_interpolation_orders,
     compute_resampled_shape,
+    find_orientation,
+    get_spacing,
     nonzero_box,
-    orientation,
     reorient,
     resample,
     resample_labels,
-    spacing,
 )
 
 SIZES = st.tuples(*[st.integers(1, 9)] * 3)
@@ -23,65 +23,67 @@ def noise(*size):
 
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "PIR", "SAL"])
-def test_an_orientation_is_reached_as_nibabel_reaches_it(code):
+def test_reorientation_matches_nibabel(code):
     import nibabel
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
     affine = nibabel.affines.from_matvec(np.diag([1.0, -2, 3])[[1, 2, 0]], [4, 5, 6])
     image = nibabel.Nifti1Image(noise(2, 3, 4), affine)
     change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
-    theirs = image.as_reoriented(change)
-    axes, flips = orientation(affine, code)
-    assert np.array_equal(reorient(np.asarray(image.dataobj), axes, flips), theirs.dataobj)
-    assert spacing(affine, axes) == pytest.approx(theirs.header.get_zooms())
+    expected = image.as_reoriented(change)
+    axes, flips = find_orientation(affine, code)
+    assert np.array_equal(reorient(np.asarray(image.dataobj), axes, flips), expected.dataobj)
+    assert get_spacing(affine, axes) == pytest.approx(expected.header.get_zooms())
 
 
 @given(SIZES, SIZES)
-def test_linear_interpolation_is_torchs(size, shape):
+def test_linear_interpolation_matches_torch(size, shape):
     import torch
 
     volume = noise(*size)
-    theirs = torch.nn.functional.interpolate(
+    expected = torch.nn.functional.interpolate(
         torch.from_numpy(volume)[None, None], shape, mode="trilinear"
     )
-    np.testing.assert_allclose(resample(volume, shape, [1] * 3), theirs[0, 0], atol=1e-5)
+    np.testing.assert_allclose(resample(volume, shape, [1] * 3), expected[0, 0], atol=1e-5)
 
 
-def test_cubic_interpolation_is_scipys():
+def test_cubic_interpolation_matches_scipy():
     volume, shape = noise(7, 9, 8), (11, 5, 8)
-    at = [(np.arange(n) + 0.5) * o / n - 0.5 for n, o in zip(shape, volume.shape, strict=True)]
-    at = [np.clip(a, 0, o - 1) for a, o in zip(at, volume.shape, strict=True)]
-    grid = np.stack(np.meshgrid(*at, indexing="ij"))
-    theirs = map_coordinates(volume.astype(float), grid, order=3, mode="nearest")
-    np.testing.assert_allclose(resample(volume, shape, [3] * 3), theirs, atol=1e-4)
+    positions = [
+        np.clip((np.arange(n) + 0.5) * o / n - 0.5, 0, o - 1)
+        for n, o in zip(shape, volume.shape, strict=True)
+    ]
+    grid = np.stack(np.meshgrid(*positions, indexing="ij"))
+    expected = map_coordinates(volume.astype(float), grid, order=3, mode="nearest")
+    np.testing.assert_allclose(resample(volume, shape, [3] * 3), expected, atol=1e-4)
 
 
 @given(SIZES, SIZES, st.sampled_from([0, 1, 3]))
-def test_a_constant_stays_what_it_was(size, shape, order):
-    found = resample(np.full(size, 3.0, np.float32), shape, [order] * 3)
-    assert found.shape == shape
-    np.testing.assert_allclose(found, 3, rtol=1e-5)
+def test_a_constant_volume_stays_constant(size, shape, order):
+    resampled = resample(np.full(size, 3.0, np.float32), shape, [order] * 3)
+    assert resampled.shape == shape
+    np.testing.assert_allclose(resampled, 3, rtol=1e-5)
 
 
-def test_resampling_labels_invents_no_class_between_two_others():
+def test_resampling_labels_adds_no_label_between_two_others():
     labels = np.zeros((8, 8, 8), np.uint8)
     labels[4:] = 2
-    found = resample_labels(labels, (13, 13, 13), [1] * 3)
-    assert set(np.unique(found)) == {0, 2}
-    assert abs((found == 2).mean() - 0.5) < 0.05
+    resampled = resample_labels(labels, (13, 13, 13), [1] * 3)
+    assert set(np.unique(resampled)) == {0, 2}
+    assert abs((resampled == 2).mean() - 0.5) < 0.05
 
 
-def test_nothing_is_interpolated_across_an_axis_that_is_coarse():
+def test_values_are_not_interpolated_across_a_coarse_axis():
     assert choose_interpolation_orders([1, 1, 2], [1, 1, 1], 3) == [3, 3, 3]
     assert choose_interpolation_orders([5, 1, 1], [1, 1, 1], 3) == [0, 3, 3]
 
 
-def test_the_box_holds_all_that_is_not_zero_in_some_channel():
+def test_the_box_holds_the_nonzero_voxels_of_all_channels():
     channels = np.zeros((2, 5, 6, 7))
     channels[0, 1, 2, 3] = channels[1, 3, 2, 4] = -1
     assert nonzero_box(channels) == ((1, 4), (2, 3), (3, 5))
     assert nonzero_box(np.zeros((1, 2, 3, 4))) == ((0, 2), (0, 3), (0, 4))
 
 
-def test_another_spacing_keeps_the_extent():
+def test_resampling_to_another_spacing_keeps_the_extent():
     assert compute_resampled_shape([10, 20, 30], [1, 1, 2], [2, 0.5, 2]) == (5, 40, 30)

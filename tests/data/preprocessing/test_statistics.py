@@ -6,103 +6,115 @@ import pytest
 from unet3d.data.preprocessing.statistics import (
     Statistics,
     TrainingStatistics,
-    differences,
-    measure,
-    summarize,
+    describe_differences,
+    measure_percentiles,
+    summarize_statistics,
 )
 
 
-def volume(seed, kind=0):
-    """Voxels of a modality: a symmetric histogram, or one with a long bright tail."""
+def draw_volume(seed, kind=0):
+    """Draw a modality: a symmetric histogram (0), or one with a long bright tail (1)."""
     rng = np.random.default_rng(seed)
-    drawn = (rng.normal(500, 100, (12, 12, 12)), rng.gamma(2, 100, (12, 12, 12)))[kind]
-    return drawn * rng.uniform(0.7, 1.4)
+    values = (rng.normal(500, 100, (12, 12, 12)), rng.gamma(2, 100, (12, 12, 12)))[kind]
+    return values * rng.uniform(0.7, 1.4)
 
 
-def case(seed, *kinds):
-    levels = tuple(measure(volume(seed * 9 + kind, kind)) for kind in kinds or (0,))
-    return Statistics(spacing_mm=(1.0, 1.0, 2.0), extent_mm=(30.0, 40.0, 50.0), levels=levels)
+def make_case(seed, *kinds):
+    return Statistics(
+        spacing_mm=(1.0, 1.0, 2.0),
+        extent_mm=(30.0, 40.0, 50.0),
+        percentiles=tuple(
+            measure_percentiles(draw_volume(seed * 9 + kind, kind)) for kind in kinds or (0,)
+        ),
+    )
 
 
-def training(*kinds, count=8):
-    return summarize([case(seed, *kinds) for seed in range(count)])
+def make_training(*kinds, count=8):
+    return summarize_statistics([make_case(seed, *kinds) for seed in range(count)])
 
 
-def said(one, known, channels=("T1",)):
-    return "; ".join(differences(one, known, channels, ["zscore"]))
+def describe(case, training, channels=("T1",)):
+    return "; ".join(describe_differences(case, training, channels, ["zscore"]))
 
 
-def changed(one, factor=1.0, shift=0.0):
-    return replace(one, levels=tuple(tuple(v * factor + shift for v in c) for c in one.levels))
+def scale(case, factor=1.0, shift=0.0):
+    percentiles = tuple(tuple(v * factor + shift for v in c) for c in case.percentiles)
+    return replace(case, percentiles=percentiles)
 
 
-def test_percentiles_are_those_of_voxels_that_are_no_background():
+def test_percentiles_are_measured_without_background():
     values = np.zeros((20, 20, 20))
     values[5:15, 5:15, 5:15] = np.arange(1000).reshape(10, 10, 10) + 1
-    inside = np.percentile(np.arange(1000) + 1, 50)
-    assert measure(values)[3] == pytest.approx(inside)
-    values[values == 0] = -4  # as of a set that was normalized before it was published
-    assert measure(values)[3] == pytest.approx(inside)
-    assert measure(np.zeros((3, 3, 3))) == (0.0,) * 7
+    median = np.percentile(np.arange(1000) + 1, 50)
+    assert measure_percentiles(values)[3] == pytest.approx(median)
+    values[values == 0] = -4  # like a dataset that was normalized before it was published
+    assert measure_percentiles(values)[3] == pytest.approx(median)
+    assert measure_percentiles(np.zeros((3, 3, 3))) == (0.0,) * 7
 
 
-def test_a_large_volume_is_measured_by_some_of_its_voxels():
+def test_the_percentiles_of_a_large_volume_are_approximated_from_a_sample():
     values = np.random.default_rng(0).normal(50, 10, (130, 130, 130))
-    assert measure(values) == pytest.approx(np.percentile(values, (1, 5, 25, 50, 75, 95, 99)), 0.03)
+    expected = np.percentile(values, (1, 5, 25, 50, 75, 95, 99))
+    assert measure_percentiles(values) == pytest.approx(expected, 0.03)
 
 
-def test_cases_like_those_of_the_training_are_not_warned_of():
-    known = training(0, 1)
-    assert [said(case(seed, 0, 1), known, ("T1", "T2")) for seed in range(100, 120)] == [""] * 20
+def test_cases_like_the_training_cases_have_no_differences():
+    training = make_training(0, 1)
+    cases = [make_case(seed, 0, 1) for seed in range(100, 120)]
+    assert [describe(case, training, ("T1", "T2")) for case in cases] == [""] * 20
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (
-            lambda one: replace(one, spacing_mm=(1.0, 1.0, 5.0)),
+            lambda case: replace(case, spacing_mm=(1.0, 1.0, 5.0)),
             "spacing 1 x 1 x 5 mm (training: 1 ",
         ),
-        (lambda one: replace(one, extent_mm=(30.0, 90.0, 50.0)), "size 30 x 90 x 50 mm (training"),
-        (lambda one: replace(one, extent_mm=(30.0, 19.0, 50.0)), "size 30 x 19 x 50 mm (training"),
-        (lambda one: changed(one, 1000), "T1 has values of"),
-        (lambda one: changed(one, 0.01), "normalization takes out a mere factor"),
-        (lambda one: changed(one, shift=-1024), "times their spread (training: "),
+        (lambda case: replace(case, extent_mm=(30.0, 90.0, 50.0)), "size 30 x 90 x 50 mm (train"),
+        (lambda case: replace(case, extent_mm=(30.0, 19.0, 50.0)), "size 30 x 19 x 50 mm (train"),
+        (lambda case: scale(case, 1000), "T1 has values of"),
+        (lambda case: scale(case, 0.01), "normalization removes a constant factor"),
+        (lambda case: scale(case, shift=-1024), "times their spread (training: "),
     ],
 )
-def test_a_case_beyond_the_training_cases_is_told_with_both_figures(change, expected):
-    assert said(case(99), training()) == ""
-    assert expected in said(change(case(99)), training())
+def test_a_case_unlike_the_training_cases_is_described_with_both_values(change, expected):
+    assert describe(make_case(99), make_training()) == ""
+    assert expected in describe(change(make_case(99)), make_training())
 
 
-def test_between_two_scales_of_intensities_lies_none():
-    known = summarize([changed(case(n), 1000 ** (n % 2)) for n in range(8)])
-    assert [said(changed(case(99), f), known) == "" for f in (1, 30, 1000)] == [True, False, True]
+def test_intensities_between_two_known_scales_are_a_difference():
+    training = summarize_statistics([scale(make_case(n), 1000 ** (n % 2)) for n in range(8)])
+    messages = [describe(scale(make_case(99), factor), training) for factor in (1, 30, 1000)]
+    assert [message == "" for message in messages] == [True, False, True]
 
 
-def test_channels_in_another_order_are_told_with_the_order_that_is_expected():
-    swapped = case(99, 1, 0)
-    assert said(swapped, training(0, 1), ("FLAIR", "T1c")) == (
-        "channels seem to be in another order: expected FLAIR, T1c, they look like T1c, FLAIR"
+def test_swapped_channels_are_described_with_the_expected_order():
+    swapped = make_case(99, 1, 0)
+    assert describe(swapped, make_training(0, 1), ("FLAIR", "T1c")) == (
+        "channels seem to be in a different order: expected FLAIR, T1c, found T1c, FLAIR"
     )
 
 
-def test_channels_that_look_alike_are_in_no_order():
-    one = replace(case(99), levels=case(99).levels + case(98).levels)
-    pairs = [replace(case(n), levels=case(n).levels + case(n + 50).levels) for n in range(8)]
-    known = summarize(pairs)
-    assert known.swaps == ()
-    assert said(one, known, ("T1", "T1 again")) == ""
+def join_channels(seed, other):
+    case = make_case(seed)
+    return replace(case, percentiles=case.percentiles + make_case(other).percentiles)
 
 
-def test_few_training_cases_and_empty_scans_are_no_trouble():
-    empty = replace(case(99), levels=((0.0,) * 7,))
-    assert "a spread of 0" in said(empty, training(count=1))
-    assert said(empty, summarize([empty, empty])) == ""
+def test_the_order_of_similar_channels_is_not_checked():
+    training = summarize_statistics([join_channels(n, n + 50) for n in range(8)])
+    assert training.swaps == ()
+    assert describe(join_channels(99, 98), training, ("T1", "T1 again")) == ""
 
 
-def test_plain_values_give_the_same_statistics():
-    known = training(0, 1)
-    assert TrainingStatistics.from_dict(known.to_dict(), 2) == known
-    with pytest.raises(ValueError, match="are not of its channels"):
-        TrainingStatistics.from_dict(known.to_dict(), 1)
+def test_one_training_case_and_empty_scans_are_supported():
+    empty = replace(make_case(99), percentiles=((0.0,) * 7,))
+    assert "a spread of 0" in describe(empty, make_training(count=1))
+    assert describe(empty, summarize_statistics([empty, empty])) == ""
+
+
+def test_statistics_can_be_restored_from_plain_values():
+    training = make_training(0, 1)
+    assert TrainingStatistics.from_dict(training.to_dict(), 2) == training
+    with pytest.raises(ValueError, match="do not match 1 channels"):
+        TrainingStatistics.from_dict(training.to_dict(), 1)

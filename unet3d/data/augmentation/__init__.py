@@ -1,1 +1,1 @@
-"""Data augmentation of training patches."""
+"""Augment training patches."""

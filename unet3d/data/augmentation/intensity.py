@@ -1,4 +1,4 @@
-"""Random changes of brightness and sharpness: (D, H, W) and a strength -> (D, H, W)."""
+"""Change the intensities of a channel (D, H, W) by a given strength."""
 
 from math import ceil, exp
 
@@ -6,65 +6,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.data.augmentation.spatial import thin_axes
+from unet3d.data.augmentation.spatial import get_thin_axes
+
+EPSILON = 1e-7
+"""Prevents a division by 0 for constant patches."""
 
 
 def noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    """Gaussian noise on every voxel."""
-    drawn = torch.randn(channel.shape, generator=generator, device=channel.device)
-    return channel + std * drawn
+    """Add Gaussian noise."""
+    sample = torch.randn(channel.shape, generator=generator, device=channel.device)
+    return channel + std * sample
 
 
 def blur(channel: Tensor, sigma: float) -> Tensor:
-    """A gaussian of `sigma` voxels along each axis; edges are repeated outwards."""
+    """Blur with a Gaussian of `sigma` voxels; edges are replicated."""
     radius = ceil(3 * sigma)
     weights = [exp(-0.5 * (n / sigma) ** 2) for n in range(-radius, radius + 1)]
     for axis in range(3):
         size = channel.shape[axis]
-        ends = [0, 0, 0, 0, 0, 0]
-        ends[4 - 2 * axis : 6 - 2 * axis] = radius, radius  # F.pad counts axes from the last
-        wide = F.pad(channel[None, None], ends, mode="replicate")[0, 0]
+        padding = [0, 0, 0, 0, 0, 0]
+        padding[4 - 2 * axis : 6 - 2 * axis] = radius, radius  # F.pad counts axes from the last
+        padded = F.pad(channel[None, None], padding, mode="replicate")[0, 0]
         channel = torch.zeros_like(channel)
         for n, weight in enumerate(weights):
-            channel.add_(wide.narrow(axis, n, size), alpha=weight / sum(weights))
+            channel.add_(padded.narrow(axis, n, size), alpha=weight / sum(weights))
     return channel
 
 
 def brightness(channel: Tensor, factor: float) -> Tensor:
-    """Every intensity times the factor: 0 is the mean of a prepared volume."""
+    """Multiply all intensities; 0 is the mean of a normalized volume."""
     return channel * factor
 
 
 def contrast(channel: Tensor, factor: float) -> Tensor:
-    """Distances from the patch's mean times the factor, within the range that there was."""
-    mean, (least, most) = channel.mean(), torch.aminmax(channel)
-    return ((channel - mean) * factor + mean).clamp(least, most)
+    """Multiply the distances from the patch's mean; clamp to the original range."""
+    mean, (low, high) = channel.mean(), torch.aminmax(channel)
+    return ((channel - mean) * factor + mean).clamp(low, high)
 
 
 def low_resolution(channel: Tensor, zoom: float) -> Tensor:
-    """As if acquired with `zoom` times as many voxels along each axis that is not thin."""
-    sides = channel.shape
-    fewer = [
-        n if flat else max(1, round(n * zoom))
-        for n, flat in zip(sides, thin_axes(sides), strict=True)
+    """Downsample by `zoom` along each axis that is not thin, and upsample again."""
+    shape = channel.shape
+    low_shape = [
+        n if is_thin else max(1, round(n * zoom))
+        for n, is_thin in zip(shape, get_thin_axes(shape), strict=True)
     ]
-    for size in (fewer, sides):  # linearly both ways: taking the nearest would shift the image
+    for size in (low_shape, shape):  # linear both ways: nearest neighbor would shift the image
         channel = F.interpolate(channel[None, None], size=size, mode="trilinear")[0, 0]
     return channel
 
 
 def gamma(channel: Tensor, power: float) -> Tensor:
-    """Intensities within their range to a power; mean and deviation are kept."""
-    mean, deviation = channel.mean(), channel.std(correction=0)
-    least, most = torch.aminmax(channel)
-    bent = ((channel - least) / (most - least + TINY)).pow(power)
-    return (bent - bent.mean()) / (bent.std(correction=0) + TINY) * deviation + mean
+    """Raise intensities, scaled to 0..1, to a power; mean and standard deviation are kept."""
+    mean, std = channel.mean(), channel.std(correction=0)
+    low, high = torch.aminmax(channel)
+    curved = ((channel - low) / (high - low + EPSILON)).pow(power)
+    return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
 
 
 def inverted_gamma(channel: Tensor, power: float) -> Tensor:
-    """The same with bright and dark exchanged before and after."""
+    """Apply gamma to the inverted intensities."""
     return -gamma(-channel, power)
-
-
-TINY = 1e-7
-"""What keeps a constant patch from being divided by 0."""

@@ -1,4 +1,4 @@
-"""The random changes of training, for patches on any device."""
+"""Augment patches at random, on any device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -24,16 +24,16 @@ RANGES = {
     "low_resolution": (0.01, 1.0),
     "gamma": (0.01, 100.0),
 }
-"""The least and the most that can be drawn."""
+"""The lowest and highest value that each setting allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """How often (`..._p`: the share of samples) and how strongly patches are changed.
+    """Change patches with given probabilities (`..._p`) and strengths.
 
-    What happens to a sample is drawn from its key alone: the batch around it, its place there and
-    the process that does it do not matter. A sample for which nothing is drawn stays as it is, to
-    the bit. nnU-Net's order: space, noise, blur, brightness, contrast, resolution, gamma.
+    The changes of a sample depend only on its key, not on its batch or process. A sample for which
+    none is drawn stays identical to the bit. The order is nnU-Net's: spatial, noise, blur,
+    brightness, contrast, resolution, gamma.
     """
 
     rotation_p: float = 0.0
@@ -63,20 +63,20 @@ class Augment:
         for name in (field.name for field in fields(self)):
             if name.endswith("_p"):
                 value = getattr(self, name)
-                require(_all_numbers([value]) and 0 <= value <= 1, name, "within 0..1", value)
-        for name, (least, most) in RANGES.items():
+                require(_are_numbers([value], 1) and 0 <= value <= 1, name, "within 0..1", value)
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            good = _all_numbers(value, 2) and least <= value[0] <= value[1] <= most
-            require(good, name, f"two numbers within {least:g}..{most:g}, the lower first", value)
-        turns, axes, spacing = self.rotation_degrees, self.flip_axes, self.elastic_spacing
-        good = _all_numbers(turns, 3) and all(0 <= t <= 180 for t in turns)
-        require(good, "rotation_degrees", "three numbers within 0..180", turns)
-        good = isinstance(axes, Sequence) and all(axis in (0, 1, 2) for axis in axes)
-        require(good, "flip_axes", "a list of axes out of 0, 1 and 2", axes)
+            valid = _are_numbers(value, 2) and low <= value[0] <= value[1] <= high
+            require(valid, name, f"two numbers within {low:g}..{high:g}, the lower first", value)
+        degrees, axes, spacing = self.rotation_degrees, self.flip_axes, self.elastic_spacing
+        valid = _are_numbers(degrees, 3) and all(0 <= d <= 180 for d in degrees)
+        require(valid, "rotation_degrees", "three numbers within 0..180", degrees)
+        valid = isinstance(axes, Sequence) and all(axis in (0, 1, 2) for axis in axes)
+        require(valid, "flip_axes", "a list of axes 0, 1 and 2", axes)
         furthest = self.elastic_voxels[1]
-        good = isinstance(spacing, int) and spacing >= max(1, 2.5 * furthest)
-        unfolded = f"an int >= 2.5 * {furthest:g} voxels, else the image would be folded"
-        require(good, "elastic_spacing", unfolded, spacing)
+        valid = isinstance(spacing, int) and spacing >= max(1, 2.5 * furthest)
+        expected = f"an int >= 2.5 * {furthest:g} voxels, so that the image is not folded"
+        require(valid, "elastic_spacing", expected, spacing)
 
     def __call__(
         self,
@@ -85,48 +85,50 @@ class Augment:
         keys: Sequence[int],
         patch_size: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """B of (C, *source) and (*source) -> (B, C, *patch) and (B, *patch).
+        """Make (B, C, *patch) and (B, *patch) from B sources (C, *source) and (*source).
 
-        A source has a size that its `move` wants, or is larger.
+        A source must be at least as large as its transform's `source_size`.
         """
-        changed = []
+        patches = []
         for image, label, key in zip(images, labels, keys, strict=True):
-            image, label = apply_transform(
-                image, label, self.sample_transform(key, patch_size), patch_size
-            )
-            changed.append((self._shaded(image, key), label))
-        return torch.stack([i for i, _ in changed]), torch.stack([n for _, n in changed])
+            transform = self.sample_transform(key, patch_size)
+            image, label = apply_transform(image, label, transform, patch_size)
+            patches.append((self._change_intensities(image, key), label))
+        return torch.stack([i for i, _ in patches]), torch.stack([n for _, n in patches])
 
     def sample_transform(self, key: int, patch_size: Sequence[int]) -> SpatialTransform:
-        """Where the voxels of a sample's patch come from."""
-        # Every number is drawn, used or not: what a probability is does not change the others'.
-        turned, scaled, bent, *rest = _numbers(key, 0).random(11).tolist()
-        size, bend, *rest = rest
-        angles, flips = rest[:3], rest[3:]
+        """Sample the spatial transform of a patch."""
+        # All numbers are drawn, used or not, so that one probability does not affect other changes.
+        numbers = _make_generator(key, 0).random(11).tolist()
+        rotate, scale, deform = (
+            number < p
+            for number, p in zip(
+                numbers[:3], (self.rotation_p, self.scale_p, self.elastic_p), strict=True
+            )
+        )
+        scale_number, elastic_number, angles, flips = *numbers[3:5], numbers[5:8], numbers[8:]
         axes = [axis for axis in self.flip_axes if flips[axis] < self.flip_p]
-        turned, scaled = turned < self.rotation_p, scaled < self.scale_p
-        bent = bent < self.elastic_p
-        if not (turned or scaled or bent):
+        if not (rotate or scale or deform):
             return SpatialTransform(flips=axes)
-        most = [radians(t) if turned else 0.0 for t in self.rotation_degrees]
+        max_angles = [radians(d) if rotate else 0.0 for d in self.rotation_degrees]
         return SpatialTransform(
             matrix=make_affine_matrix(
-                [(2 * a - 1) * m for a, m in zip(angles, most, strict=True)],
-                log_lerp(self.scale, size) if scaled else 1.0,
+                [(2 * a - 1) * m for a, m in zip(angles, max_angles, strict=True)],
+                log_lerp(self.scale, scale_number) if scale else 1.0,
                 patch_size,
             ),
-            bend=lerp(self.elastic_voxels, bend) if bent else 0.0,
-            bend_spacing=self.elastic_spacing,
+            displacement=lerp(self.elastic_voxels, elastic_number) if deform else 0.0,
+            grid_spacing=self.elastic_spacing,
             seed=key,
             flips=axes,
         )
 
-    def _shaded(self, image: Tensor, key: int) -> Tensor:
-        """The intensities changed; each channel as strongly as is drawn for it."""
-        drawn = _numbers(key, 1)
+    def _change_intensities(self, image: Tensor, key: int) -> Tensor:
+        """Change the intensities; each channel has its own strength."""
+        rng = _make_generator(key, 1)
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
-        for share, span, spread, change in (
+        for p, span, interpolate, change in (
             (self.noise_p, self.noise_std, lerp, partial(intensity.noise, generator=generator)),
             (self.blur_p, self.blur_sigma, lerp, intensity.blur),
             (self.brightness_p, self.brightness, lerp, intensity.brightness),
@@ -135,38 +137,40 @@ class Augment:
             (self.inverted_gamma_p, self.gamma, log_lerp, intensity.inverted_gamma),
             (self.gamma_p, self.gamma, log_lerp, intensity.gamma),
         ):
-            happens, *strengths = drawn.random(1 + len(image)).tolist()
-            if happens < share:
+            number, *strengths = rng.random(1 + len(image)).tolist()
+            if number < p:
                 generator.manual_seed(key ^ 1)  # not the seed of the elastic deformation
                 pairs = zip(image, strengths, strict=True)
-                image = torch.stack([change(channel, spread(span, s)) for channel, s in pairs])
+                image = torch.stack([change(c, interpolate(span, s)) for c, s in pairs])
         return image
 
 
-def lerp(span: Sequence[float], share: float) -> float:
-    """From the lower at 0 to the upper at 1."""
-    return span[0] + share * (span[1] - span[0])
+def lerp(span: Sequence[float], weight: float) -> float:
+    """Interpolate linearly between the ends of a range."""
+    return span[0] + weight * (span[1] - span[0])
 
 
-def log_lerp(span: Sequence[float], share: float) -> float:
-    """The same, so that twice as large is as likely as half as large.
+def log_lerp(span: Sequence[float], weight: float) -> float:
+    """Interpolate in log space, so that doubling is as likely as halving.
 
     >>> log_lerp([0.5, 2], 0.5)
     1.0
     """
-    return span[0] * (span[1] / span[0]) ** share
+    return span[0] * (span[1] / span[0]) ** weight
 
 
-def require(good: bool, name: str, what: str, value: Any) -> None:
-    """Refuse a value in one line."""
-    if not good:
-        raise UsageError(f"augmentation.{name} must be {what}, got {value!r}")
+def require(valid: bool, name: str, expected: str, value: Any) -> None:
+    """Raise UsageError unless a value is valid."""
+    if not valid:
+        raise UsageError(f"augmentation.{name} must be {expected}, got {value!r}")
 
 
-def _all_numbers(values: Any, count: int = 1) -> bool:
-    known = isinstance(values, Sequence) and len(values) == count
-    return known and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+def _are_numbers(values: Any, count: int) -> bool:
+    is_sequence = isinstance(values, Sequence) and len(values) == count
+    return is_sequence and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in values
+    )
 
 
-def _numbers(key: int, stream: int) -> np.random.Generator:
+def _make_generator(key: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key + (stream << 64)))

@@ -1,4 +1,4 @@
-"""The faults of a data set that only its voxels show: every file is read to its end, in pieces."""
+"""Check the voxels of a dataset: read every file completely, in pieces of bounded memory."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,26 +11,26 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.checks.headers import unreadable_finding
-from unet3d.data.findings import Finding
+from unet3d.data.checks.headers import make_unreadable_finding
+from unet3d.data.findings import Finding, join_first
 from unet3d.data.nifti.stream import Header, UnreadableFileError, iter_voxels, read_header
-from unet3d.data.preprocessing.background import AUTO, Background, StreamedBorder
+from unet3d.data.preprocessing.background import AUTO, Background, StreamedBorder, per_channel
 
-MANY = 1000
-"""More values than a label has classes; further ones are not collected."""
+MAX_VALUES = 1000
+"""Distinct values of a label file that are collected; no dataset has as many classes."""
 
-Faults = list[tuple[str, str]]
-"""What is wrong, what to do."""
+Problems = list[tuple[str, str]]
+"""(problem, fix) pairs."""
 
 
 @dataclass(frozen=True)
 class CaseVoxels:
-    """What the voxels of one case show."""
+    """The result of reading the voxels of one case."""
 
     findings: list[Finding]
-    digests: dict[Path, bytes]  # of files that hold more than one value
+    digests: dict[Path, bytes]  # of files that are not constant
     labels: set[int]
-    borders: list[float | None]  # of each channel
+    borders: list[float | None]  # constant border value of each channel
 
 
 def check_voxels(
@@ -43,152 +43,152 @@ def check_voxels(
     workers: int,
     progress: Callable[[int, int], None],
 ) -> list[Finding]:
-    """What is wrong with the voxels, and what could not be read, in the words of `headers`.
+    """Return the problems of the voxels, and of unreadable files in the words of `check_headers`.
 
-    `progress` is told how many cases are done, and of how many.
+    `progress` is called with (cases done, cases in total).
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     present: set[int] = set()
-    first: dict[bytes, tuple[str, Path]] = {}
-    borders: dict[str, list[float]] = {}  # values that data.background leaves in, by case
-    look = partial(check_case_voxels, classes=len(classes), ignore_label=ignore_label)
+    first_users: dict[bytes, tuple[str, Path]] = {}
+    borders: dict[str, list[float]] = {}  # constant borders that are not background, by case
+    check = partial(check_case_voxels, classes=len(classes), ignore_label=ignore_label)
     with ThreadPoolExecutor(workers) as pool:
-        for done, (case, here) in enumerate(zip(cases, pool.map(look, cases), strict=True), 1):
-            found += here.findings
-            present |= here.labels
-            if unlike := left_in(here.borders, channels, background):
-                borders[case.name] = unlike
-            for file, digest in here.digests.items():
-                name, twin = first.setdefault(digest, (case.name, file))
+        results = zip(cases, pool.map(check, cases), strict=True)
+        for done, (case, result) in enumerate(results, 1):
+            findings += result.findings
+            present |= result.labels
+            if unexpected := find_unexpected_borders(result.borders, channels, background):
+                borders[case.name] = unexpected
+            for file, digest in result.digests.items():
+                name, twin = first_users.setdefault(digest, (case.name, file))
                 if os.path.realpath(twin) != os.path.realpath(file):
                     what = f"holds the same voxels as {twin.name} of {name}"
-                    do = "put the right file here, or take one of the cases out"
-                    found.append(Finding(case=case.name, file=file, what=what, do=do))
+                    do = "replace it with the correct file, or remove one of the cases"
+                    findings.append(Finding(case=case.name, file=file, what=what, do=do))
             progress(done, len(cases))
     for number, name in enumerate(classes):
         if present and number not in present:
             what = f"class {number} ({name}) occurs in no label"
-            do = "take it out of the classes, or look whether the labels count otherwise"
-            found.append(Finding(case=None, file=None, what=what, do=do))
+            do = "remove it from the classes, or check the numbering of the labels"
+            findings.append(Finding(case=None, file=None, what=what, do=do))
     if borders:
-        found.append(border_hint(borders, len(cases)))
-    return found
+        findings.append(make_border_hint(borders, len(cases)))
+    return findings
 
 
-def left_in(
+def find_unexpected_borders(
     borders: Sequence[float | None], channels: Sequence[str], background: Background
 ) -> list[float]:
-    """The values of constant borders that are not background; air in CT is a value like others."""
-    asked = background if len(background) > 1 else background * len(borders)
+    """Return constant border values that are not background; in CT, air is an ordinary value."""
     return [
         border
-        for border, value, name in zip(borders, asked, channels, strict=False)
+        for border, value, name in zip(
+            borders, per_channel(background, len(borders)), channels, strict=False
+        )
         if border is not None and name.upper() != "CT" and value not in (AUTO, border)
     ]
 
 
-def border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Finding:
-    """What to set where nothing was scanned but the files hold a number."""
+def make_border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Finding:
+    """Build the hint for volumes whose border is constant but not data.background."""
     values = [value for case in borders.values() for value in case]
     span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
     what = f"{len(borders)} of {cases} cases have a constant border that is not data.background"
-    do = "set data.background=auto, so that crop and normalization leave it out"
+    do = "set data.background=auto to exclude it from cropping and normalization"
     return Finding(case=None, file=None, what=f"{what}: {span}", do=do, hint=True)
 
 
 def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> CaseVoxels:
-    """Read the files of one case."""
-    found = CaseVoxels([], {}, set(), [])
+    """Read and check the files of one case."""
+    result = CaseVoxels([], {}, set(), [])
     for file in (*case.images, case.label):
         try:
             header = read_header(file)
             if header.dtype.kind not in "iuf":
-                continue  # the header shows it
+                continue  # check_headers reports it
             if file == case.label:
-                faults, digest, labels = check_label_voxels(file, header, classes, ignore_label)
-                found.labels.update(labels)
+                problems, digest, labels = check_label_voxels(file, header, classes, ignore_label)
+                result.labels.update(labels)
             else:
-                faults, digest, borders = check_image_voxels(file, header)
-                found.borders.extend(borders)
-        except UnreadableFileError as reason:
-            found.findings.append(unreadable_finding(case, file, reason))
+                problems, digest, borders = check_image_voxels(file, header)
+                result.borders.extend(borders)
+        except UnreadableFileError as error:
+            result.findings.append(make_unreadable_finding(case, file, error))
             continue
-        found.findings.extend(
-            Finding(case=case.name, file=file, what=what, do=do) for what, do in faults
+        result.findings.extend(
+            Finding(case=case.name, file=file, what=what, do=do) for what, do in problems
         )
         if digest is not None:
-            found.digests[file] = digest
-    return found
+            result.digests[file] = digest
+    return result
 
 
 def check_image_voxels(
     file: Path, header: Header
-) -> tuple[Faults, bytes | None, list[float | None]]:
-    """Of an image, the digest of its voxels unless it is constant, and its channels' borders."""
+) -> tuple[Problems, bytes | None, list[float | None]]:
+    """Return the problems, a digest (None if constant) and the border of each channel."""
     low = np.full(header.num_channels, np.inf)
-    high, broken, total = -low, 0, 0
+    high, not_finite, total = -low, 0, 0
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
-    solid = len(header.shape) >= 3 and min(header.shape) > 0
-    borders = [StreamedBorder(header.shape[:3]) for _ in range(header.num_channels if solid else 0)]
+    is_volume = len(header.shape) >= 3 and min(header.shape) > 0
+    borders = [
+        StreamedBorder(header.shape[:3]) for _ in range(header.num_channels if is_volume else 0)
+    ]
     for channel, values in iter_voxels(file, header):
         digest.update(values.data)
         total += len(values)
-        if solid:
+        if is_volume:
             borders[channel].add(values)
         finite = np.isfinite(values)
         if not finite.all():
             values = values[finite]
-            broken += len(finite) - len(values)
+            not_finite += len(finite) - len(values)
         if len(values):
             low[channel] = min(low[channel], values.min())
             high[channel] = max(high[channel], values.max())
-    faults = []
-    if broken:
-        do = "replace them by numbers, or take the case out"
-        faults.append((f"holds NaN or infinity in {broken:,} of {total:,} voxels", do))
+    problems = []
+    if not_finite:
+        do = "replace them with finite values, or remove the case"
+        problems.append((f"holds NaN or infinity in {not_finite:,} of {total:,} voxels", do))
     for channel in np.flatnonzero(low == high):
-        which = f"channel {channel} " if header.num_channels > 1 else ""
-        what = f"{which}is {low[channel]:g} everywhere"
-        faults.append((what, "put the right file here, or take the case out"))
-    constant = bool((low >= high).all())
-    found = [border.value for border in borders]
-    return faults, None if constant else digest.digest(), found
+        prefix = f"channel {channel} " if header.num_channels > 1 else ""
+        what = f"{prefix}is {low[channel]:g} everywhere"
+        problems.append((what, "replace it with the correct file, or remove the case"))
+    is_constant = bool((low >= high).all())
+    border_values = [border.value for border in borders]
+    return problems, None if is_constant else digest.digest(), border_values
 
 
 def check_label_voxels(
     file: Path, header: Header, classes: int, ignore_label: int | None
-) -> tuple[Faults, bytes | None, set[int]]:
-    """Of a label, the digest of its voxels unless it is constant, and the classes in it."""
+) -> tuple[Problems, bytes | None, set[int]]:
+    """Return the problems, a digest (None if constant) and the classes that occur."""
     present = np.empty(0, np.float32)
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
     for _, values in iter_voxels(file, header):
         digest.update(values.data)
-        if len(present) < MANY:
-            # Labels come in runs: one voxel of each is enough, and quick to sort.
+        if len(present) < MAX_VALUES:
+            # Labels come in runs: the last voxel of each run is enough, and faster to sort.
             ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
             present = np.union1d(present, values[ends])
     finite = present[np.isfinite(present)]
-    whole = finite == np.round(finite)
-    labels = {int(v) for v in finite[whole]}
-    outside = sorted(labels - set(range(classes)) - {ignore_label})
-    faults = []
+    is_integer = finite == np.round(finite)
+    labels = {int(v) for v in finite[is_integer]}
+    unknown = sorted(labels - set(range(classes)) - {ignore_label})
+    problems = []
     if len(finite) < len(present):
-        faults.append(("holds NaN or infinity", "replace them by labels"))
-    if not whole.all():
-        what = f"holds {join_first(finite[~whole])}: labels must be whole numbers"
-        faults.append((what, "label again, or resample without interpolating between labels"))
-    if outside:
+        problems.append(("holds NaN or infinity", "replace them with labels"))
+    if not is_integer.all():
+        fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
+        do = "annotate again, or resample without interpolating between labels"
+        problems.append((f"holds {fractional}: labels must be integers", do))
+    if unknown:
         ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
-        what = f"holds {join_first(outside)}: labels must be 0..{classes - 1}{ignored}"
-        faults.append((what, "correct the label, the classes, or data.ignore_label"))
-    return faults, digest.digest() if len(present) > 1 else None, labels & set(range(classes))
-
-
-def join_first(values: Sequence[float] | np.ndarray) -> str:
-    """The first five.
-
-    >>> join_first([0.5, 7])
-    '0.5, 7'
-    """
-    more = "" if len(values) <= 5 else f" and {len(values) - 5} more"
-    return ", ".join(f"{v:g}" for v in values[:5]) + more
+        what = f"holds {join_first(list(map(str, unknown)))}"
+        problems.append(
+            (
+                f"{what}: labels must be 0..{classes - 1}{ignored}",
+                "correct the label, the classes, or data.ignore_label",
+            )
+        )
+    return problems, digest.digest() if len(present) > 1 else None, labels & set(range(classes))

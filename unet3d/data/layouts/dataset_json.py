@@ -1,4 +1,4 @@
-"""What the layouts with a dataset.json share: reading it, and finding files that it leaves out."""
+"""Read dataset.json and find files that it does not list."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from typing import Any
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.nifti.stream import is_volume
+from unet3d.data.nifti.stream import list_volumes
 from unet3d.errors import UsageError
 
 
 def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
-    """The object in a folder's dataset.json; `layout` says what was expected if there is none."""
+    """Return the object in a folder's dataset.json; `layout` explains what a folder must hold."""
     path = root / "dataset.json"
     try:
         content = json.loads(path.read_text())
@@ -27,25 +27,29 @@ def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
     return content
 
 
-def names_in_order(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
-    """Names by their numbers, from {"0": name, "1": name, ...}."""
+def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
+    """Return the names in {"0": name, "1": name, ...} by number."""
     names = content.get(key)
     try:
         numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
     except (TypeError, ValueError):
         numbered = {}
-    strange = [name for name in numbered.values() if not is_printable(name)]
-    if strange:
-        raise UsageError(f"{root / 'dataset.json'}: {key} has names of no letters: {strange!r}")
+    unprintable = [name for name in numbered.values() if not is_printable(name)]
+    if unprintable:
+        raise UsageError(
+            f"{root / 'dataset.json'}: {key} has names with control characters: {unprintable!r}"
+        )
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         raise UsageError(
-            f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... in a row, got {names!r}"
+            f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... without gaps, got {names!r}"
         )
     return tuple(numbered[n] for n in sorted(numbered))
 
 
 def is_printable(name: str) -> bool:
-    r"""Whether a name can be written to a screen and a file, and does nothing else there.
+    r"""Return whether a name holds no control characters or lone surrogates.
+
+    str.isprintable also rejects no-break spaces and joiners, which names may hold.
 
     >>> is_printable("left atrium"), is_printable("a\n"), is_printable("\ud800")
     (True, False, False)
@@ -53,32 +57,32 @@ def is_printable(name: str) -> bool:
     return not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
 
 
-def list_volumes(folder: Path) -> list[Path]:
-    """The volumes of a folder, by name; none if it is not there."""
-    return sorted(file for file in folder.glob("*") if is_volume(file))
-
-
-def unlisted_files(root: Path, cases: Iterable[Case], why: str) -> list[Finding]:
-    """Volumes in imagesTr and labelsTr that belong to no case."""
-    named = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
+def find_unlisted_files(root: Path, cases: Iterable[Case], what: str) -> list[Finding]:
+    """Find volumes in imagesTr and labelsTr that belong to no case."""
+    listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
     return [
-        Finding(case=None, file=file, what=why, do="name it there, or move it elsewhere")
+        Finding(
+            case=None,
+            file=file,
+            what=what,
+            do="add it to the dataset, or move it out of the folder",
+        )
         for folder in ("imagesTr", "labelsTr")
         for file in list_volumes(root / folder)
-        if os.path.realpath(file) not in named
+        if os.path.realpath(file) not in listed
     ]
 
 
 def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[Finding]:
-    """Whether numTraining tells of more or fewer cases than there are."""
-    told = content.get("numTraining", cases)
-    if told == cases:
+    """Return a finding if numTraining is not the number of cases."""
+    declared = content.get("numTraining", cases)
+    if declared == cases:
         return []
     return [
         Finding(
             case=None,
             file=root / "dataset.json",
-            what=f"says numTraining {told!r}, but there are {cases} cases",
-            do="correct the number, or look for what is missing",
+            what=f"declares numTraining {declared!r}, but has {cases} cases",
+            do="correct numTraining, or add the missing cases",
         )
     ]

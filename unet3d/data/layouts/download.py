@@ -1,4 +1,8 @@
-"""Tasks of the Medical Segmentation Decathlon: fetched, checked, unpacked whole or not at all."""
+"""Download, verify and extract tasks of the Medical Segmentation Decathlon.
+
+Downloads resume, which those of torch.hub and MONAI do not; archives are extracted completely or
+not at all.
+"""
 
 import errno
 import hashlib
@@ -14,15 +18,15 @@ from urllib.request import Request, urlopen
 from unet3d.errors import RunError, UsageError
 from unet3d.units import MIB
 
-SECONDS = 30
-"""Without a byte for so long, the network is taken to be gone."""
+TIMEOUT_SECONDS = 30
+"""Time without a byte after which the connection counts as lost."""
 
 Progress = Callable[[int, int], None]
-"""Told what is done, and of how much."""
+"""Called with (done, total)."""
 
 
-def task_urls() -> dict[str, tuple[str, str]]:
-    """(address, MD5) of every task, as MONAI has them."""
+def get_task_urls() -> dict[str, tuple[str, str]]:
+    """Return (URL, MD5) of every task, from MONAI."""
     from monai.apps import DecathlonDataset
 
     return {
@@ -31,17 +35,17 @@ def task_urls() -> dict[str, tuple[str, str]]:
 
 
 def download(url: str, md5: str, part: Path, progress: Progress) -> None:
-    """Have the whole of `url` in `part`; what is there of it already is not fetched again."""
+    """Download `url` to `part`, resuming if part of it exists, and verify the checksum."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"url must begin with http:// or https://, got {url}")
     part.parent.mkdir(parents=True, exist_ok=True)
     with report_disk_full(part):
         _receive(url, part, progress)
     with part.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != md5:
+        actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if actual != md5:
         part.unlink()
-        raise RunError(f"{url} has MD5 {found}, expected {md5}: removed, the next try begins anew")
+        raise RunError(f"{url} has MD5 {actual}, expected {md5}: removed; run the command again")
 
 
 def _receive(url: str, part: Path, progress: Progress) -> None:
@@ -49,70 +53,70 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
     total = None
     try:
         request = Request(url, headers={"Range": f"bytes={done}-"} if done else {})
-        with urlopen(request, timeout=SECONDS) as answer, part.open("ab") as file:
-            if done and answer.status != 206:  # the server sends all of it, asked for the rest
+        with urlopen(request, timeout=TIMEOUT_SECONDS) as response, part.open("ab") as file:
+            if done and response.status != 206:  # the server ignores the range and sends all of it
                 file.truncate(0)
                 done = 0
-            length = answer.headers["Content-Length"]
+            length = response.headers["Content-Length"]
             total = None if length is None else done + int(length)
-            while block := answer.read(MIB):
+            while block := response.read(MIB):
                 file.write(block)
                 done += len(block)
                 progress(done, total or done)
     except HTTPError as error:
-        if error.code == 416:  # no rest: all of it is there, or more, as the checksum will tell
+        if error.code == 416:  # nothing left to send: the checksum decides whether it is complete
             return
         raise RunError(f"{url} answers {error.code} {error.reason}") from error
     except (HTTPException, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         reason = getattr(error, "reason", None) or error
-        raise _cut_off(url, part, f"cannot be fetched: {reason}") from error
+        raise _make_incomplete_error(url, part, f"cannot be downloaded: {reason}") from error
     if total is not None and done < total:
-        raise _cut_off(url, part, f"ended after {done:,} of {total:,} bytes")
+        raise _make_incomplete_error(url, part, f"ended after {done:,} of {total:,} bytes")
 
 
-def _cut_off(url: str, part: Path, what: str) -> RunError:
+def _make_incomplete_error(url: str, part: Path, problem: str) -> RunError:
     if not part.exists():
-        return RunError(f"{url} {what}")
+        return RunError(f"{url} {problem}")
     size = part.stat().st_size / MIB
     return RunError(
-        f"{url} {what}; the same command goes on from the {size:.1f} MiB that are in {part}"
+        f"{url} {problem}; run the command again to resume from the {size:.1f} MiB in {part}"
     )
 
 
 def extract(archive: Path, folder: Path, progress: Progress) -> None:
-    """Make `folder` from the folder of the same name in a tar archive: all of it or nothing.
+    """Extract the folder of the same name from a tar archive, completely or not at all.
 
-    Only plain files are taken; a link, a device or a path that leads outside stops it.
+    Links, devices and paths that lead outside the folder are refused.
     """
     draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # left behind by a killed process
     try:
         with report_disk_full(folder), tarfile.open(archive) as tar:
             total = archive.stat().st_size
             for member in tar:
-                _extract(tar, member, draft)
+                _extract_member(tar, member, draft)
                 progress(min(tar.offset, total), total)
         if not (draft / folder.name / "dataset.json").is_file():
-            raise RunError(f"{archive} holds no {folder.name}/dataset.json")
+            raise RunError(f"{archive} does not contain {folder.name}/dataset.json")
         (draft / folder.name).rename(folder)
     except tarfile.TarError as error:
-        raise RunError(f"{archive} cannot be unpacked: {error}") from error
+        raise RunError(f"{archive} cannot be extracted: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, draft: Path) -> None:
+def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, draft: Path) -> None:
     target = (draft / member.name).resolve()
     if not target.is_relative_to(draft.resolve()):
-        raise RunError(f"{tar.name} wants to write outside of its folder: {member.name}")
+        raise RunError(f"{tar.name} has a path outside of its folder: {member.name}")
     if member.isdir():
         return
     content = tar.extractfile(member) if member.isfile() else None
     if content is None:
-        raise RunError(f"{tar.name} holds {member.name}, which is no plain file")
-    if target.name.startswith("._"):  # what macOS adds to archives
+        raise RunError(f"{tar.name} contains {member.name}, which is not a regular file")
+    if target.name.startswith("._"):  # metadata that macOS adds to archives
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with content, target.open("wb") as file:
@@ -121,7 +125,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, draft: Path) -> None
 
 @contextmanager
 def report_disk_full(path: Path) -> Generator[None]:
-    """Say in one line that the disk is full, and where."""
+    """Turn the error of a full disk into one line that names the folder."""
     try:
         yield
     except OSError as error:
@@ -129,6 +133,6 @@ def report_disk_full(path: Path) -> Generator[None]:
             raise
         free = shutil.disk_usage(path.parent).free / MIB
         raise RunError(
-            f"{path.parent.absolute()}: no space left on the disk ({free:.0f} MiB are free); make "
-            "room, and the same command goes on"
+            f"{path.parent.absolute()}: no space left on the disk ({free:.0f} MiB are free); free "
+            "some space and run the command again"
         ) from error

@@ -1,6 +1,6 @@
-"""A data set in the Decathlon's layout that is written from settings, once, when it is missing.
+"""Generate a synthetic dataset in the Decathlon layout once.
 
-The settings are in the folder's name, so that other settings make another folder.
+The folder's name holds a hash of the settings, so that other settings get another folder.
 """
 
 import json
@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.case import Case, Description
+from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
-from unet3d.errors import UsageError
 
 
 class Generated:
-    """The folder that `write(folder, **settings)` makes; nothing is made before it is asked for."""
+    """A dataset that `write(folder, **settings)` creates on first use."""
 
     def __init__(
         self,
@@ -34,19 +33,19 @@ class Generated:
         self.root = Path(root) / f"{name}_{key}"
         self.settings, self.write = settings, write
 
-    def describe(self) -> Description:
-        """Channels and classes, in the order of their numbers."""
-        return self._make().describe()
+    def describe(self) -> DatasetDescription:
+        """Return the channels and classes in the order of their numbers."""
+        return self._generate().describe()
 
     def cases(self) -> list[Case]:
-        """All volumes, made now if they are not there yet."""
-        return self._make().cases()
+        """Return all cases; generate them if they are missing."""
+        return self._generate().cases()
 
-    def faults(self) -> list[Finding]:
-        """What may have happened to the files since."""
-        return self._make().faults()
+    def find_problems(self) -> list[Finding]:
+        """Find changes that were made to the folder since it was generated."""
+        return self._generate().find_problems()
 
-    def _make(self) -> Decathlon:
+    def _generate(self) -> Decathlon:
         if not self.root.exists():
             self.root.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=self.root.parent))
@@ -55,24 +54,15 @@ class Generated:
                 draft.chmod(0o755)
                 draft.rename(self.root)
             except OSError:
-                if not self.root.exists():  # else another run has made the same set meanwhile
+                if not self.root.exists():  # else another process finished the same dataset first
                     raise
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return Decathlon(str(self.root))
 
 
-def check_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> None:
-    """Refuse a grid that holds no volume."""
-    if len(size) != 3 or min(size) < 8 or len(spacing_mm) != 3 or min(spacing_mm) <= 0:
-        raise UsageError(
-            "data.source.size must be three ints >= 8 and spacing_mm three numbers above 0, "
-            f"got {list(size)} and {list(spacing_mm)}"
-        )
-
-
 def make_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
-    """Return the voxels' centers in mm: (3, D, H, W)."""
+    """Return the voxel centers in mm: (3, D, H, W)."""
     axes = ((np.arange(n) + 0.5) * s for n, s in zip(size, spacing_mm, strict=True))
     return np.stack(np.meshgrid(*axes, indexing="ij"))
 
@@ -87,7 +77,7 @@ def write_decathlon(
     spacing_mm: Sequence[float],
     draw: Callable[[int], tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Write the image (channels last, if several) and the label of `draw(number)`, case by case."""
+    """Write the image (channels last, if several) and label of `draw(number)` for each case."""
     import nibabel
 
     (folder / "imagesTr").mkdir()

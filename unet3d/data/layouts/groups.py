@@ -1,4 +1,4 @@
-"""Which cases are of one patient, so that no fold trains on one and validates on the other."""
+"""Group the cases of one patient, so that no fold trains on one and validates on another."""
 
 import csv
 import json
@@ -7,62 +7,62 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unet3d.data.findings import Finding
+from unet3d.data.findings import Finding, join_first
 from unet3d.errors import UsageError
 
-WAYS = (
-    "a regular expression with a capture group, as 'patient(\\d+)_frame\\d+', or a .json or .csv "
-    "file of cases and groups"
+ACCEPTED = (
+    "a regular expression with a capture group, such as 'patient(\\d+)_frame\\d+', or a .json or "
+    ".csv file of cases and groups"
 )
 
-SCANS = (
+SCAN_WORDS = (
     "frame|phase|visit|timepoint|time|tp|scan|session|ses|exam|study|acq|run|baseline|followup|fu|"
     "day|week|month|year"
 )
-"""What the last part of a case's name calls one of several scans of a patient."""
+"""Words for one of several scans of a patient, at the end of a case's name."""
 
-PATIENTS = "patient|pat|subject|subj|sub|case|person|id|p|s"
-"""What a case's name calls a patient, before the number."""
+PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p|s"
+"""Words for a patient in a case's name, before the number."""
 
 
 def read_groups(group_by: object, names: Sequence[str]) -> dict[str, str]:
-    """The group of every case: captured from its name, or looked up in a file."""
+    """Return the group of every case: captured from its name, or read from a file."""
     if not isinstance(group_by, str) or not group_by:
-        raise UsageError(f"data.group_by must be {WAYS}, got {group_by!r}")
+        raise UsageError(f"data.group_by must be {ACCEPTED}, got {group_by!r}")
     if group_by.lower().endswith((".json", ".csv")):
         file = Path(group_by)
-        found = _from_file(file)
-        told = f"{file} has no group for"
+        groups = _read_file(file)
+        problem = f"{file} has no group for"
     else:
-        found = _captured(group_by, names)
-        told = f"data.group_by={group_by!r} captures nothing from"
-    lacking = [name for name in names if not found.get(name)]
-    if lacking:
+        groups = _capture_groups(group_by, names)
+        problem = f"data.group_by={group_by!r} captures nothing from"
+    ungrouped = [name for name in names if not groups.get(name)]
+    if ungrouped:
         raise UsageError(
-            f"{told} {len(lacking)} of {len(names)} cases: {', '.join(lacking[:5])}"
-            + (", ..." if len(lacking) > 5 else "")
+            f"{problem} {len(ungrouped)} of {len(names)} cases: {join_first(ungrouped)}"
         )
-    return {name: found[name] for name in names}
+    return {name: groups[name] for name in names}
 
 
-def _captured(pattern: str, names: Sequence[str]) -> dict[str, str]:
+def _capture_groups(pattern: str, names: Sequence[str]) -> dict[str, str]:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f"data.group_by={pattern!r} is no regular expression: {error}; expected {WAYS}"
+            f"data.group_by={pattern!r} is not a valid regular expression: {error}; "
+            f"expected {ACCEPTED}"
         ) from None
     if not compiled.groups:
         raise UsageError(
-            f"data.group_by={pattern!r} has no capture group: put the part of the name that tells "
-            "the patient in parentheses, as in 'patient(\\d+)_frame\\d+'"
+            f"data.group_by={pattern!r} has no capture group: put the part of the name that "
+            "identifies the patient in parentheses, as in 'patient(\\d+)_frame\\d+'"
         )
     matches = {name: compiled.search(name) for name in names}
     return {name: match[1] or "" for name, match in matches.items() if match}
 
 
-def _from_file(file: Path) -> dict[str, str]:
-    """{case: group} of a JSON object, or of a CSV file with two columns, with a head or without."""
+def _read_file(file: Path) -> dict[str, str]:
+    """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() == ".csv":
@@ -71,7 +71,7 @@ def _from_file(file: Path) -> dict[str, str]:
         else:
             pairs = list(json.loads(text).items())
     except FileNotFoundError:
-        raise UsageError(f"data.group_by: there is no {file.absolute()}") from None
+        raise UsageError(f"data.group_by: no file {file.absolute()}") from None
     except (ValueError, AttributeError, RecursionError, csv.Error):
         pairs = [("", None)]
     groups: dict[str, str] = {}
@@ -87,45 +87,47 @@ def _from_file(file: Path) -> dict[str, str]:
 
 
 def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
-    """How many cases, and of how many groups.
+    """Describe the number of cases and of groups.
 
     >>> describe_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
-    '3 cases of 2 groups'
+    '3 cases in 2 groups'
     """
-    said = f"{len(names)} case{'s' * (len(names) != 1)}"
+    text = f"{len(names)} case{'s' * (len(names) != 1)}"
     if groups is not None:
         count = len({groups[name] for name in names})
-        said += f" of {count} group{'s' * (count != 1)}"
-    return said
+        text += f" in {count} group{'s' * (count != 1)}"
+    return text
 
 
 def find_likely_groups(names: Sequence[str]) -> Finding | None:
-    r"""What to say where case names look like several scans of one patient; None where not.
+    r"""Return a hint if case names look like several scans per patient.
 
     >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).do
-    "set data.group_by='(.+)_frame\\d+', which keeps the scans of a patient in one fold"
+    "set data.group_by='(.+)_frame\\d+' to keep the scans of a patient in one fold"
     """
-    for ending in (rf"[-_]?(?:{SCANS})[-_]?\d*", r"[-_]\d{1,3}"):
-        split = [re.fullmatch(rf"(.*\d)({ending})", name, re.IGNORECASE) for name in names]
-        matches = [match for match in split if match]
+    for suffix in (rf"[-_]?(?:{SCAN_WORDS})[-_]?\d*", r"[-_]\d{1,3}"):
+        all_matches = [re.fullmatch(rf"(.*\d)({suffix})", name, re.IGNORECASE) for name in names]
+        matches = [match for match in all_matches if match]
         if len(matches) < len(names):
             continue
         scans = Counter(match[1] for match in matches)
-        most = max(scans.values(), default=0)
-        # Of a center or a year there are many cases: a patient has few scans, or is called one.
-        called = all(re.search(rf"(?:^|[-_])(?:{PATIENTS})[-_]?\d+$", s, re.I) for s in scans)
-        if len(scans) < 2 or most < 2 or not (called or len(scans) >= most):
+        max_scans = max(scans.values(), default=0)
+        # A center or a year has many cases. A patient has few scans, or is named as a patient.
+        are_patients = all(
+            re.search(rf"(?:^|[-_])(?:{PATIENT_WORDS})[-_]?\d+$", s, re.I) for s in scans
+        )
+        if len(scans) < 2 or max_scans < 2 or not (are_patients or len(scans) >= max_scans):
             continue
         patient = scans.most_common(1)[0][0]
         one, other = [match[0] for match in matches if match[1] == patient][:2]
-        endings = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
-        ends = endings[0] if len(endings) == 1 else f"(?:{'|'.join(endings)})"
-        found = f"{len(names)} cases look like scans of {len(scans)} patients, as {one} and {other}"
+        suffixes = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
+        pattern = suffixes[0] if len(suffixes) == 1 else f"(?:{'|'.join(suffixes)})"
         return Finding(
             case=None,
             file=None,
-            what=found,
-            do=f"set data.group_by='(.+){ends}', which keeps the scans of a patient in one fold",
+            what=f"{len(names)} cases look like scans of {len(scans)} patients, "
+            f"for example {one} and {other}",
+            do=f"set data.group_by='(.+){pattern}' to keep the scans of a patient in one fold",
             hint=True,
         )
     return None

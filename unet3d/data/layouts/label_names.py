@@ -1,11 +1,11 @@
-"""The names of labels, from a dataset.json near them, as Decathlon or nnU-Net writes it."""
+"""Read label names from the dataset.json near a folder of labels."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.data.nifti.labels import LARGEST_LABEL
+from unet3d.data.nifti.labels import MAX_LABEL
 from unet3d.errors import UsageError
 
 
@@ -14,21 +14,19 @@ class LabelNames:
     """Foreground classes and their labels; classes may overlap."""
 
     classes: Mapping[str, tuple[int, ...]]
-    known: frozenset[int] | None  # every label that a file may hold, if that is known
+    known: frozenset[int] | None  # labels that a file may hold; None: any
     ignore_label: int | None = None
 
     def __post_init__(self):
         for name, labels in self.classes.items():
-            if not labels or not all(0 < label <= LARGEST_LABEL for label in labels):
-                raise UsageError(
-                    f"class {name}: labels must be 1..{LARGEST_LABEL}, got {list(labels)}"
-                )
+            if not labels or not all(0 < label <= MAX_LABEL for label in labels):
+                raise UsageError(f"class {name}: labels must be 1..{MAX_LABEL}, got {list(labels)}")
 
 
-def label_names(folder: Path) -> LabelNames | None:
-    """As the dataset.json in the folder or in the one above says; None if there is none.
+def find_label_names(folder: Path) -> LabelNames | None:
+    """Read dataset.json in the folder or its parent; return None if there is none.
 
-    Decathlon writes {"1": "liver"}; nnU-Net {"liver": 1, "all": [1, 2], "ignore": 3}.
+    The Decathlon writes {"1": "liver"}, nnU-Net {"liver": 1, "all": [1, 2], "ignore": 3}.
     """
     file = next(
         (
@@ -41,19 +39,17 @@ def label_names(folder: Path) -> LabelNames | None:
     if file is None:
         return None
     try:
-        written = json.loads(file.read_text())["labels"]
-        numbered = all(str(key).lstrip("-").isdigit() for key in written)
-        pairs = [(v, k) if numbered else (k, v) for k, v in written.items()]
+        content = json.loads(file.read_text())["labels"]
+        by_number = all(str(key).lstrip("-").isdigit() for key in content)
+        pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
         named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]
-    except (*(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{file}: labels cannot be read ({error!r}); give classes=[background, ...]"
+            f"{file}: labels cannot be read ({error!r}); set classes=[background, ...]"
         ) from None
     classes = {k: v for k, v in named if k != "ignore" and v != (0,)}
     if len(dict(named)) < len(named) or not classes:
-        raise UsageError(
-            f"{file}: labels must name each class once; give classes=[background, ...]"
-        )
-    ignored = dict(named).get("ignore", (None,))[0]
+        raise UsageError(f"{file}: labels must name each class once; set classes=[background, ...]")
+    ignore_label = dict(named).get("ignore", (None,))[0]
     known = frozenset(label for _, labels in named for label in labels) | {0}
-    return LabelNames(classes=classes, known=known, ignore_label=ignored)
+    return LabelNames(classes=classes, known=known, ignore_label=ignore_label)

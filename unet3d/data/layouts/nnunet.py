@@ -1,4 +1,4 @@
-"""The layout of nnU-Net v2's raw data: dataset.json, imagesTr/<case>_0000.nii.gz, labelsTr/."""
+"""Read nnU-Net v2's raw layout: dataset.json, imagesTr/<case>_0000.nii.gz, labelsTr/."""
 
 import re
 from collections.abc import Mapping
@@ -6,119 +6,122 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unet3d.data.case import Case, Description
+from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
-    list_volumes,
+    find_unlisted_files,
     load_dataset_json,
-    names_in_order,
-    unlisted_files,
+    parse_names,
 )
+from unet3d.data.nifti.stream import list_volumes
 from unet3d.errors import UsageError
 
 
 class NnUnet:
-    """A data set's folder in nnUNet_raw; one file for each channel."""
+    """A dataset folder of nnUNet_raw, with one file per channel."""
 
     def __init__(self, root: str):
         self.root = Path(root)
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The dataset.json."""
+        """Return the content of dataset.json."""
         content = load_dataset_json(
             self.root,
-            "nnU-Net's raw data is a folder Dataset..._... with dataset.json, imagesTr/ and "
+            "an nnU-Net raw dataset is a folder Dataset..._... with dataset.json, imagesTr/ and "
             "labelsTr/",
         )
         if "dataset" in content:
             raise UsageError(
-                f"{self.root / 'dataset.json'}: files elsewhere, listed under dataset, are not "
-                "read: link them into imagesTr/ and labelsTr/"
+                f"{self.root / 'dataset.json'}: files listed under dataset are not supported: "
+                "link them into imagesTr/ and labelsTr/"
             )
         return content
 
-    def describe(self) -> Description:
-        """Channels and classes by number; regions if labels are lists, and the label to ignore.
+    def describe(self) -> DatasetDescription:
+        """Return channels, classes, regions (labels that are lists) and the ignore label.
 
-        Labels that have no name of their own, only a part in regions, are called class_1, ...
+        Labels that occur only in regions have no name and are called class_1, ...
         """
-        labels = dict(self._labels())
+        labels = dict(self._parse_labels())
         ignore = labels.pop("ignore", None)
-        single = {values[0]: name for name, values in labels.items() if len(values) == 1}
-        given = {value for values in labels.values() for value in values}
-        last = max(given, default=0)
-        twice = len(single) < sum(len(values) == 1 for values in labels.values())
-        if given != set(range(last + 1)) or last < 1 or twice or len(ignore or (0,)) != 1:
-            raise self._bad_labels()
+        name_by_label = {values[0]: name for name, values in labels.items() if len(values) == 1}
+        used = {value for values in labels.values() for value in values}
+        last = max(used, default=0)
+        duplicated = len(name_by_label) < sum(len(values) == 1 for values in labels.values())
+        if used != set(range(last + 1)) or last < 1 or duplicated or len(ignore or (0,)) != 1:
+            raise self._make_labels_error()
         regions = None
         if any(len(values) > 1 for values in labels.values()):
             regions = {name: values for name, values in labels.items() if values != (0,)}
-        return Description(
-            channels=names_in_order(self.content, "channel_names", self.root),
-            classes=tuple(single.get(n, f"class_{n}") for n in range(last + 1)),
+        return DatasetDescription(
+            channels=parse_names(self.content, "channel_names", self.root),
+            classes=tuple(name_by_label.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
             ignore_label=None if ignore is None else ignore[0],
         )
 
     def cases(self) -> list[Case]:
-        """Every name in imagesTr and labelsTr, by name, with a file for every channel."""
-        ending = self._ending()
-        channels = len(names_in_order(self.content, "channel_names", self.root))
-        image = re.compile(rf"(.+)_\d{{4}}{re.escape(ending)}")
+        """Return a case for every name in imagesTr and labelsTr, sorted by name."""
+        suffix = self._get_file_ending()
+        channels = len(parse_names(self.content, "channel_names", self.root))
+        image = re.compile(rf"(.+)_\d{{4}}{re.escape(suffix)}")
         matches = [image.fullmatch(file.name) for file in list_volumes(self.root / "imagesTr")]
         names = {match[1] for match in matches if match}
         if not names:
-            raise UsageError(f"{self.root / 'imagesTr'} holds no images named <case>_0000{ending}")
+            raise UsageError(f"{self.root / 'imagesTr'} holds no images named <case>_0000{suffix}")
         labels = list_volumes(self.root / "labelsTr")
-        names |= {f.name.removesuffix(ending) for f in labels if f.name.endswith(ending)}
+        names |= {f.name.removesuffix(suffix) for f in labels if f.name.endswith(suffix)}
         return [
             Case(
                 name=name,
                 images=tuple(
-                    self.root / "imagesTr" / f"{name}_{channel:04d}{ending}"
+                    self.root / "imagesTr" / f"{name}_{channel:04d}{suffix}"
                     for channel in range(channels)
                 ),
-                label=self.root / "labelsTr" / f"{name}{ending}",
+                label=self.root / "labelsTr" / f"{name}{suffix}",
             )
             for name in sorted(names)
         ]
 
-    def faults(self) -> list[Finding]:
-        """Files that are no channel of a case, a wrong count."""
+    def find_problems(self) -> list[Finding]:
+        """Find files that are not a channel of a case, and a wrong numTraining."""
         cases = self.cases()
         channels = len(cases[0].images)
-        why = f"is not <case>_NNNN{self._ending()} with a channel 0000..{channels - 1:04d}"
+        what = (
+            f"is not <case>_NNNN{self._get_file_ending()} with a channel 0000..{channels - 1:04d}"
+        )
         return [
-            *unlisted_files(self.root, cases, why),
+            *find_unlisted_files(self.root, cases, what),
             *check_num_training(self.content, len(cases), self.root),
         ]
 
-    def _ending(self) -> str:
-        ending = self.content.get("file_ending")
-        if ending not in (".nii", ".nii.gz"):
+    def _get_file_ending(self) -> str:
+        suffix = self.content.get("file_ending")
+        if suffix not in (".nii", ".nii.gz"):
             raise UsageError(
-                f"{self.root / 'dataset.json'}: file_ending must be .nii or .nii.gz, got {ending!r}"
+                f"{self.root / 'dataset.json'}: file_ending must be .nii or .nii.gz, got {suffix!r}"
             )
-        return ending
+        return suffix
 
-    def _labels(self) -> Mapping[str, tuple[int, ...]]:
+    def _parse_labels(self) -> Mapping[str, tuple[int, ...]]:
         try:
             labels = {
                 str(name): tuple(value) if isinstance(value, list) else (value,)
                 for name, value in self.content["labels"].items()
             }
         except (KeyError, AttributeError):
-            raise self._bad_labels() from None
+            raise self._make_labels_error() from None
         values = [value for values in labels.values() for value in values]
         if not all(labels.values()) or not all(type(v) is int and v >= 0 for v in values):
-            raise self._bad_labels()
+            raise self._make_labels_error()
         return labels
 
-    def _bad_labels(self) -> UsageError:
+    def _make_labels_error(self) -> UsageError:
         return UsageError(
-            f"{self.root / 'dataset.json'}: labels must give background 0 and every number after "
-            "it once or as part of a list, as in {'background': 0, 'tumour': [1, 2], 'core': 2}, "
+            f"{self.root / 'dataset.json'}: labels must name background 0 and every number up to "
+            "the highest, once or within a list, as in "
+            "{'background': 0, 'tumor': [1, 2], 'core': 2}; "
             f"got {self.content.get('labels')!r}"
         )

@@ -1,21 +1,21 @@
-"""Images and labels that are paired by their names."""
+"""Pair images and labels by file name patterns."""
 
 import re
 from collections.abc import Iterator, Sequence
 from glob import escape
 from pathlib import Path
 
-from unet3d.data.case import Case, Description
+from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.nifti.stream import is_volume
 from unet3d.errors import UsageError
 
 
 class Pairs:
-    """Files in `root` by pattern: one pattern of images for each channel, one of labels.
+    """Files in `root` by pattern: one image pattern per channel and one label pattern.
 
-    `*` stands for the case's name, within one folder or file name; where a pattern has several,
-    all stand for the same name.
+    `*` stands for the case's name and matches within one folder or file name; if a pattern has
+    several, all of them stand for the same name.
     """
 
     def __init__(
@@ -40,68 +40,71 @@ class Pairs:
             ):
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
-                    f"that ends in .nii or .nii.gz, as in {key}/*.nii.gz; got {pattern!r}"
+                    f"that ends in .nii or .nii.gz, such as {key}/*.nii.gz; got {pattern!r}"
                 )
         if not images or len({*self.images, labels}) <= len(self.images):
             raise UsageError(
-                "data.images needs one pattern for each channel and data.labels another, "
+                "data.images needs one pattern per channel and data.labels a different one, "
                 f"got {self.images} and {labels}"
             )
         for key, names in (("channels", channels), ("classes", classes)):
             if isinstance(names, str):
                 raise UsageError(f"data.{key} must be a list of names, got {names!r}")
         if len(self.images) > 1 and channels is not None and len(channels) != len(self.images):
-            raise UsageError(f"data.channels names {len(channels)} of {len(self.images)} channels")
+            raise UsageError(
+                f"data.channels must have a name for each of the {len(self.images)} patterns of "
+                f"data.images, got {len(channels)}"
+            )
         if classes is None and not isinstance(num_classes, int):
             raise UsageError(
-                "files alone do not say their classes: give data.classes=[background, ...] or "
-                f"data.num_classes=, with the background; got {num_classes!r}"
+                "files alone do not define their classes: set data.classes=[background, ...] or "
+                f"data.num_classes=, counting the background; got {num_classes!r}"
             )
         names = channels or (f"channel_{n}" for n in range(len(self.images)))
         self.channels = tuple(map(str, names))
         self.classes = tuple(map(str, classes or (f"class_{n}" for n in range(num_classes or 0))))
 
-    def describe(self) -> Description:
-        """What the options say."""
-        return Description(channels=self.channels, classes=self.classes)
+    def describe(self) -> DatasetDescription:
+        """Return the channels and classes of the options."""
+        return DatasetDescription(channels=self.channels, classes=self.classes)
 
     def cases(self) -> list[Case]:
-        """Every name that any pattern finds."""
+        """Return a case for every name that any pattern matches, sorted by name."""
         if not self.root.is_dir():
             raise UsageError(f"data.root: no folder {self.root.absolute()}")
-        names, taken = set(), set()
-        # a*.nii finds a*_label.nii as well: a file belongs to the longest pattern that finds it.
+        names, assigned = set(), set()
+        # a*.nii also matches a*_label.nii: a file belongs to the longest pattern that matches it.
         for key, pattern in sorted(self._patterns(), key=lambda p: -len(p[1])):
-            files = {self._file(pattern, name): name for name in self._found(pattern)}
-            own = {name for file, name in files.items() if file not in taken}
-            if not own:
-                raise UsageError(f"data.{key}: no file in {self.root.absolute()} is like {pattern}")
-            names |= own
-            taken |= set(files)
+            matches = {self._get_file(pattern, name): name for name in self._match_names(pattern)}
+            new_names = {name for file, name in matches.items() if file not in assigned}
+            if not new_names:
+                raise UsageError(f"data.{key}: no file in {self.root.absolute()} matches {pattern}")
+            names |= new_names
+            assigned |= set(matches)
         return [
             Case(
                 name=name,
-                images=tuple(self._file(pattern, name) for pattern in self.images),
-                label=self._file(self.labels, name),
+                images=tuple(self._get_file(pattern, name) for pattern in self.images),
+                label=self._get_file(self.labels, name),
             )
             for name in sorted(names)
         ]
 
-    def faults(self) -> list[Finding]:
-        """None: a file that a pattern finds belongs to a case, and others are not looked for."""
+    def find_problems(self) -> list[Finding]:
+        """Return no findings: every matching file belongs to a case, all others are ignored."""
         return []
 
     def _patterns(self) -> list[tuple[str, str]]:
         return [*(("images", pattern) for pattern in self.images), ("labels", self.labels)]
 
-    def _file(self, pattern: str, name: str) -> Path:
+    def _get_file(self, pattern: str, name: str) -> Path:
         return self.root / pattern.replace("*", name)
 
-    def _found(self, pattern: str) -> Iterator[str]:
+    def _match_names(self, pattern: str) -> Iterator[str]:
         parts = pattern.split("*")
-        start, *rest = map(re.escape, parts)
-        name = re.compile(start + "(?P<name>[^/]+)" + "(?P=name)".join(rest))
+        first, *rest = map(re.escape, parts)
+        path = re.compile(first + "(?P<name>[^/]+)" + "(?P=name)".join(rest))
         for file in self.root.glob("*".join(map(escape, parts))):
-            match = name.fullmatch(file.relative_to(self.root).as_posix())
+            match = path.fullmatch(file.relative_to(self.root).as_posix())
             if match and is_volume(file):
                 yield match["name"]

@@ -1,15 +1,12 @@
-"""Volumes made from a seed: noisy structures that no threshold on intensity can tell apart.
-
-They are written once, as NIfTI files in the Decathlon's layout, into a folder that bears the
-settings in its name.
-"""
+"""Generate noisy structures that no intensity threshold can separate."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.layouts.generated import Generated, check_grid, make_grid, write_decathlon
+from unet3d.data.layouts.generated import Generated, make_grid, write_decathlon
+from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
 SHAPES = ("ball", "tube", "box", "shell")
@@ -18,8 +15,8 @@ SHAPES = ("ball", "tube", "box", "shell")
 class Synthetic(Generated):
     """`num_cases` volumes of `size` voxels with one or two structures per class.
 
-    Structures of class c are `0.6 + 0.35 (c - 1)` bright above a background of 0; `noise` is the
-    standard deviation of what is added to every voxel.
+    Structures of class c have intensity `0.6 + 0.35 (c - 1)`, the background 0; `noise` is the
+    standard deviation of the Gaussian noise.
     """
 
     def __init__(
@@ -33,27 +30,27 @@ class Synthetic(Generated):
         noise: float,
         seed: int,
     ):
-        check_grid(size, spacing_mm)
+        size = parse_size("data.source.size", size, minimum=8)
+        spacing_mm = parse_spacing("data.source.spacing_mm", spacing_mm)
         if not 2 <= num_classes <= 20 or num_cases < 1 or noise < 0:
             raise UsageError(
-                "synthetic data needs data.num_classes in 2..20 (the background counts), "
+                "synthetic data needs data.num_classes in 2..20 (with the background), "
                 f"num_cases >= 1 and noise >= 0, got {num_classes}, {num_cases} and {noise}"
             )
         settings = {
             "classes": num_classes,
             "cases": num_cases,
             "size": list(size),
-            "spacing_mm": [float(s) for s in spacing_mm],
+            "spacing_mm": list(spacing_mm),
             "noise": float(noise),
             "seed": seed,
         }
-        extent = "x".join(map(str, size))
-        name = f"{num_classes}-classes_{num_cases}-cases_{extent}"
+        name = f"{num_classes}-classes_{num_cases}-cases_{'x'.join(map(str, size))}"
         super().__init__(root, name=name, settings=settings, write=write_dataset)
 
 
 def class_names(classes: int) -> list[str]:
-    """Background, ball, tube, box, shell, ball_2, ...
+    """Return background, ball, tube, box, shell, ball_2, ...
 
     >>> class_names(6)
     ['background', 'ball', 'tube', 'box', 'shell', 'ball_2']
@@ -72,13 +69,13 @@ def write_dataset(
     noise: float,
     seed: int,
 ) -> None:
-    """Make the data set in `folder`."""
-    brightness = np.array([0.0, *(0.6 + 0.35 * c for c in range(classes - 1))])
+    """Write the dataset to `folder`."""
+    intensity = np.array([0.0, *(0.6 + 0.35 * c for c in range(classes - 1))])
 
     def draw_case(number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((seed, number))
         label = draw_label(rng, classes, size, spacing_mm)
-        return brightness[label] + rng.normal(0, noise, size), label
+        return intensity[label] + rng.normal(0, noise, size), label
 
     write_decathlon(
         folder,
@@ -94,22 +91,22 @@ def write_dataset(
 def draw_label(
     rng: np.random.Generator, classes: int, size: Sequence[int], spacing_mm: Sequence[float]
 ) -> np.ndarray:
-    """Labels (D, H, W), uint8: one or two structures of every class, later ones on top."""
+    """Draw labels (D, H, W), uint8: one or two structures per class, later ones on top."""
     extent = np.array(size) * np.array(spacing_mm)
     grid = make_grid(size, spacing_mm)
     label = np.zeros(size, np.uint8)
-    radius = 0.5 * extent.min() / (1 + (classes - 1) ** (1 / 3))  # so that all find a place
+    radius = 0.5 * extent.min() / (1 + (classes - 1) ** (1 / 3))  # so that all of them fit
     for c in range(1, classes):
         for _ in range(rng.integers(1, 3)):
             r = radius * rng.uniform(0.75, 1.0)
-            centre = rng.uniform(np.minimum(r, extent / 2), np.maximum(extent - r, extent / 2))
-            offset = grid - centre[:, None, None, None]
+            center = rng.uniform(np.minimum(r, extent / 2), np.maximum(extent - r, extent / 2))
+            offset = grid - center[:, None, None, None]
             label[shape_mask(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
     return label
 
 
 def shape_mask(shape: str, offset: np.ndarray, r: float, rng: np.random.Generator) -> np.ndarray:
-    """Which voxels, at `offset` mm (3, D, H, W) from a centre, belong to a shape of radius `r`."""
+    """Return the mask of a shape of radius `r`; voxels are at `offset` mm (3, D, H, W) from it."""
     distance = np.linalg.norm(offset, axis=0)
     if shape == "ball":
         return distance < r

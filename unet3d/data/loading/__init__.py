@@ -1,1 +1,1 @@
-"""Samplers, datasets and loaders of training patches and validation volumes."""
+"""Load training patches and validation volumes in batches."""

@@ -1,4 +1,4 @@
-"""Samples -> batches on the device, and how long each batch was waited for."""
+"""Load batches onto the device and measure the time spent waiting for them."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -11,52 +11,48 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import (
-    EpochSampler,
-    PatchSample,
-    TrainingPatches,
-    ValidationVolumes,
-)
-from unet3d.data.loading.worker_errors import oom_kills
+from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
+from unet3d.data.loading.sampler import EpochSampler
+from unet3d.data.loading.worker_errors import count_oom_kills
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
 
 class Batch(TypedDict):
-    """What a training step receives."""
+    """The input of a training step."""
 
-    image: Tensor  # (B, C, D, H, W), float32; with keys: the sources of all samples end to end
+    image: Tensor  # (B, C, D, H, W), float32; with keys: the flat sources of all samples
     label: Tensor  # (B, D, H, W), uint8; likewise
     case: list[str]
-    seconds: dict[str, float]  # that each part of making it took, in whatever process
-    keys: NotRequired[list[int]]  # of samples that are still to be augmented
-    sizes: NotRequired[list[Triple]]  # of their sources
+    seconds: dict[str, float]  # time of each part of making the batch, in any process
+    keys: NotRequired[list[int]]  # of samples whose augmentation is deferred
+    sizes: NotRequired[list[Triple]]  # (D, H, W) of their sources
     wait: NotRequired["WaitTimer"]
 
 
 class WaitTimer:
-    """From when a batch was wanted to when it was there, by the clock of the device that works.
+    """Measure how long the device waits for a batch.
 
-    A host that waits is no loss while the GPU still has work. Events in the GPU's own queue tell
-    how long it had none: it passes the first when the work before is done, and the second when the
-    batch is there as well.
+    While the GPU is busy, a waiting host costs nothing. CUDA events measure how long the GPU is
+    idle: the first fires when the previous work is done, the second when the batch has also
+    arrived.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.wanted = self.there = self._now()
+        self.started = self.stopped = self._now()
 
     def stop(self) -> None:
-        """The batch is there."""
-        self.there = self._now()
+        """Mark the arrival of the batch."""
+        self.stopped = self._now()
 
     def seconds(self) -> float:
-        """To be asked when the batch has been worked on: then a GPU stops nobody for it."""
+        """Return the waiting time; call it after the step, when the GPU has passed both events."""
         if self.device.type != "cuda":
-            return self.there - self.wanted
-        self.there.synchronize()
-        return self.wanted.elapsed_time(self.there) / 1000
+            return self.stopped - self.started
+        self.stopped.synchronize()
+        return self.started.elapsed_time(self.stopped) / 1000
 
     def _now(self) -> Any:
         if self.device.type != "cuda":
@@ -67,16 +63,16 @@ class WaitTimer:
 
 
 class TrainLoader(DataLoader[PatchSample]):
-    """The loader of training. On a GPU a batch can be fetched ahead, beside the work on another.
+    """Load training batches; on a GPU, `fetch` copies the next batch during the current step.
 
-    Workers begin when the first batch is wanted, not when an iterator is made: Lightning makes one
-    before it has told the order which epoch it is.
+    Workers start with the first batch, not with the iterator: Lightning creates the iterator
+    before it sets the sampler's epoch.
     """
 
     def __init__(
         self,
         patches: TrainingPatches,
-        order: EpochSampler,
+        sampler: EpochSampler,
         *,
         batch_size: int,
         num_workers: int,
@@ -85,57 +81,57 @@ class TrainLoader(DataLoader[PatchSample]):
         super().__init__(
             patches,
             batch_size,
-            sampler=order,
+            sampler=sampler,
             collate_fn=collate,
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
             worker_init_fn=ignore_signals,
         )
-        self.patches, self.order, self.device = patches, order, device
-        self.oom_kills = oom_kills()  # before any worker lived
+        self.patches, self.epoch_sampler, self.device = patches, sampler, device
+        self.oom_kills = count_oom_kills()  # before the first worker starts
         self.stream: torch.cuda.Stream | None = None
-        self.source: Iterator[Batch] = iter(())
-        self.ahead: Batch | None = None
+        self._batches: Iterator[Batch] = iter(())
+        self._next: Batch | None = None
 
-    def skip(self, batches: int) -> None:
-        """Leave out the first so many of the epoch that begins: a run goes on within it."""
-        self.order.skip(batches)
+    def skip_batches(self, batches: int) -> None:
+        """Skip the first batches of the next epoch, to resume a run within it."""
+        self.epoch_sampler.skip(batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        self.source, self.ahead = super().__iter__(), None
+        self._batches, self._next = super().__iter__(), None
         while True:
-            if self.ahead is None:
-                self.fetch()
-            batch, self.ahead = self.ahead, None
+            if self._next is None:
+                self.prefetch()
+            batch, self._next = self._next, None
             if batch is None:
                 return
             yield batch
 
-    def fetch(self) -> None:
-        """Get the next batch onto the device, and do there what is left of its augmentation."""
+    def prefetch(self) -> None:
+        """Get the next batch onto the device and apply its deferred augmentation."""
         wait = WaitTimer(self.device)
-        batch = next(self.source, None)
+        batch = next(self._batches, None)
         if batch is not None:
             if self.device.type == "cuda":
-                self._move(batch)
+                self._copy_to_device(batch)
             wait.stop()
             if "keys" in batch:
                 self._augment(batch)
             batch["wait"] = wait
-        self.ahead = batch
+        self._next = batch
 
-    def _move(self, batch: Batch) -> None:
-        """Copy from pinned memory on a stream of its own, beside what the GPU is doing."""
+    def _copy_to_device(self, batch: Batch) -> None:
+        """Copy from pinned memory on a separate stream, in parallel with the GPU's work."""
         if self.stream is None:
             self.stream = torch.cuda.Stream(self.device)
-        here = torch.cuda.current_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.stream):
             image = batch["image"].to(self.device, non_blocking=True)
             label = batch["label"].to(self.device, non_blocking=True)
-        here.wait_stream(self.stream)
+        current.wait_stream(self.stream)
         for tensor in (image, label):
-            tensor.record_stream(here)  # else the next copy could be given memory still in use here
+            tensor.record_stream(current)  # else the next copy could reuse memory still in use
         batch["image"], batch["label"] = image, label
 
     def _augment(self, batch: Batch) -> None:
@@ -153,20 +149,20 @@ class TrainLoader(DataLoader[PatchSample]):
 
 
 def ignore_signals(worker: int) -> None:
-    """Signals are for the process that trains, which ends its workers itself."""
+    """Ignore signals in a worker: the training process handles them and ends its workers."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 def collate(samples: Sequence[PatchSample]) -> Batch:
-    """One batch; sources of several sizes are laid end to end, so that none has to be padded."""
-    begun = perf_counter()
+    """Collate a batch; sources of different sizes are concatenated, so that none is padded."""
+    started = perf_counter()
     batch: Any = {"case": [sample["case"] for sample in samples]}
     for part in ("image", "label"):
         tensors = [sample[part] for sample in samples]
         if "key" in samples[0]:
             batch[part] = torch.cat([tensor.flatten() for tensor in tensors])
-            if get_worker_info() is not None:  # here a full /dev/shm is an error; later, a hang
+            if get_worker_info() is not None:  # a full /dev/shm is an error here, but a hang later
                 batch[part].share_memory_()
         else:
             batch[part] = default_collate(tensors)
@@ -175,7 +171,7 @@ def collate(samples: Sequence[PatchSample]) -> Batch:
         batch["sizes"] = [tuple(sample["label"].shape) for sample in samples]
     parts = samples[0]["seconds"]
     batch["seconds"] = {part: sum(s["seconds"][part] for s in samples) for part in parts}
-    batch["seconds"]["collating"] = perf_counter() - begun
+    batch["seconds"]["collating"] = perf_counter() - started
     return batch
 
 
@@ -194,7 +190,7 @@ def build_loaders(
     rank: int = 0,
     ranks: int = 1,
 ) -> tuple[TrainLoader, DataLoader | None]:
-    """The loaders of training and (None if there are no cases for it) validation."""
+    """Build the training loader and the validation loader; None without validation cases."""
     if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
         raise UsageError(
             "data needs batch_size >= 1, patches_per_case >= 1 and num_workers >= 0, "
@@ -202,7 +198,9 @@ def build_loaders(
         )
     cuda = device.type == "cuda"
     train = TrainLoader(
-        TrainingPatches(training, patch_size=patch_size, augment=augment, seed=seed, later=cuda),
+        TrainingPatches(
+            training, patch_size=patch_size, augment=augment, seed=seed, defer_augmentation=cuda
+        ),
         EpochSampler(
             len(training) * patches_per_case,
             batch_size=batch_size,
@@ -217,7 +215,7 @@ def build_loaders(
     )
     if not validation:
         return train, None
-    whole = DataLoader(
+    val = DataLoader(
         ValidationVolumes(validation, rank=rank, ranks=ranks),
         batch_size=1,
         num_workers=min(num_workers, 1),
@@ -225,4 +223,4 @@ def build_loaders(
         persistent_workers=num_workers > 0,
         worker_init_fn=ignore_signals,
     )
-    return train, whole
+    return train, val

@@ -1,4 +1,4 @@
-"""Faults while samples are made: whose they are, also when the worker that made one died."""
+"""Name the case and the cause when a sample fails or a data worker dies."""
 
 import os
 import re
@@ -15,45 +15,45 @@ from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
 from unet3d.units import format_bytes
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 SHARED_MEMORY = Path("/dev/shm")
-OOM_COUNTERS = (  # of this container: cgroup 2, cgroup 1
+OOM_COUNTERS = (  # of this container: cgroup v2, cgroup v1
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-MORE_SHARED_MEMORY = (
-    "/dev/shm is full ({}): give the container more (docker run --shm-size=8g, or --ipc=host), "
-    "or use fewer data.num_workers (0 needs none)"
+SHARED_MEMORY_FULL = (
+    "/dev/shm is full ({}): give the container more (docker run --shm-size=8g or --ipc=host), "
+    "or lower data.num_workers (0 needs none)"
 )
 
 
 class SampleError(RunError):
-    """A sample could not be made; one line also when it comes out of a worker.
+    """A sample could not be made; its message is one line even if a worker raised it.
 
-    torch raises a worker's exception again with its traceback as the text: that becomes a note.
+    torch raises a worker's exception again with the traceback as its message; that becomes a note.
     """
 
-    def __init__(self, said: str):
-        *_, own = said.rpartition(f"{SampleError.__name__}: ")
-        super().__init__(own.strip())
-        if own != said:
-            self.add_note(said)
+    def __init__(self, message: str):
+        *_, line = message.rpartition(f"{SampleError.__name__}: ")
+        super().__init__(line.strip())
+        if line != message:
+            self.add_note(message)
 
 
 class InFlightCases:
-    """Which case each worker began last, in memory that outlives the worker."""
+    """Record which case each worker started last, in memory that outlives the worker."""
 
     def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
-        self.begun = RawArray("q", 2 * MOST_WORKERS)  # pid and number of the volume, by worker
+        self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume number) of each worker
 
     @contextmanager
     def __call__(self, number: int) -> Generator[None]:
-        """Around the making of a sample of this volume."""
+        """Enter while making a sample of volume `number`; raise its errors as SampleError."""
         worker = get_worker_info()
         if worker is not None:
-            at = 2 * (worker.id % MOST_WORKERS)
-            self.begun[at], self.begun[at + 1] = os.getpid(), number
+            slot = 2 * (worker.id % MAX_WORKERS)
+            self.started[slot], self.started[slot + 1] = os.getpid(), number
         try:
             yield
         except Exception as error:
@@ -62,105 +62,106 @@ class InFlightCases:
                 f"{volume.name}: {find_damaged_file(volume) or format_one_line(error)}"
             ) from error
 
-    def last(self, pids: Sequence[int]) -> list[CachedVolume]:
-        """What these workers began last."""
-        pairs = zip(self.begun[::2], self.begun[1::2], strict=True)
+    def get_last(self, pids: Sequence[int]) -> list[CachedVolume]:
+        """Return the volumes that these workers started last."""
+        pairs = zip(self.started[::2], self.started[1::2], strict=True)
         return [self.volumes[number] for pid, number in pairs if pid in pids]
 
 
 def find_damaged_file(volume: CachedVolume) -> str | None:
-    """Which of a volume's files is gone or cut off, and what helps."""
-    for name in ("image", "label", "places"):
+    """Describe the first file of a volume that is missing or damaged, and the fix."""
+    for name in ("image", "label", "foreground_points"):
         path = volume.folder / f"{name}.npy"
         try:
-            getattr(volume, name)  # maps the file, which must be as long as it says
+            getattr(volume, name)  # maps the file, which fails if it is too short
         except FileNotFoundError:
-            return f"{path} is gone: start again, and it is prepared anew"
+            return f"{path} is missing; restart the run to regenerate it"
         except Exception as error:
             return (
-                f"{path} cannot be read ({format_one_line(error)}): remove {volume.folder} and start again, "
-                "and it is prepared anew"
+                f"{path} cannot be read ({format_one_line(error)}); remove {volume.folder} and "
+                "restart the run to regenerate it"
             )
     return None
 
 
 def format_one_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """Format an exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def oom_kills() -> int:
-    """How many processes of this container the kernel has killed for want of memory."""
+def count_oom_kills() -> int:
+    """Count the processes of this container that the kernel's out-of-memory killer has killed."""
     for path in OOM_COUNTERS:
         try:
-            found = re.search(r"^oom_kill (\d+)", path.read_text(), re.MULTILINE)
+            match = re.search(r"^oom_kill (\d+)", path.read_text(), re.MULTILINE)
         except OSError:
             continue
-        if found:
-            return int(found[1])
+        if match:
+            return int(match[1])
     return 0
 
 
 def explain_worker_error(
-    error: BaseException, making: Sequence[InFlightCases], *, num_workers: int, kills_before: int
+    error: BaseException, in_flight: Sequence[InFlightCases], *, num_workers: int, kills_before: int
 ) -> RunError | None:
-    """A worker's death, or what torch made of its exception, in one line; None: neither."""
+    """Explain a worker's death or exception in one line; None if the error is neither."""
     texts = list(iter_exception_texts(error))
-    said = " ".join(texts)
-    if "unable to allocate shared memory" in said or "unable to mmap" in said:
-        return RunError(f"a data worker found no shared memory: {explain_full_shm()}")
+    text = " ".join(texts)
+    if "unable to allocate shared memory" in text or "unable to mmap" in text:
+        return RunError(f"a data worker could not allocate shared memory: {explain_full_shm()}")
     raised = re.match(r"Caught \w+ in \w+ .*process \d+", texts[0])
     if raised:
         return RunError(f"a data worker failed: {texts[0].strip().splitlines()[-1]}")
-    died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", said)
-    if not died:
+    death = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
+    if not death:
         return None
-    pids = [int(pid) for pid in died[1].split(",")]
-    last = [volume for some in making for volume in some.last(pids)]
-    names = f" (the last case it began: {', '.join(v.name for v in last)})" if last else ""
-    return RunError(
-        f"a data worker{names} {explain_death(said, last, num_workers=num_workers, before=kills_before)}"
-    )
+    pids = [int(pid) for pid in death[1].split(",")]
+    last = [volume for cases in in_flight for volume in cases.get_last(pids)]
+    names = f" (last case: {', '.join(v.name for v in last)})" if last else ""
+    cause = explain_death(text, last, num_workers=num_workers, kills_before=kills_before)
+    return RunError(f"a data worker{names} {cause}")
 
 
-def explain_death(said: str, last: Sequence[CachedVolume], *, num_workers: int, before: int) -> str:
-    """What a worker died of, from torch's text, and what helps."""
-    fewer = f"use fewer data.num_workers (now {num_workers})"
-    killed = re.search(r"killed by signal: ([^.]+)\.", said)
+def explain_death(
+    text: str, last: Sequence[CachedVolume], *, num_workers: int, kills_before: int
+) -> str:
+    """Explain from torch's text why a worker died, and how to avoid it."""
+    advice = f"lower data.num_workers (now {num_workers})"
+    killed = re.search(r"killed by signal: ([^.]+)\.", text)
     if killed is None:
-        code = re.search(r"exit code (\d+)", said)
-        how = f" with exit code {code[1]}" if code else ""
-        return f"ended{how}; data.num_workers=0 shows why"
-    named = {signal.strsignal(number): number for number in signal.valid_signals()}
-    number = named.get(killed[1].strip())
-    if number == signal.SIGKILL and oom_kills() > before:
-        return f"was killed as the container's memory ran out: give it more, or {fewer}"
+        code = re.search(r"exit code (\d+)", text)
+        suffix = f" with exit code {code[1]}" if code else ""
+        return f"exited{suffix}; rerun with data.num_workers=0 to see why"
+    numbers = {signal.strsignal(number): number for number in signal.valid_signals()}
+    number = numbers.get(killed[1].strip())
+    if number == signal.SIGKILL and count_oom_kills() > kills_before:
+        return f"was killed because the container ran out of memory: give it more, or {advice}"
     if number == signal.SIGKILL:
         return (
-            "was killed from outside (SIGKILL), most often as memory ran out: look at dmesg or "
-            f"the scheduler's log, and {fewer}"
+            "was killed from outside (SIGKILL), usually because memory ran out: look at dmesg or "
+            f"the scheduler's log, and {advice}"
         )
     if number == signal.SIGBUS:
-        files = [(volume.name, find_damaged_file(volume)) for volume in last]
-        cut = [f"{name}: {what}" for name, what in files if what]
-        return f"met a bus error: {cut[0] if cut else explain_full_shm()}"
+        damaged = [(volume.name, find_damaged_file(volume)) for volume in last]
+        problems = [f"{name}: {problem}" for name, problem in damaged if problem]
+        return f"crashed with SIGBUS: {problems[0] if problems else explain_full_shm()}"
     name = killed[1].strip() if number is None else signal.Signals(number).name
-    return f"was ended by {name}; data.num_workers=0 shows whether it is the data"
+    return f"was killed by {name}; rerun with data.num_workers=0 to see whether the data causes it"
 
 
 def explain_full_shm() -> str:
-    """That shared memory is, and how large."""
+    """Explain that shared memory is full, and how large it is."""
     if not SHARED_MEMORY.is_dir():
-        return MORE_SHARED_MEMORY.format("it is missing")
+        return SHARED_MEMORY_FULL.format("it is missing")
     usage = shutil.disk_usage(SHARED_MEMORY)
-    return MORE_SHARED_MEMORY.format(
+    return SHARED_MEMORY_FULL.format(
         f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free now"
     )
 
 
 def iter_exception_texts(error: BaseException | None) -> Generator[str]:
-    """The texts of an exception and of those behind it."""
+    """Yield the messages of an exception and of its causes."""
     while error is not None:
         yield str(error)
         error = error.__cause__ or error.__context__

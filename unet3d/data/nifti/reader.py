@@ -1,4 +1,4 @@
-"""NIfTI files -> arrays, with errors that name the file."""
+"""Read NIfTI files into arrays, with errors that name the file."""
 
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,23 @@ from unet3d.errors import UsageError
 
 
 def open_image(file: Path) -> Any:
-    """An image whose header is read and whose voxels are not."""
+    """Open an image: its header is read, its voxels are not."""
     import nibabel
 
     if not file.is_file():
         raise UsageError(f"{file.absolute()} is missing")
     try:
         image: Any = nibabel.load(file)
-    except Exception as error:  # the reader's own errors do not name the file
+    except Exception as error:  # nibabel's errors do not name the file
         raise UsageError(f"{file} cannot be read as a volume: {error}") from error
     shape = volume_shape(image)
     if len(shape) not in (3, 4) or min(shape) < 1:
-        raise UsageError(f"{file} must be a 3D volume, its shape is {list(image.shape)}")
+        raise UsageError(f"{file} must be a 3D volume, but has shape {list(image.shape)}")
     return image
 
 
 def volume_shape(image: Any) -> tuple[int, ...]:
-    """The shape without axes of size 1 behind the third."""
+    """Return the shape without trailing axes of size 1 after the third."""
     shape = tuple(image.shape)
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]
@@ -34,13 +34,13 @@ def volume_shape(image: Any) -> tuple[int, ...]:
 
 
 def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(channels (C, D, H, W) in the file's grid, affine); integers stay integers if not scaled."""
+    """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers."""
     image = open_image(file)
     try:
         header = read_header(file)
         array = read_stored(file, header)
-    except UnreadableFileError as reason:
-        raise UsageError(f"{file} cannot be read as a volume: it {reason}") from reason
+    except UnreadableFileError as error:
+        raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
     if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
         array = apply_scaling(array, header.slope, header.inter)
     array = array.reshape(volume_shape(image))
@@ -49,9 +49,9 @@ def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
-    """As float32, computed in float64 a slice at a time."""
+    """Scale to float32, computed in float64 slice by slice to bound memory."""
     result = np.empty(array.shape, np.float32, order="F")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-        for number in range(array.shape[-1]):
-            result[..., number] = array[..., number].astype(np.float64) * slope + inter
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
+        for z in range(array.shape[-1]):
+            result[..., z] = array[..., z].astype(np.float64) * slope + inter
     return result

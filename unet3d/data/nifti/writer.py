@@ -1,4 +1,4 @@
-"""What was predicted -> NIfTI files in the grid of their image, whole or not at all."""
+"""Write predictions as NIfTI files in the grid of their image, atomically."""
 
 import os
 from collections.abc import Generator
@@ -13,28 +13,27 @@ from unet3d.data.nifti.reader import open_image, volume_shape
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
-    """(D, H, W) uint8, with the affines, units and whatever else the image's header says."""
+    """Write labels (D, H, W), uint8, with the affines and units of the image `like`."""
     import nibabel
 
-    header = _header(like, labels.shape, np.uint8)
+    header = _make_header(like, labels.shape, np.uint8)
     with atomic_write(path) as draft:
-        nibabel.save(_type(like)(labels, None, header), draft)
+        nibabel.save(_get_image_type(like)(labels, None, header), draft)
 
 
 @contextmanager
 def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
-    """An array (K, D, H, W) float32 that lies in the file and not in memory.
+    """Yield an array (K, D, H, W), float32, that is mapped to an uncompressed file.
 
-    The file is not compressed, and its room on the disk is taken at once: a disk that is full says
-    so here.
+    The disk space is allocated first, so that a full disk fails here and not while writing.
     """
     space = volume_shape(open_image(like))[:3]
-    header = _header(like, (*space, classes), np.float32)
+    header = _make_header(like, (*space, classes), np.float32)
     with atomic_write(path) as draft:
         with draft.open("wb") as file:
             header.write_to(file)
             offset = header.get_data_offset()
-            length = offset + probability_bytes(space, classes)
+            length = offset + get_probability_bytes(space, classes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, length)
             else:
@@ -52,18 +51,18 @@ def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.
         del values
 
 
-def probability_bytes(space: tuple[int, ...], classes: int) -> int:
-    """The size of a file of probabilities."""
+def get_probability_bytes(space: tuple[int, ...], classes: int) -> int:
+    """Return the bytes of a file of probabilities."""
     return 4 * classes * int(np.prod(space))
 
 
-def _type(like: Path) -> Any:
-    """NIfTI-1 or NIfTI-2, as the image is."""
+def _get_image_type(like: Path) -> Any:
+    """Return Nifti1Image or Nifti2Image."""
     return type(open_image(like))
 
 
-def _header(like: Path, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The image's, for other voxels: both affines keep their codes, scaling and display go."""
+def _make_header(like: Path, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Copy an image's header for other voxels: both affines stay, scaling and display go."""
     header = open_image(like).header.copy()
     header.set_data_shape(shape)
     header.set_data_dtype(dtype)

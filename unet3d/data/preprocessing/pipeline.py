@@ -1,4 +1,4 @@
-"""From files to arrays that a network can read, and where those lie in their files."""
+"""Preprocess cases: read, reorient, crop, normalize and resample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,21 +8,24 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
+from unet3d.data.findings import join_first
 from unet3d.data.nifti.reader import read_volume
 from unet3d.data.preprocessing.background import Background, check_background, find_background
+from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
 from unet3d.data.preprocessing.resampling import (
     choose_interpolation_orders,
     compute_resampled_shape,
     crop,
+    find_orientation,
     get_full_box,
+    get_spacing,
     nonzero_box,
-    orientation,
     reorient,
     resample,
     resample_labels,
-    spacing,
 )
-from unet3d.data.preprocessing.statistics import Levels, Statistics, measure
+from unet3d.data.preprocessing.statistics import Percentiles, Statistics, measure_percentiles
+from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL, FileGrid
 
@@ -31,111 +34,103 @@ NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
 ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
 
 Intensity = tuple[float, float, float, float]
-"""Mean, deviation and the percentiles 0.5 and 99.5 of a channel's foreground over the data set."""
+"""Mean, standard deviation and percentiles 0.5 and 99.5 of a channel's foreground."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessedScan:
-    """A prepared image and its place in the file."""
+    """A preprocessed image and its position in its file."""
 
     image: np.ndarray  # (C, D, H, W), float32
     grid: FileGrid
-    spacing_mm: tuple[float, float, float]  # of the prepared image
+    spacing_mm: tuple[float, float, float]  # after resampling
     file_spacing_mm: tuple[float, float, float]  # before resampling, in the same orientation
     affine: np.ndarray  # of the file
-    levels: tuple[Levels, ...]  # of each channel before normalization
+    percentiles: tuple[Percentiles, ...]  # of each channel before normalization
 
     @property
     def statistics(self) -> Statistics:
-        """What tells whether it is like other scans."""
+        """Return the statistics for a comparison with other scans."""
         sizes = zip(self.grid.box, self.file_spacing_mm, strict=True)
         d, h, w = ((stop - start) * mm for (start, stop), mm in sizes)
-        return Statistics(spacing_mm=self.file_spacing_mm, extent_mm=(d, h, w), levels=self.levels)
+        return Statistics(
+            spacing_mm=self.file_spacing_mm, extent_mm=(d, h, w), percentiles=self.percentiles
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a volume is made ready; kept in checkpoints, so that prediction does the same.
+    """Preprocessing settings; stored in checkpoints, so that inference preprocesses alike.
 
-    A channel is normalised to mean 0 and deviation 1: `zscore` of the volume, `zscore_nonzero` of
-    its voxels that are not background, `ct` of the data set's foreground after clipping to its
-    percentiles 0.5 and 99.5; or `none`. With `zscore_nonzero` and `none` the background becomes 0,
-    as what patches have outside of a volume; with the other two it is a value like any other.
+    A channel is normalized to mean 0 and standard deviation 1: with `zscore` over the volume, with
+    `zscore_nonzero` over its foreground, with `ct` by the dataset's foreground statistics after
+    clipping to the percentiles 0.5 and 99.5; `none` leaves it as it is. With `zscore_nonzero` and
+    `none` the background becomes 0, the value with which patches are padded; with the other two it
+    is an ordinary value.
     """
 
     num_classes: int
     orientation: str = "RAS"
-    spacing_mm: tuple[float, float, float] | None = None  # None: as it is in the file
-    background: Background = (0,)  # where nothing was scanned: one for all channels, or each
-    crop: str = "nonzero"  # to the box of voxels that are not background; or none
-    normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one for each
-    intensities: tuple[Intensity, ...] | None = None  # one for each channel; what ct needs
-    ignore_label: int | None = None  # as the files call it
+    spacing_mm: tuple[float, float, float] | None = None  # None: the file's
+    background: Background = (0,)  # value where nothing was scanned: one for all channels, or each
+    crop: str = "nonzero"  # to the foreground's box; or none
+    normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one per channel
+    intensities: tuple[Intensity, ...] | None = None  # one per channel; required by ct
+    ignore_label: int | None = None  # its value in the files
 
     def __post_init__(self):
-        strange = [n for n in self.normalize if n not in NORMALIZATIONS]
-        if strange or not self.normalize:
+        unknown = [n for n in self.normalize if n not in NORMALIZATIONS]
+        if unknown or not self.normalize:
             raise UsageError(
-                f"data.normalize must be auto or of {', '.join(NORMALIZATIONS)}, one for all "
-                f"channels or a list with one for each, got {list(self.normalize)}"
+                f"data.normalize must be auto, {', '.join(NORMALIZATIONS)}, or a list with one "
+                f"per channel, got {list(self.normalize)}"
             )
         check_background(self.background)
         if self.crop not in ("nonzero", "none"):
             raise UsageError(f"data.crop must be nonzero or none, got {self.crop!r}")
         if sorted(self.orientation) not in ORIENTATIONS:
             raise UsageError(
-                "data.orientation must name one of L R, one of P A and one of I S, as RAS does, "
+                "data.orientation must hold one of L R, one of P A and one of I S, such as RAS, "
                 f"got {self.orientation!r}"
             )
         if not 2 <= self.num_classes <= IGNORE_LABEL:
             raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
         if self.ignore_label is not None and 0 <= self.ignore_label < self.num_classes:
             raise UsageError(
-                f"data.ignore_label must lie outside the classes 0..{self.num_classes - 1}, "
+                f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
                 f"got {self.ignore_label}"
             )
-        if self.spacing_mm is not None and (
-            len(self.spacing_mm) != 3 or not min(self.spacing_mm) > 0
-        ):
-            raise UsageError(
-                "data.spacing_mm must be three numbers above 0, median or null, "
-                f"got {list(self.spacing_mm)}"
-            )
+        if self.spacing_mm is not None:
+            parse_spacing("data.spacing_mm", self.spacing_mm)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
-        """From what `settings` gave."""
-        return cls(**{k: _tuples(v) for k, v in settings.items()})
+        """Build the settings from the result of `to_dict`."""
+        return cls(**{k: to_tuples(v) for k, v in settings.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """All of the above, as plain values.
+        """Return all settings as plain values."""
+        return {k: to_lists(v) for k, v in asdict(self).items()}
 
-        A background of 0 is left out, so that older checkpoints and prepared volumes still agree.
-        """
-        found = {k: _lists(v) for k, v in asdict(self).items()}
-        if set(self.background) == {0}:
-            del found["background"]
-        return found
-
-    def scan(self, files: Sequence[Path]) -> PreprocessedScan:
-        """The channels of a case, from one file or one each."""
+    def preprocess_scan(self, files: Sequence[Path]) -> PreprocessedScan:
+        """Preprocess the channels of a case, from one file or one file each."""
         channels, affine = read_channels(files)
-        axes, flips = orientation(affine, self.orientation)
+        axes, flips = find_orientation(affine, self.orientation)
         file_shape = channels.shape[1:]
         channels = reorient(channels, axes, flips)
         background = find_background(channels, self.background)
-        crops = self.crop == "nonzero"
-        box = nonzero_box(channels, background) if crops else get_full_box(channels)
+        is_cropped = self.crop == "nonzero"
+        box = nonzero_box(channels, background) if is_cropped else get_full_box(channels)
         size = [stop - start for start, stop in box]
-        old_mm = spacing(affine, axes)
+        old_mm = get_spacing(affine, axes)
         new_mm = self.spacing_mm or old_mm
         shape = compute_resampled_shape(size, old_mm, new_mm)
         grid = FileGrid(file_shape=file_shape, axes=axes, flips=flips, box=box, shape=shape)
-        levels = tuple(measure(crop(channel, grid)) for channel in channels)
+        percentiles = tuple(measure_percentiles(crop(channel, grid)) for channel in channels)
         image = np.empty((len(channels), *shape), np.float32)
         for c in range(len(channels)):
             channel = crop(channels[c], grid).astype(np.float32)
-            channel = self._normalized(channel, c, np.float32(background[c]))
+            channel = self._normalize_in_place(channel, c, np.float32(background[c]))
             image[c] = resample(channel, shape, choose_interpolation_orders(old_mm, new_mm, 3))
         d, h, w = (o * n / s for o, n, s in zip(old_mm, size, shape, strict=True))
         return PreprocessedScan(
@@ -144,108 +139,101 @@ class Preprocessing:
             spacing_mm=(d, h, w),
             file_spacing_mm=old_mm,
             affine=affine,
-            levels=levels,
+            percentiles=percentiles,
         )
 
-    def label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
-        """(D, H, W), uint8, on the scan's grid; voxels to ignore are IGNORE."""
-        values = self._checked(read_label(file, scan.grid.file_shape), file)
+    def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
+        """Preprocess a label to (D, H, W), uint8, on the scan's grid, with IGNORE_LABEL."""
+        values = self._to_classes(read_label(file, scan.grid.file_shape), file)
         values = crop(reorient(values, scan.grid.axes, scan.grid.flips), scan.grid)
         orders = choose_interpolation_orders(scan.file_spacing_mm, scan.spacing_mm, 1)
         return np.ascontiguousarray(resample_labels(values, scan.grid.shape, orders))
 
-    def _checked(self, values: np.ndarray, file: Path) -> np.ndarray:
+    def _to_classes(self, values: np.ndarray, file: Path) -> np.ndarray:
         allowed = set(range(self.num_classes)) | {self.ignore_label}
-        strange = [float(v) for v in np.unique(values) if v not in allowed]
-        if strange:
+        unknown = [f"{v:g}" for v in np.unique(values).astype(float).tolist() if v not in allowed]
+        if unknown:
+            ignored = f" or {self.ignore_label} (ignored)" if self.ignore_label is not None else ""
             raise UsageError(
-                f"{file}: labels must be 0..{self.num_classes - 1}"
-                + (f" or {self.ignore_label} (ignored)" if self.ignore_label is not None else "")
-                + f", it holds {', '.join(f'{v:g}' for v in strange[:5])}"
-                + ("" if len(strange) <= 5 else f" and {len(strange) - 5} more")
+                f"{file}: labels must be 0..{self.num_classes - 1}{ignored}, "
+                f"found {join_first(unknown)}"
             )
-        ignored = values == self.ignore_label
-        label = np.where(ignored, 0, values).astype(np.uint8)
-        label[ignored] = IGNORE_LABEL
+        is_ignored = values == self.ignore_label
+        label = np.where(is_ignored, 0, values).astype(np.uint8)
+        label[is_ignored] = IGNORE_LABEL
         return label
 
-    def _normalized(self, channel: np.ndarray, number: int, background: np.float32) -> np.ndarray:
-        """In place."""
-        how = self.normalize[number if len(self.normalize) > 1 else 0]
-        if how == "none":
+    def _normalize_in_place(
+        self, channel: np.ndarray, number: int, background: np.float32
+    ) -> np.ndarray:
+        method = self.normalize[number if len(self.normalize) > 1 else 0]
+        if method == "none":
             if background:
                 channel[channel == background] = 0
             return channel
-        if how == "ct":
-            assert self.intensities is not None, "build gives them where a channel is ct"
-            mean, deviation, low, high = self.intensities[number]
+        selected = ...  # voxels that are normalized: all, unless zscore_nonzero
+        if method == "ct":
+            assert self.intensities is not None, "the config provides them if a channel is ct"
+            mean, std, low, high = self.intensities[number]
             np.clip(channel, low, high, out=channel)
-            counted = ...
         else:
-            counted = ...
-            if how == "zscore_nonzero":
-                counted = channel != background
-                if not counted.any():
-                    counted = ...
-                elif background:
-                    channel[~counted] = 0
-            mean, deviation = channel[counted].mean(dtype=float), channel[counted].std(dtype=float)
-        channel[counted] -= mean
-        channel[counted] /= max(deviation, 1e-8)
+            if method == "zscore_nonzero":
+                foreground = channel != background
+                if foreground.any():
+                    selected = foreground
+                    if background:
+                        channel[~foreground] = 0
+            mean, std = channel[selected].mean(dtype=float), channel[selected].std(dtype=float)
+        channel[selected] -= mean
+        channel[selected] /= max(std, 1e-8)
         return channel
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """(C, D, H, W) as the files hold it, and the affine."""
+    """Return the channels (C, D, H, W) in the files' grid, and the first file's affine."""
     parts, affine = [], np.eye(4)
     for number, file in enumerate(files):
-        channels, own = read_volume(file)
-        if not all(_finite(channel) for channel in channels):
+        channels, file_affine = read_volume(file)
+        if not all(_is_finite(channel) for channel in channels):
             raise UsageError(f"{file} holds NaN or infinite values")
         if number and channels.shape[1:] != parts[0].shape[1:]:
             raise UsageError(
-                f"{file} has shape {list(channels.shape[1:])} and {files[0]} "
-                f"{list(parts[0].shape[1:])}: the channels of a case must be equal in shape"
+                f"{file} has shape {list(channels.shape[1:])}, but {files[0]} "
+                f"{list(parts[0].shape[1:])}: the channels of a case must have the same shape"
             )
-        affine = affine if number else own
+        affine = affine if number else file_affine
         parts.append(channels)
-    return parts[0] if len(parts) == 1 else _joined(parts), affine
+    return parts[0] if len(parts) == 1 else _concatenate(parts), affine
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """One array whose volumes lie in memory as files have them, which is quickest to copy."""
+def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate channels in the memory order of files, which is the fastest to copy."""
     c, (d, h, w) = sum(len(part) for part in parts), parts[0].shape[1:]
-    together = np.empty((c, w, h, d), np.result_type(*parts)).transpose(0, 3, 2, 1)
-    return np.concatenate(parts, out=together)
+    channels = np.empty((c, w, h, d), np.result_type(*parts)).transpose(0, 3, 2, 1)
+    return np.concatenate(parts, out=channels)
 
 
-def _finite(channel: np.ndarray) -> bool:
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite for a network
+def _is_finite(channel: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         return bool(np.isfinite(channel.astype(np.float32, copy=False)).all())
 
 
 def read_label(file: Path, shape: Sequence[int]) -> np.ndarray:
-    """(D, H, W) as the file holds it, which must be its image's shape."""
+    """Return labels (D, H, W) in the file's grid, which must have its image's shape."""
     channels, _ = read_volume(file)
     if len(channels) != 1:
-        raise UsageError(f"{file} must hold one label per voxel, it has {len(channels)} channels")
+        raise UsageError(f"{file} must hold one label per voxel, but has {len(channels)} channels")
     if channels.shape[1:] != tuple(shape):
         raise UsageError(
-            f"{file} has shape {list(channels.shape[1:])} and its image {list(shape)}: "
+            f"{file} has shape {list(channels.shape[1:])}, but its image {list(shape)}: "
             "they must be equal"
         )
     return channels[0]
 
 
-def preprocess_case(case: Case, preparation: Preprocessing) -> tuple[PreprocessedScan, np.ndarray]:
-    """The image of a case and its label (D, H, W), uint8."""
-    scan = preparation.scan(case.images)
-    return scan, preparation.label(case.label, scan)
-
-
-def _lists(value: Any) -> Any:
-    return [_lists(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+def preprocess_case(
+    case: Case, preprocessing: Preprocessing
+) -> tuple[PreprocessedScan, np.ndarray]:
+    """Return the preprocessed image of a case and its label (D, H, W), uint8."""
+    scan = preprocessing.preprocess_scan(case.images)
+    return scan, preprocessing.preprocess_label(case.label, scan)

@@ -1,4 +1,4 @@
-"""Volumes in another orientation, box and resolution."""
+"""Reorient, crop and resample volumes."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from unet3d.types import FileGrid, Triple
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 ANISOTROPIC = 3
-"""From this ratio of spacings on, an axis is coarse: values are not interpolated across it."""
+"""Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
 
-def orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool, bool]]:
-    """(axes, flips) that turn a file's volume to `code`, as in Grid.
+def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool, bool]]:
+    """Return the (axes, flips) of FileGrid that reorient a file's volume to `code`.
 
-    >>> orientation(np.diag([-1.0, 1, 1, 1]), "RAS")
+    >>> find_orientation(np.diag([-1.0, 1, 1, 1]), "RAS")
     ((0, 1, 2), (True, False, False))
     """
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
@@ -27,42 +27,42 @@ def orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool
     return (d, h, w), (flips[0], flips[1], flips[2])
 
 
-def spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
-    """Millimetres from voxel to voxel along the oriented axes."""
+def get_spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
+    """Return the spacing in mm along the reoriented axes."""
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
     return float(sizes[axes[0]]), float(sizes[axes[1]]), float(sizes[axes[2]])
 
 
 def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:
-    """A view of (..., D, H, W) with its last three axes transposed and flipped."""
+    """Return a view of (..., D, H, W) with its last three axes transposed and flipped."""
     extra = volume.ndim - 3
-    turned = volume.transpose(*range(extra), *(extra + a for a in axes))
-    return turned[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
+    transposed = volume.transpose(*range(extra), *(extra + a for a in axes))
+    return transposed[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
 
 
 def crop(volume: np.ndarray, grid: FileGrid) -> np.ndarray:
-    """A view of (..., D, H, W) within the grid's box."""
+    """Return a view of (..., D, H, W) within the grid's box."""
     return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
 
 
 def get_full_box(channels: np.ndarray) -> Box:
-    """All of (C, D, H, W)."""
+    """Return the box of all voxels of (C, D, H, W)."""
     _, d, h, w = channels.shape
     return (0, d), (0, h), (0, w)
 
 
 def nonzero_box(channels: np.ndarray, background: Sequence[float] | None = None) -> Box:
-    """The smallest box around what is not background in any channel; all, if all is background.
+    """Return the smallest box around the foreground of all channels; the full box if there is none.
 
-    Channels (C, D, H, W) have a background value each; None: 0 for all of them.
+    `background` holds one value for each channel of (C, D, H, W); None: 0 for all.
     """
-    there = np.zeros_like(channels[0], bool)  # in the order of the memory
+    foreground = np.zeros_like(channels[0], bool)  # in the channels' memory order
     for channel, value in zip(channels, background or [0] * len(channels), strict=True):
-        there |= channel != value
+        foreground |= channel != value
 
     def extent(axis: int) -> tuple[int, int]:
-        rows = np.flatnonzero(there.any(tuple(a for a in range(3) if a != axis)))
-        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, there.shape[axis])
+        rows = np.flatnonzero(foreground.any(tuple(a for a in range(3) if a != axis)))
+        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, foreground.shape[axis])
 
     return extent(0), extent(1), extent(2)
 
@@ -70,32 +70,37 @@ def nonzero_box(channels: np.ndarray, background: Sequence[float] | None = None)
 def compute_resampled_shape(
     size: Sequence[int], old_mm: Sequence[float], new_mm: Sequence[float]
 ) -> Triple:
-    """Voxels along each axis at another spacing."""
+    """Return the shape after resampling from one spacing to another."""
     d, h, w = (max(1, round(n * o / s)) for n, o, s in zip(size, old_mm, new_mm, strict=True))
     return d, h, w
 
 
 def make_interpolation_matrix(old: int, new: int, order: int) -> np.ndarray:
-    """(new, old) matrix that interpolates along an axis: 0 nearest, 1 linear, 3 cubic spline."""
+    """Return a (new, old) matrix that interpolates along an axis; order 3 is a cubic spline."""
     if old == new:
         return np.eye(old, dtype=np.float32)
-    at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    position = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     if order == 0:
-        return np.eye(old, dtype=np.float32)[np.floor(at + 0.5).astype(int).clip(max=old - 1)]
+        return np.eye(old, dtype=np.float32)[np.floor(position + 0.5).astype(int).clip(max=old - 1)]
     if order == 1 or old < 4:
-        below = np.minimum(np.floor(at).astype(int), old - 1)
+        below = np.minimum(np.floor(position).astype(int), old - 1)
         matrix = np.zeros((new, old), np.float32)
-        matrix[np.arange(new), below] = 1 - (at - below)
-        matrix[np.arange(new), np.minimum(below + 1, old - 1)] += at - below
+        matrix[np.arange(new), below] = 1 - (position - below)
+        matrix[np.arange(new), np.minimum(below + 1, old - 1)] += position - below
         return matrix
     from scipy.ndimage import map_coordinates
 
-    columns = [map_coordinates(unit, at[None], order=3, mode="nearest") for unit in np.eye(old)]
+    columns = [
+        map_coordinates(unit, position[None], order=3, mode="nearest") for unit in np.eye(old)
+    ]
     return np.stack(columns, axis=1).astype(np.float32)
 
 
 def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
-    """(D, H, W) float32 at another shape, an axis at a time: two copies at most at once."""
+    """Resample (D, H, W), float32, axis by axis.
+
+    A matrix product per axis needs at most two copies; scipy.ndimage.zoom filters in float64.
+    """
     for axis in sorted(range(3), key=lambda a: shape[a] / volume.shape[a]):  # shrink first
         old, new = volume.shape[axis], shape[axis]
         if old == new:
@@ -112,7 +117,7 @@ def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) ->
 def choose_interpolation_orders(
     old_mm: Sequence[float], new_mm: Sequence[float], order: int
 ) -> list[int]:
-    """`order` along each axis, but the nearest voxel across an axis that is coarse."""
+    """Return `order` for each axis, but 0 (nearest) for a coarse axis."""
     for sizes in (old_mm, new_mm):
         if max(sizes) > ANISOTROPIC * min(sizes):
             coarse = int(np.argmax(sizes))
@@ -121,27 +126,27 @@ def choose_interpolation_orders(
 
 
 def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
-    """(D, H, W) integers at another shape: at each voxel the label with the largest share there.
+    """Resample labels (D, H, W): each voxel gets the label with the largest interpolated mask.
 
-    Each label's mask is interpolated by itself, so that none between two others is invented.
+    Interpolating the labels themselves would invent labels between two others.
     """
     if tuple(shape) == labels.shape:
         return labels
     best = np.full(tuple(shape), -1, np.float32)
     result = np.zeros(tuple(shape), labels.dtype)
     for value in np.unique(labels):
-        share = resample((labels == value).astype(np.float32), shape, orders)
-        np.copyto(result, value, where=share > best)
-        np.maximum(best, share, out=best)
+        mask = resample((labels == value).astype(np.float32), shape, orders)
+        np.copyto(result, value, where=mask > best)
+        np.maximum(best, mask, out=best)
     return result
 
 
-def axis_names(code: str) -> tuple[str, str, str]:
-    """Name the slices across each axis of a volume that is turned to `code`.
+def get_plane_names(code: str) -> tuple[str, str, str]:
+    """Return the plane that is orthogonal to each axis of a volume with orientation `code`.
 
-    >>> axis_names("RAS")
+    >>> get_plane_names("RAS")
     ('sagittal', 'coronal', 'axial')
-    >>> axis_names("SPL")
+    >>> get_plane_names("SPL")
     ('axial', 'coronal', 'sagittal')
     """
     names = {"sagittal": "RL", "coronal": "AP", "axial": "SI"}

@@ -1,4 +1,4 @@
-"""What the training cases are like before normalization, and in what a scan is unlike them."""
+"""Summarize the training cases before normalization, and find scans that differ from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,269 +8,270 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
+
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
-VOXELS = 40**3
-"""At most so many of a channel's voxels are looked at, which costs milliseconds and few MiB."""
+MAX_VOXELS = 40**3
+"""Voxels per channel that are sampled, which takes milliseconds and a few MiB."""
 
-COMMON = 0.1
-"""A value that this share of the voxels have is a background's, as 0 is."""
+BACKGROUND_FRACTION = 0.1
+"""A value with more than this fraction of the voxels counts as background, as 0 does."""
 
-SPACING, EXTENT, SPREAD, OFFSET = 1.5, 2.0, 2.0, 0.5
-"""How far beyond the training cases a scan may be: three factors, and a part of the spread."""
+SPACING_FACTOR, EXTENT_FACTOR, SPREAD_FACTOR, OFFSET_MARGIN = 1.5, 2.0, 2.0, 0.5
+"""Tolerance beyond the range of the training cases: factors, and a margin in spreads."""
 
-FLOOR = 0.02
-"""The least deviation of a feature over the training cases: there may be few of them."""
+MIN_DEVIATION = 0.02
+"""Lower bound of a feature's deviation, which is unreliable for few training cases."""
 
-CAP = 16.0
-"""The most that a single feature says against a channel: four deviations, squared."""
+MAX_COST = 16.0
+"""Upper bound of one feature's cost: four deviations, squared."""
 
-EVIDENCE = 8.0
-"""By how much nearly every training case must fit its own order better for an order to be told."""
+MIN_MARGIN = 8.0
+"""Margin by which most training cases must prefer their own order for a swap to be detectable."""
 
-Levels = tuple[float, ...]
-"""The values at PERCENTILES of a channel's voxels, without the background."""
+Percentiles = tuple[float, ...]
+"""The values at PERCENTILES of a channel's voxels without background."""
 
-Three = tuple[float, float, float]
+FloatTriple = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Of one case, in the orientation and within the box that it is prepared in."""
+    """Statistics of one case, in its preprocessed orientation and box."""
 
-    spacing_mm: Three  # of the file
-    extent_mm: Three  # of the box
-    levels: tuple[Levels, ...]  # of each channel
+    spacing_mm: FloatTriple  # of the file
+    extent_mm: FloatTriple  # of the box
+    percentiles: tuple[Percentiles, ...]  # of each channel
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Statistics":
-        """From plain values."""
-        return cls(**{key: _tuples(value) for key, value in values.items()})
+        """Build the statistics from plain values."""
+        return cls(**{key: to_tuples(value) for key, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatistics:
-    """Over the training cases; kept in checkpoints."""
+    """Statistics over the training cases; stored in checkpoints."""
 
     cases: int
-    spacing_mm: tuple[Three, ...]  # least, median and most, of each axis
-    extent_mm: tuple[Three, ...]  # likewise
-    spreads: tuple[tuple[tuple[float, float], ...], ...]  # of each channel: ranges, ascending
-    offsets: tuple[Three, ...]  # least, median and most, of each channel
+    spacing_mm: tuple[FloatTriple, ...]  # minimum, median and maximum of each axis
+    extent_mm: tuple[FloatTriple, ...]  # likewise
+    spreads: tuple[tuple[tuple[float, float], ...], ...]  # ascending ranges of each channel
+    offsets: tuple[FloatTriple, ...]  # minimum, median and maximum of each channel
     means: tuple[tuple[float, ...], ...]  # of each channel's features
     deviations: tuple[tuple[float, ...], ...]  # likewise
-    swaps: tuple[tuple[float, ...], ...]  # two channels, and what tells that they are swapped
+    swaps: tuple[tuple[float, ...], ...]  # two channels, and the gain that shows they are swapped
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], channels: int) -> "TrainingStatistics":
-        """From what `settings` gave; ValueError if it is something else."""
-        made = cls(**{key: _tuples(value) for key, value in values.items()})
-        if not all(type(leaf) in (int, float) for leaf in _leaves(tuple(asdict(made).values()))):
+        """Build the statistics from the result of `to_dict`; raise ValueError if it is invalid."""
+        statistics = cls(**{key: to_tuples(value) for key, value in values.items()})
+        leaves = _iter_leaves(tuple(asdict(statistics).values()))
+        if not all(type(leaf) in (int, float) for leaf in leaves):
             raise ValueError("the statistics of the training cases must be numbers")
-        per_axis = np.array([made.spacing_mm, made.extent_mm], float)
-        features = np.array([made.means, made.deviations], float)
-        offsets, swaps = np.array(made.offsets, float), np.array(made.swaps, float)
-        spreads = [np.array(ranges, float) for ranges in made.spreads]
+        per_axis = np.array([statistics.spacing_mm, statistics.extent_mm], float)
+        features = np.array([statistics.means, statistics.deviations], float)
+        offsets, swaps = np.array(statistics.offsets, float), np.array(statistics.swaps, float)
+        spreads = [np.array(ranges, float) for ranges in statistics.spreads]
         shapes = (per_axis.shape, offsets.shape, features.shape, len(spreads))
         arrays = (per_axis, offsets, features, swaps, *spreads)
         if (
-            type(made.cases) is not int
-            or shapes != ((2, 3, 3), (channels, 3), (2, channels, FEATURES), channels)
+            type(statistics.cases) is not int
+            or shapes != ((2, 3, 3), (channels, 3), (2, channels, NUM_FEATURES), channels)
             or any(ranges.ndim != 2 or ranges.shape[1] != 2 for ranges in spreads)
             or (swaps.size and (swaps.ndim != 2 or swaps.shape[1] != 3))
             or (swaps.size and not set(swaps[:, :2].ravel()) <= set(range(channels)))
             or not all(np.isfinite(array).all() for array in arrays)
         ):
-            raise ValueError("the statistics of the training cases are not of its channels")
-        return made
+            raise ValueError(
+                f"the statistics of the training cases do not match {channels} channels"
+            )
+        return statistics
 
     def to_dict(self) -> dict[str, Any]:
-        """All of the above, as plain values."""
-        return {key: _lists(value) for key, value in asdict(self).items()}
+        """Return all statistics as plain values."""
+        return {key: to_lists(value) for key, value in asdict(self).items()}
 
 
-def measure(channel: np.ndarray) -> Levels:
-    """(D, H, W) -> the percentiles of its voxels, without 0 and a background of another value."""
-    step = ceil((channel.size / VOXELS) ** (1 / 3))
+def measure_percentiles(channel: np.ndarray) -> Percentiles:
+    """Return the percentiles of (D, H, W) without 0 and without another background value."""
+    step = ceil((channel.size / MAX_VOXELS) ** (1 / 3))
     values = channel[::step, ::step, ::step].astype(float)
     values = values[values != 0]
-    found, counts = np.unique(values, return_counts=True)
-    if len(found) > 1 and counts.max() > COMMON * len(values):
-        values = values[values != found[counts.argmax()]]
+    unique, counts = np.unique(values, return_counts=True)
+    if len(unique) > 1 and counts.max() > BACKGROUND_FRACTION * len(values):
+        values = values[values != unique[counts.argmax()]]
     return tuple(map(float, np.percentile(values, PERCENTILES))) if len(values) else (0.0,) * 7
 
 
-def summarize(found: Sequence[Statistics]) -> TrainingStatistics:
-    """Over the training cases."""
-    features = np.array([[_features(levels) for levels in one.levels] for one in found])
+def summarize_statistics(cases: Sequence[Statistics]) -> TrainingStatistics:
+    """Compute the statistics over the training cases."""
+    features = np.array([[_compute_features(p) for p in case.percentiles] for case in cases])
     spacing, extent, offsets = (
-        _rows(np.stack([a.min(0), np.median(a, 0), a.max(0)], axis=1))
+        _to_rows(np.stack([a.min(0), np.median(a, 0), a.max(0)], axis=1))
         for a in (
-            np.array([one.spacing_mm for one in found]),
-            np.array([one.extent_mm for one in found]),
+            np.array([case.spacing_mm for case in cases]),
+            np.array([case.extent_mm for case in cases]),
             features[..., 1],
         )
     )
     return TrainingStatistics(
-        cases=len(found),
+        cases=len(cases),
         spacing_mm=spacing,
         extent_mm=extent,
         spreads=tuple(
-            _ranges([_spread(one.levels[c]) for one in found]) for c in range(features.shape[1])
+            _find_ranges([_get_spread(case.percentiles[c]) for case in cases])
+            for c in range(features.shape[1])
         ),
         offsets=offsets,
-        means=_rows(features.mean(0)),
-        deviations=_rows(features.std(0)),
-        swaps=tuple(_swaps(features)),
+        means=_to_rows(features.mean(0)),
+        deviations=_to_rows(features.std(0)),
+        swaps=tuple(_find_detectable_swaps(features)),
     )
 
 
-def differences(
-    one: Statistics, training: TrainingStatistics, channels: Sequence[str], normalize: Sequence[str]
+def describe_differences(
+    case: Statistics,
+    training: TrainingStatistics,
+    channels: Sequence[str],
+    normalize: Sequence[str],
 ) -> list[str]:
-    """In what a case is unlike the training cases, in words; `normalize` is each channel's."""
-    said = []
-    for what, sizes, ranges, factor in (
-        ("spacing", one.spacing_mm, training.spacing_mm, SPACING),
-        ("size", one.extent_mm, training.extent_mm, EXTENT),
+    """Describe how a case differs from the training cases; `normalize` is that of the channels."""
+    messages = []
+    for name, sizes, ranges, factor in (
+        ("spacing", case.spacing_mm, training.spacing_mm, SPACING_FACTOR),
+        ("size", case.extent_mm, training.extent_mm, EXTENT_FACTOR),
     ):
         pairs = list(zip(sizes, ranges, strict=True))
         if any(not low / factor <= size <= high * factor for size, (low, _, high) in pairs):
-            said.append(
-                f"{what} {' x '.join(f'{size:.4g}' for size in sizes)} mm (training: "
-                f"{' x '.join(_between(low, high) for _, (low, _, high) in pairs)})"
+            messages.append(
+                f"{name} {' x '.join(f'{size:.4g}' for size in sizes)} mm (training: "
+                f"{' x '.join(_format_range(low, high) for _, (low, _, high) in pairs)})"
             )
-    order = _order(one, training)
+    order = _find_channel_order(case, training)
     if order is not None:
-        looks = ", ".join(channels[c] for c in order)
-        expected = ", ".join(channels)
+        expected, found = ", ".join(channels), ", ".join(channels[c] for c in order)
         return [
-            *said,
-            f"channels seem to be in another order: expected {expected}, they look like {looks}",
+            *messages,
+            f"channels seem to be in a different order: expected {expected}, found {found}",
         ]
     for c, name in enumerate(channels):
-        levels, spread = one.levels[c], _spread(one.levels[c])
-        values = f"{name} has values of {_between(levels[1], levels[5])}"
-        if not any(low / SPREAD <= spread <= high * SPREAD for low, high in training.spreads[c]):
-            known = " or ".join(_between(low, high) for low, high in training.spreads[c])
-            factor = normalize[c if len(normalize) > 1 else 0].startswith("zscore")
-            said.append(
-                f"{values}, a spread of {_number(spread)} (training: {known}"
-                + ("; normalization takes out a mere factor)" if factor else ")")
+        percentiles, spread = case.percentiles[c], _get_spread(case.percentiles[c])
+        values = f"{name} has values of {_format_range(percentiles[1], percentiles[5])}"
+        ranges = training.spreads[c]
+        if not any(low / SPREAD_FACTOR <= spread <= high * SPREAD_FACTOR for low, high in ranges):
+            expected = " or ".join(_format_range(low, high) for low, high in ranges)
+            is_scaled = normalize[c if len(normalize) > 1 else 0].startswith("zscore")
+            note = "; normalization removes a constant factor" if is_scaled else ""
+            messages.append(
+                f"{values}, a spread of {_format_number(spread)} (training: {expected}{note})"
             )
             continue
         low, _, high = training.offsets[c]
-        offset = _features(levels)[1]
-        if not low - max(OFFSET, high - low) <= offset <= high + max(OFFSET, high - low):
-            said.append(
+        offset = _compute_features(percentiles)[1]
+        margin = max(OFFSET_MARGIN, high - low)
+        if not low - margin <= offset <= high + margin:
+            messages.append(
                 f"{values}, a median of {offset:.2g} times their spread "
                 f"(training: {low:.2g}..{high:.2g} times)"
             )
-    return said
+    return messages
 
 
-def _spread(levels: Levels) -> float:
-    """From the percentile 5 to 95."""
-    return levels[5] - levels[1]
+def _get_spread(percentiles: Percentiles) -> float:
+    """Return the difference of the percentiles 95 and 5."""
+    return percentiles[5] - percentiles[1]
 
 
-def _features(levels: Levels) -> list[float]:
-    """The spread's magnitude, the median in spreads, then the histogram's shape."""
-    median, spread = levels[3], max(_spread(levels), 1e-12)
-    others = [(levels[n] - median) / spread for n in (0, 2, 4, 5, 6)]
-    magnitude = np.log10(spread)
-    return [float(magnitude), *(float(np.clip(f, -9, 9)) for f in (median / spread, *others))]
+def _compute_features(percentiles: Percentiles) -> list[float]:
+    """Return log10 of the spread, the median in spreads, and the histogram's shape."""
+    median, spread = percentiles[3], max(_get_spread(percentiles), 1e-12)
+    shape = [(percentiles[n] - median) / spread for n in (0, 2, 4, 5, 6)]
+    return [float(np.log10(spread)), *(float(np.clip(f, -9, 9)) for f in (median / spread, *shape))]
 
 
-FEATURES = len(_features((0.0,) * len(PERCENTILES)))
+NUM_FEATURES = len(_compute_features((0.0,) * len(PERCENTILES)))
 
 
-def _ranges(values: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Ranges that hold all values; between two of them is a gap in which a scan is a stranger.
+def _find_ranges(values: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Return ranges that hold all values, separated where neighbors differ by a large factor.
 
-    >>> _ranges([80, 70, 500, 101, 1e5])
+    >>> _find_ranges([80, 70, 500, 101, 1e5])
     ((70, 101), (500, 500), (100000.0, 100000.0))
     """
     ordered = sorted(values)
-    ends = [(a, b) for a, b in pairwise(ordered) if b > a * SPREAD**2 or (b > a and a <= 0)]
-    lows, highs = [ordered[0], *(b for _, b in ends)], [*(a for a, _ in ends), ordered[-1]]
+    gaps = [(a, b) for a, b in pairwise(ordered) if b > a * SPREAD_FACTOR**2 or (b > a and a <= 0)]
+    lows, highs = [ordered[0], *(b for _, b in gaps)], [*(a for a, _ in gaps), ordered[-1]]
     return tuple(zip(lows, highs, strict=True))
 
 
-def _costs(features: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """(C, C): how badly a scan's channel (row) fits a channel of the training (column)."""
-    off = (features[:, None] - means[None]) / np.maximum(deviations, FLOOR)[None]
-    return np.minimum(off**2, CAP).sum(-1)
+def _compute_costs(features: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """Return (C, C): how badly a scan's channel (row) matches a training channel (column)."""
+    distance = (features[:, None] - means[None]) / np.maximum(deviations, MIN_DEVIATION)[None]
+    return np.minimum(distance**2, MAX_COST).sum(-1)
 
 
-def _gain(costs: np.ndarray, i: int, j: int) -> float:
-    """How much better two channels fit when they are swapped."""
+def _compute_swap_gain(costs: np.ndarray, i: int, j: int) -> float:
+    """Return how much better two channels match when they are swapped."""
     return float(costs[i, i] + costs[j, j] - costs[i, j] - costs[j, i])
 
 
-def _swaps(features: np.ndarray) -> Iterator[tuple[float, ...]]:
-    """(N, C, F) -> pairs of channels that the training cases tell apart, each with a threshold.
+def _find_detectable_swaps(features: np.ndarray) -> Iterator[tuple[float, ...]]:
+    """Yield (channel, channel, threshold) for the pairs that features (N, C, F) tell apart.
 
-    Each case is judged by the others: where one in twenty hardly fits its own order better, a scan
-    cannot be told to be in another.
+    Each training case is compared with the others (leave-one-out). If more than one in twenty
+    hardly prefers its own order, a swap cannot be detected.
     """
     if len(features) < 4:
         return
     count = len(features) - 1
-    means = (features.sum(0) - features) / count  # of the others, for each case
+    means = (features.sum(0) - features) / count  # of the other cases, for each case
     squares = ((features - features.mean(0)) ** 2).sum(0)
     variances = (squares - (features - features.mean(0)) ** 2 * (count + 1) / count) / count
     deviations = np.sqrt(np.maximum(variances, 0))
-    costs = [_costs(*case) for case in zip(features, means, deviations, strict=True)]
+    costs = [_compute_costs(*case) for case in zip(features, means, deviations, strict=True)]
     for i, j in combinations(range(features.shape[1]), 2):
-        gains = np.array([_gain(c, i, j) for c in costs])
+        gains = np.array([_compute_swap_gain(c, i, j) for c in costs])
         margin = -float(np.percentile(gains, 95))
         threshold = max(margin / 2, float(gains.max()))
-        if margin > max(EVIDENCE, threshold):
+        if margin > max(MIN_MARGIN, threshold):
             yield i, j, threshold
 
 
-def _order(one: Statistics, training: TrainingStatistics) -> list[int] | None:
-    """Which channel of the training each channel looks like, if that is clearly another order."""
+def _find_channel_order(case: Statistics, training: TrainingStatistics) -> list[int] | None:
+    """Return the training channel that each channel matches, if channels are clearly swapped."""
     from scipy.optimize import linear_sum_assignment
 
-    features = np.array([_features(levels) for levels in one.levels])
-    costs = _costs(features, np.array(training.means), np.array(training.deviations))
-    if not any(_gain(costs, int(i), int(j)) > t for i, j, t in training.swaps):
+    features = np.array([_compute_features(percentiles) for percentiles in case.percentiles])
+    costs = _compute_costs(features, np.array(training.means), np.array(training.deviations))
+    if not any(_compute_swap_gain(costs, int(i), int(j)) > t for i, j, t in training.swaps):
         return None
     order = [int(c) for c in linear_sum_assignment(costs)[1]]
     return order if order != sorted(order) else None
 
 
-def _between(low: float, high: float) -> str:
-    least, most = _number(low), _number(high)
-    return least if least == most else f"{least}..{most}"
+def _format_range(low: float, high: float) -> str:
+    ends = _format_number(low), _format_number(high)
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]}..{ends[1]}"
 
 
-def _number(value: float) -> str:
-    """In digits, as far as there are not too many.
+def _format_number(value: float) -> str:
+    """Format with four significant digits, or all integer digits below 1e9.
 
-    >>> _number(1234567.8), _number(12.3456)
+    >>> _format_number(1234567.8), _format_number(12.3456)
     ('1,234,568', '12.35')
     """
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _rows(array: np.ndarray) -> Any:
-    return _tuples(array.tolist())
+def _to_rows(array: np.ndarray) -> Any:
+    return to_tuples(array.tolist())
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _iter_leaves(value: Any) -> Iterator[Any]:
     if not isinstance(value, tuple):
         yield value
     else:
         for inner in value:
-            yield from _leaves(inner)
-
-
-def _lists(value: Any) -> Any:
-    return [_lists(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+            yield from _iter_leaves(inner)

@@ -1,0 +1,36 @@
+"""Small cases on disk, and what preprocessing makes of them."""
+
+import nibabel
+import numpy as np
+
+from unet3d.data.case import Case
+from unet3d.data.preprocessing.cache import preprocess_all
+from unet3d.data.preprocessing.pipeline import Preprocessing
+
+
+def write_case(folder, image, label=None, affine=None, name="case"):
+    """Write an image (channels last) and its label, zeros if none is given."""
+    label = np.zeros(image.shape[:3], np.uint8) if label is None else label
+    files = []
+    for kind, array in (("image", image), ("label", label)):
+        path = folder / f"{name}_{kind}.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(array, np.eye(4) if affine is None else affine), path)
+        files.append(path)
+    return Case(name=name, images=(files[0],), label=files[1])
+
+
+def noise(*size, mean=5.0):
+    return np.random.default_rng(0).normal(mean, 2, size).astype(np.float32)
+
+
+def zero_padded_noise():
+    """Noise in a box of 6 x 6 x 8 voxels within zeros."""
+    image = np.zeros((12, 12, 12), np.float32)
+    image[2:8, 3:9, 4:12] = noise(6, 6, 8)
+    return image
+
+
+def preprocess(case, tmp_path, **settings):
+    """Preprocess one case with two classes, unless the settings say otherwise."""
+    settings = Preprocessing(**{"num_classes": 2, **settings})
+    return preprocess_all([case], settings, tmp_path / "cache")[0]

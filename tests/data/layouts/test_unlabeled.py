@@ -1,0 +1,79 @@
+import pytest
+
+from unet3d.data.layouts.unlabeled import find_scans
+from unet3d.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def touch(*names):
+        for name in names:
+            (tmp_path / name).touch()
+        return tmp_path
+
+    return touch
+
+
+def get_names(scans):
+    return {scan.name: [file.name for file in scan.files] for scan in scans}
+
+
+def test_with_one_channel_every_image_is_a_scan_without_its_0000(folder):
+    root = folder("b.nii", "a_0000.nii.gz", "notes.txt", ".hidden.nii", "c.d.nii.gz")
+    assert get_names(find_scans(root, ["CT"])) == {
+        "a": ["a_0000.nii.gz"],
+        "b": ["b.nii"],
+        "c.d": ["c.d.nii.gz"],
+    }
+
+
+def test_patients_numbered_from_0000_keep_their_numbers(folder):
+    root = folder("patient_0000.nii", "patient_0001.nii", "patient_0012.nii")
+    assert list(get_names(find_scans(root, ["CT"]))) == [
+        "patient_0000",
+        "patient_0001",
+        "patient_0012",
+    ]
+
+
+def test_several_channels_are_one_file_each_or_one_file(folder):
+    root = folder("a_0001.nii", "a_0000.nii", "whole.nii.gz", "patient_0007.nii")
+    assert get_names(find_scans(root, ["T1", "T2"])) == {
+        "a": ["a_0000.nii", "a_0001.nii"],
+        "patient_0007": ["patient_0007.nii"],
+        "whole": ["whole.nii.gz"],
+    }
+
+
+def test_a_missing_channel_is_listed_so_that_reading_it_fails(folder):
+    (scan,) = find_scans(folder("a_0000.nii.gz", "a_0002.nii.gz"), ["T1", "T2", "FLAIR"])
+    assert [file.name for file in scan.files] == [f"a_000{n}.nii.gz" for n in range(3)]
+
+
+def test_an_extra_channel_is_listed_so_that_the_number_of_channels_is_refused(folder):
+    (scan,) = find_scans(folder("a_0000.nii", "a_0001.nii", "a_0002.nii"), ["T1", "T2"])
+    assert len(scan.files) == 3
+
+
+def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
+    root = folder("a_0000.nii", "a_0001.nii", "b_0000.nii", "b_0001.nii")
+    assert get_names(find_scans(root / "b_0000.nii", ["T1", "T2"])) == {
+        "b": ["b_0000.nii", "b_0001.nii"]
+    }
+    assert get_names(find_scans(root / "b_0000.nii", ["T1"])) == {"b": ["b_0000.nii"]}
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "message"),
+    [
+        ((), "", "no .nii or .nii.gz"),
+        ((), "none.nii", "no file or folder"),
+        (("a.png",), "a.png", "must be a folder"),
+        (("a.nii", "a.nii.gz"), "", "same case name a"),
+        (("a.nii", "a_0000.nii"), "", "same case name a"),
+        (("a_0000.nii", "a_0000.nii.gz"), "", "the same channel of a"),
+    ],
+)
+def test_an_invalid_input_is_refused(folder, files, source, message):
+    with pytest.raises(UsageError, match=message):
+        find_scans(folder(*files) / source, ["CT"])

@@ -1,0 +1,135 @@
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tests.data.helpers.cases import noise, preprocess, write_case
+from unet3d.data.case import Case
+from unet3d.data.preprocessing import cache
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, lock_cache, preprocess_all
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.types import IGNORE_LABEL
+
+
+def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_path):
+    case = write_case(tmp_path, noise(12, 10, 8))
+    first = preprocess(case, tmp_path)
+    written = (first.folder / "image.npy").stat().st_mtime_ns
+    again = preprocess(case, tmp_path)
+    assert (again.folder / "image.npy").stat().st_mtime_ns == written
+    assert preprocess(case, tmp_path, num_classes=3).folder != first.folder
+    changed = write_case(tmp_path, noise(12, 10, 8) * 2)
+    assert preprocess(changed, tmp_path) != first
+
+
+def test_a_copied_dataset_is_not_preprocessed_again(tmp_path):
+    case = write_case(tmp_path, noise(8, 8, 8))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copied = Case(name="case", images=(copy / "a.nii.gz",), label=copy / "b.nii.gz")
+    copied.images[0].write_bytes(case.images[0].read_bytes())
+    copied.label.write_bytes(case.label.read_bytes())
+    assert preprocess(case, tmp_path).folder == preprocess(copied, tmp_path).folder
+
+
+def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
+    label = np.zeros((8, 8, 8), np.int16)
+    label[0] = -1
+    volume = preprocess(write_case(tmp_path, noise(8, 8, 8), label), tmp_path, ignore_label=-1)
+    assert (volume.label[0] == IGNORE_LABEL).all()
+    assert not volume.label[1:].any()
+    assert len(volume.foreground_points) == 0
+    assert volume.classes == set()
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (np.full((8, 8, 8), 2, np.int16), r"labels must be 0\.\.1, found 2"),
+        (np.full((8, 8, 8), -2, np.int16), "found -2"),
+        (np.full((8, 8, 8), 0.5, np.float32), "found 0.5"),
+        (np.zeros((8, 8, 4), np.int16), r"has shape \[8, 8, 4\], but its image \[8, 8, 8\]"),
+        (np.zeros((8, 8, 8, 2), np.int16), "one label per voxel"),
+        (np.zeros((8, 8), np.int16), "must be a 3D volume"),
+    ],
+)
+def test_an_invalid_label_is_refused_with_its_file(tmp_path, label, message):
+    case = write_case(tmp_path, noise(8, 8, 8), label)
+    with pytest.raises(UsageError, match=message) as error:
+        preprocess(case, tmp_path)
+    assert "case_label.nii.gz" in str(error.value)
+
+
+def test_a_truncated_or_missing_image_is_refused_with_its_file(tmp_path):
+    case = write_case(tmp_path, noise(8, 8, 8))
+    content = case.images[0].read_bytes()
+    case.images[0].write_bytes(content[: len(content) // 2])
+    with pytest.raises(UsageError, match=r"case_image\.nii\.gz cannot be read"):
+        preprocess(case, tmp_path)
+    case.images[0].unlink()
+    with pytest.raises(UsageError, match=r"case_image\.nii\.gz is missing"):
+        preprocess(case, tmp_path)
+
+
+def test_an_image_with_nan_is_refused(tmp_path):
+    image = noise(8, 8, 8)
+    image[0, 0, 0] = np.nan
+    with pytest.raises(UsageError, match="NaN"):
+        preprocess(write_case(tmp_path, image), tmp_path)
+
+
+def test_threads_that_want_the_same_case_preprocess_it_once(tmp_path, monkeypatch):
+    case, calls = write_case(tmp_path, noise(16, 16, 16)), []
+    original = cache.preprocess_case
+    monkeypatch.setattr(cache, "preprocess_case", lambda *a: calls.append(1) or original(*a))
+    threads = [threading.Thread(target=preprocess, args=(case, tmp_path)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_a_folder_that_is_finished_just_before_our_lock_is_used(tmp_path, monkeypatch):
+    folder, original = tmp_path / "case", cache.fcntl.flock
+
+    def finish_first(handle, operation):
+        folder.mkdir()
+        original(handle, operation)
+
+    monkeypatch.setattr(cache.fcntl, "flock", finish_first)
+    with lock_cache(folder) as draft:
+        assert draft is None
+    assert [f.name for f in tmp_path.iterdir()] == ["case"]
+
+
+def interrupt_while_writing(folder):
+    with lock_cache(folder) as draft:
+        (draft / "image.npy").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_the_draft_of_a_killed_process_is_not_used_as_a_case(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_while_writing(tmp_path / "case")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".case").mkdir()
+    (tmp_path / ".case" / "image.npy").write_text("half")
+    with lock_cache(tmp_path / "case") as draft:
+        assert not list(draft.iterdir())
+    assert not list((tmp_path / "case").iterdir())
+
+
+@pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])
+def test_preprocessing_needs_no_more_memory_than_estimated(tmp_path, spacing_mm):
+    case = write_case(tmp_path, noise(96, 96, 64))
+    settings = Preprocessing(num_classes=2, spacing_mm=spacing_mm)
+    cost = estimate_preprocessing_cost(case.images, settings)
+    tracemalloc.start()
+    volume = preprocess_all([case], settings, tmp_path / "cache")[0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.4 * cost.ram < peak <= cost.ram
+    assert volume.image.nbytes + volume.label.nbytes == cost.disk

@@ -1,0 +1,86 @@
+"""Find the scans to segment in a file or a folder of images."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unet3d.data.nifti.stream import list_volumes, split_nifti_suffix
+from unet3d.errors import UsageError
+
+NUMBERED = re.compile(r"(.+)_(\d{4})")
+"""nnU-Net's names of a case's channels: name_0000, name_0001, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFiles:
+    """The images of a scan: one per channel, or one with all channels. They may be missing."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    @property
+    def ending(self) -> str:
+        """Return the first file's suffix: .nii or .nii.gz."""
+        return split_nifti_suffix(self.files[0])[1]
+
+
+def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
+    """Return the scans of a folder, sorted by name, or the scan that a file belongs to."""
+    if source.is_dir():
+        scans = group_channels(_list_images(source), len(channels))
+        if not scans:
+            raise UsageError(f"input={source}: no .nii or .nii.gz in {source.absolute()}")
+        return scans
+    if not source.is_file():
+        raise UsageError(f"input={source}: no file or folder {source.absolute()}")
+    if not split_nifti_suffix(source)[1]:
+        raise UsageError(f"input={source} must be a folder, a .nii or a .nii.gz")
+    if len(channels) == 1:
+        return group_channels([source], 1)
+    scans = group_channels(_list_images(source.parent), len(channels))
+    return [scan for scan in scans if source in scan.files]
+
+
+def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
+    """Group images by scan.
+
+    `name_0000` is channel 0 of `name`. With one channel, a number belongs to the name if several
+    images share that name (patient_0000, patient_0001, ...). With several channels, an image
+    without a number, or whose scan has no channel 0, must hold all channels.
+    """
+    numbered: dict[str, dict[int, Path]] = defaultdict(dict)
+    scans: dict[str, list[ScanFiles]] = defaultdict(list)
+
+    def add(name: str, *files: Path) -> None:
+        scans[name].append(ScanFiles(name=name, files=files))
+
+    for image in images:
+        match = NUMBERED.fullmatch(split_nifti_suffix(image)[0])
+        if match:
+            other = numbered[match[1]].setdefault(int(match[2]), image)
+            if other != image:
+                raise UsageError(f"input: {other} and {image} are the same channel of {match[1]}")
+        else:
+            add(split_nifti_suffix(image)[0], image)
+    for name, files in numbered.items():
+        if 0 not in files or (channels == 1 and len(files) > 1):
+            for image in files.values():
+                add(split_nifti_suffix(image)[0], image)
+            continue
+        count = max(channels, max(files) + 1)
+        add(name, *(files.get(n, _get_channel_file(files[0], name, n)) for n in range(count)))
+    for name, same_name in scans.items():
+        if len(same_name) > 1:
+            files = " and ".join(str(scan.files[0]) for scan in same_name)
+            raise UsageError(f"input: {files} have the same case name {name}")
+    return sorted((same_name[0] for same_name in scans.values()), key=lambda scan: scan.name)
+
+
+def _get_channel_file(first_channel: Path, name: str, number: int) -> Path:
+    return first_channel.with_name(f"{name}_{number:04d}{split_nifti_suffix(first_channel)[1]}")
+
+
+def _list_images(folder: Path) -> list[Path]:
+    return [file for file in list_volumes(folder) if file.is_file()]

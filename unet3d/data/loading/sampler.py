@@ -1,0 +1,66 @@
+"""Sample the patches of an epoch in an order that can be reproduced."""
+
+from collections.abc import Iterator
+from math import floor
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from unet3d.errors import UsageError
+
+PatchIndex = tuple[int, int, bool]
+"""(epoch, number, whether the patch is centered on foreground)."""
+
+
+class EpochSampler(Sampler[PatchIndex]):
+    """Sample full batches of patches in an order that depends only on (seed, epoch).
+
+    A global batch has `batch_size` patches per rank, and each rank gets its own part. Foreground
+    patches are spread evenly over the order, so that every batch has `foreground_fraction` of them
+    up to rounding, and the run has it exactly. Lightning calls `set_epoch` before each epoch.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        foreground_fraction: float,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        if not 0 <= foreground_fraction <= 1:
+            raise UsageError(
+                f"data.foreground_fraction must be within 0..1, got {foreground_fraction}"
+            )
+        self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
+        self.foreground_fraction = foreground_fraction
+        self.rank, self.ranks = rank, ranks
+        self.length = -(-samples // (batch_size * ranks)) * batch_size
+        self.skipped_batches = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.epoch = epoch
+
+    def skip(self, batches: int) -> None:
+        """Skip the first batches of the next iteration."""
+        self.skipped_batches = batches
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[PatchIndex]:
+        epoch, fraction = self.epoch, self.foreground_fraction
+        total = self.length * self.ranks
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+        # The last batch is filled with extra numbers, which are patches of their own.
+        numbers = [*order.tolist(), *range(self.samples, total)]
+        first_batch, self.skipped_batches = self.skipped_batches, 0
+        for batch in range(first_batch, self.length // self.batch_size):
+            start = (batch * self.ranks + self.rank) * self.batch_size
+            for position in range(start, start + self.batch_size):
+                n = epoch * total + position
+                is_foreground = floor((n + 1) * fraction) > floor(n * fraction)
+                yield epoch, numbers[position], is_foreground
