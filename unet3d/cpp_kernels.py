@@ -1,7 +1,7 @@
-"""Kernels in C++, compiled for this machine when they are first needed, and kept.
+"""Compile C++ kernels for this machine on first use and cache the libraries.
 
-They are C++ and not left to torch.compile: one compilation of seconds serves every size and layout
-of a type of element, and odd sizes are as fast as the rest.
+C++ rather than torch.compile: one compilation of a few seconds covers every size and layout of a
+dtype, and odd sizes are as fast as even ones.
 """
 
 import ctypes
@@ -21,95 +21,98 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Float16"}
-WORTH_COMPILING = 1 << 16  # elements: 2 ms in plain torch, against 3 s of compiling
+CPP_TYPES = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Float16"}
+MIN_ELEMENTS = 1 << 16  # below, plain PyTorch takes 2 ms and compiling takes 3 s
 
 
-def compiler() -> str | None:
-    """The command that compiles kernels for CPUs."""
+def find_compiler() -> str | None:
+    """Return the C++ compiler: $CXX, or the first of g++, clang++ and c++; None without one."""
     return os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 
 
-def cache_folder() -> Path:
-    """Where they are kept."""
+def get_cache_dir() -> Path:
+    """Return the folder that holds the compiled libraries."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
 
 
 class CppKernels:
-    """A C++ file and what it includes; one library for each type of element."""
+    """A C++ source file and its headers, compiled to one library per dtype."""
 
-    def __init__(self, source: Path, what: str):
-        self.source, self.what = source, what
+    def __init__(self, source: Path, name: str):
+        self.source, self.name = source, name
         self.libraries: dict[torch.dtype, ctypes.CDLL | None] = {}
 
     def supports(self, x: Tensor) -> bool:
-        """Whether they take x: small tensors do not start a compiler."""
-        if x.device.type != "cpu" or x.dtype not in ELEMENTS:
+        """Return whether the kernels take x; a small tensor does not start a compilation."""
+        if x.device.type != "cpu" or x.dtype not in CPP_TYPES:
             return False
-        if x.numel() < WORTH_COMPILING and x.dtype not in self.libraries:
+        if x.numel() < MIN_ELEMENTS and x.dtype not in self.libraries:
             return False
         return self.library(x.dtype) is not None
 
     def library(self, dtype: torch.dtype) -> ctypes.CDLL | None:
-        """The library for a type of element, compiled if it is not yet; None: it cannot be."""
+        """Return the library for a dtype, compiled if necessary; None if that fails."""
         if dtype not in self.libraries:
             self.libraries[dtype] = self._load(dtype)
         return self.libraries[dtype]
 
     def __getitem__(self, dtype: torch.dtype) -> ctypes.CDLL:
-        found = self.library(dtype)
-        assert found is not None
-        return found
+        library = self.library(dtype)
+        assert library is not None
+        return library
 
     def _load(self, dtype: torch.dtype) -> ctypes.CDLL | None:
-        command = compiler()
+        command = find_compiler()
         if command is None:
-            log.warning("no C++ compiler found: plain torch instead of the %s kernels", self.what)
+            log.warning(
+                "no C++ compiler found: the %s kernels fall back to plain PyTorch; install g++",
+                self.name,
+            )
             return None
-        element = ELEMENTS[dtype].strip("_").lower()
-        name = f"{self.source.stem}-{element}-{self._fingerprint(command)}.so"
-        folder = cache_folder()
-        if not (folder / name).exists():
+        element = CPP_TYPES[dtype].strip("_").lower()
+        folder = get_cache_dir()
+        file = folder / f"{self.source.stem}-{element}-{self._fingerprint(command)}.so"
+        if not file.exists():
             log.info(
-                "compiling the %s kernels for %s: about 5 s, once, kept in %s",
-                *(self.what, dtype, folder),
+                "compiling the %s kernels for %s: takes about 5 s once, then cached in %s",
+                *(self.name, dtype, folder),
             )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.compile(command, ELEMENTS[dtype], folder / name)
+                self.compile(command, CPP_TYPES[dtype], file)
             except (OSError, subprocess.CalledProcessError) as error:
                 reason = getattr(error, "stderr", None) or str(error)
                 log.warning(
-                    "the %s kernels do not compile, plain torch instead: %.300s", self.what, reason
+                    "the %s kernels do not compile, using plain PyTorch: %.300s", self.name, reason
                 )
                 return None
         try:
-            return ctypes.CDLL(str(folder / name))
+            return ctypes.CDLL(str(file))
         except OSError as error:
-            where = f"{folder} is mounted noexec, and XDG_CACHE_HOME= can name another folder"
-            reason = str(error) if allows_exec(folder) else where
+            noexec = f"{folder} is mounted noexec; set XDG_CACHE_HOME to another folder"
+            reason = str(error) if allows_exec(folder) else noexec
             log.warning(
-                "the %s kernels cannot be loaded, plain torch instead: %s", self.what, reason
+                "the %s kernels cannot be loaded, using plain PyTorch: %s", self.name, reason
             )
             return None
 
     def compile(self, compiler: str, element: str, target: Path) -> None:
-        """Compile beside the target and move it there: another process may be doing the same."""
+        """Compile to a temporary file, then rename: other processes may compile the same file."""
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
+            output = Path(folder) / target.name
             command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
-            command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(made)]
-            for extra in (["-march=native", "-fopenmp"], ["-fopenmp"], []):
+            command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(output)]
+            for flags in (["-march=native", "-fopenmp"], ["-fopenmp"], []):
                 try:
-                    subprocess.run([*command, *extra], check=True, capture_output=True, text=True)
+                    subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
                     break
                 except subprocess.CalledProcessError:
-                    if not extra:
+                    if not flags:
                         raise
-            made.replace(target)
+            output.replace(target)
 
     def _fingerprint(self, compiler: str) -> str:
-        """What a library depends on: a home folder is shared by machines with other processors."""
+        """Hash all that a library depends on: machines with other CPUs may share a home folder."""
         parts = [compiler.encode(), platform.machine().encode()]
         parts += [file.read_bytes() for file in sorted(self.source.parent.iterdir())]
         processor = Path("/proc/cpuinfo")
@@ -120,19 +123,21 @@ class CppKernels:
 
 
 def allows_exec(folder: Path) -> bool:
-    """Whether code may be loaded from there: Docker mounts a tmpfs noexec unless told otherwise."""
+    """Return whether libraries may be loaded from a folder; Docker mounts tmpfs noexec."""
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def get_data_ptr(x: Tensor | None) -> ctypes.c_void_p:
-    """Where a tensor lies."""
+    """Return the address of a tensor's data, or a null pointer for None."""
     return ctypes.c_void_p(None if x is None else x.data_ptr())
 
 
 @cache
-def has_triton(what: str) -> bool:
-    """Whether there are kernels for CUDA; if not, it is said once for each user."""
+def has_triton(kernels: str) -> bool:
+    """Return whether Triton is installed; otherwise warn once per kind of kernels."""
     if find_spec("triton") is None:
-        log.warning("Triton is not installed: %s on CUDA run in plain torch, and slowly", what)
+        log.warning(
+            "Triton is not installed: the CUDA %s kernels fall back to slow PyTorch", kernels
+        )
         return False
     return True

@@ -9,7 +9,7 @@ def test_small_requests_share_a_segment_of_2_mib():
     assert (allocator.allocated, allocator.reserved) == (512 + MIB, 2 * MIB)
 
 
-def test_middling_requests_come_from_20_mib_and_large_ones_have_their_own():
+def test_medium_requests_share_20_mib_and_large_ones_have_their_own_segment():
     allocator = CachingAllocator()
     allocator.allocate(0, 3 * MIB)
     assert allocator.reserved == 20 * MIB
@@ -17,7 +17,7 @@ def test_middling_requests_come_from_20_mib_and_large_ones_have_their_own():
     assert allocator.reserved == 52 * MIB
 
 
-def test_a_freed_block_is_used_again_and_neighbours_join():
+def test_freed_neighbors_merge_and_are_reused():
     allocator = CachingAllocator()
     for key in range(3):
         allocator.allocate(key, 5 * MIB)
@@ -28,7 +28,7 @@ def test_a_freed_block_is_used_again_and_neighbours_join():
     assert allocator.peak_allocated == 20 * MIB
 
 
-def test_fragments_are_reserved_but_not_used():
+def test_fragments_stay_reserved():
     allocator = CachingAllocator()
     for key in range(4):
         allocator.allocate(key, 5 * MIB)
@@ -46,6 +46,6 @@ def test_a_remainder_too_small_to_split_counts_as_allocated():
     assert allocator.allocated == 12 * MIB
 
 
-def test_nothing_takes_nothing():
+def test_empty_allocations_take_no_memory():
     allocator, reserved = replay([1, -1], [0])
     assert (allocator.peak_allocated, reserved) == (0, [0, 0])

@@ -1,4 +1,4 @@
-"""CUDA's autocast lists are those of the header that torch's wheel ships."""
+"""The autocast lists equal those of the header in torch's wheel."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ from unet3d.memory.autocast import FP32, FP32_BY_DTYPE, PROMOTED, cuda_autocast_
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
-OF_OTHER_VERSIONS = {"rms_norm"} | set(
+VERSION_DEPENDENT = {"rms_norm"} | set(
     """cumprod.dimname cumsum.dimname log_softmax.Dimname prod.dim_Dimname softmax.Dimname
     sum.dim_DimnameList""".split()
 )
-"""What torch 2.10 to 2.13 do not all have; nothing here calls it."""
+"""Operations that torch 2.10 to 2.13 do not all have; nothing here calls them."""
 
 
-def listed(macro):
+def read_list(macro):
     body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*\n)", HEADER.read_text())[1]
     entries = re.findall(r"_\(([^()]+)\)", body)
     return {".".join(part.strip() for part in entry.split(",")) for entry in entries}
@@ -32,11 +32,11 @@ def listed(macro):
         ("AT_FORALL_PROMOTE", PROMOTED),
     ],
 )
-def test_a_new_torch_that_changes_a_list_fails_here(macro, ours):
-    assert listed(macro) ^ set(ours) <= OF_OTHER_VERSIONS
+def test_the_lists_are_those_of_the_installed_torch(macro, ours):
+    assert read_list(macro) ^ set(ours) <= VERSION_DEPENDENT
 
 
-def dtype_under_cuda_rules(function, *inputs, dtype=torch.float16):
+def get_dtype_under_cuda_rules(function, *inputs, dtype=torch.float16):
     with cuda_autocast_rules(), torch.autocast("cpu", dtype=dtype):
         return function(*inputs).dtype
 
@@ -47,29 +47,29 @@ def test_interpolation_runs_in_float32_on_cuda_and_in_half_on_a_cpu():
     def up(y):
         return F.interpolate(y, scale_factor=2, mode="trilinear")
 
-    assert dtype_under_cuda_rules(up, x, dtype=torch.bfloat16) == torch.float32
+    assert get_dtype_under_cuda_rules(up, x, dtype=torch.bfloat16) == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert up(x).dtype == torch.bfloat16
 
 
 def test_convolutions_run_in_half():
     x, weight = torch.randn(1, 1, 3, 3, 3), torch.randn(1, 1, 3, 3, 3)
-    assert dtype_under_cuda_rules(F.conv3d, x, weight, dtype=torch.bfloat16) == torch.bfloat16
+    assert get_dtype_under_cuda_rules(F.conv3d, x, weight, dtype=torch.bfloat16) == torch.bfloat16
 
 
 @pytest.mark.parametrize("function", [torch.exp, lambda x: x.sum(), lambda x: x.softmax(0)])
-def test_what_loses_precision_runs_in_float32(function):
+def test_precision_sensitive_operations_run_in_float32(function):
     x = torch.randn(4).bfloat16()
-    assert dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.float32
+    assert get_dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.float32
 
 
 def test_pooling_and_concatenation_keep_half():
     x = torch.randn(1, 1, 2, 2, 2).bfloat16()
     for function in (lambda y: F.max_pool3d(y, 2), lambda y: torch.cat([y, y])):
-        assert dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.bfloat16
+        assert get_dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.bfloat16
 
 
-def test_the_rules_end_with_the_block():
+def test_the_rules_end_with_the_context():
     x = torch.randn(1, 1, 2, 2, 2).bfloat16()
     with cuda_autocast_rules():
         pass

@@ -6,8 +6,9 @@ import torch
 from unet3d.cli.main import main
 from unet3d.errors import DoesNotFitError
 from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.memory.batch_search import CONTEXT, BatchExtrapolation, search_largest_batch
-from unet3d.workflows.memory.estimate import estimate_memory, with_batch
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
+from unet3d.workflows.memory import oom_advice
+from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import (
     find_failing_module,
     find_remedies,
@@ -32,24 +33,28 @@ def request_(composed):
 
 
 @pytest.mark.parametrize("precision", ["32", "16"])
-def test_two_traces_give_every_batch_exactly(composed, precision):
+def test_two_traces_determine_every_batch_size(composed, precision):
     request = composed(
         f"precision={precision}", "data.patch_size=[24,24,24]", "trainer.accelerator=auto"
     )
-    any_batch = BatchExtrapolation(*(estimate_memory(with_batch(request, n)) for n in (2, 3)))
-    assert any_batch.affine
+    extrapolation = BatchExtrapolation(
+        *(estimate_memory(request.with_batch_size(n)) for n in (2, 3))
+    )
+    assert extrapolation.affine
     for batch in (2, 5, 11):
-        traced = estimate_memory(with_batch(request, batch))
-        peak = any_batch.peak(batch)
+        traced = estimate_memory(request.with_batch_size(batch))
+        peak = extrapolation.peak(batch)
         assert peak == traced.peak
 
 
 def test_the_largest_batch_fits_and_one_more_does_not(request_):
-    any_batch = BatchExtrapolation(*(estimate_memory(with_batch(request_, n)) for n in (2, 3)))
+    extrapolation = BatchExtrapolation(
+        *(estimate_memory(request_.with_batch_size(n)) for n in (2, 3))
+    )
     budget = 2 * GIB
-    best = search_largest_batch(any_batch, budget)
-    assert any_batch.peak(best).reserved + CONTEXT <= budget
-    assert any_batch.peak(best + 1).reserved + CONTEXT > budget
+    best = search_largest_batch(extrapolation, budget)
+    assert extrapolation.peak(best).reserved + CUDA_CONTEXT_BYTES <= budget
+    assert extrapolation.peak(best + 1).reserved + CUDA_CONTEXT_BYTES > budget
 
 
 def test_recomputing_every_block_costs_a_third_more_work(request_):
@@ -67,30 +72,30 @@ TINY = [
 ]
 
 
-def test_fit_prints_override_lines_that_fit(capsys):
+def test_suggest_prints_overrides_that_fit(capsys):
     assert main(["suggest", "budget_gib=1", *TINY, "format=json"]) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert 0 < len(found) <= 4
-    assert set(found[0]) == {
+    output = capsys.readouterr()
+    rows = json.loads(output.out)
+    assert 0 < len(rows) <= 4
+    assert set(rows[0]) == {
         "overrides",
         "peak_allocated_bytes",
         "peak_reserved_bytes",
         "extra_compute",
     }
-    assert all(f["peak_reserved_bytes"] + CONTEXT <= GIB for f in found)
-    assert any(word.startswith("data.batch_size=") for word in found[0]["overrides"])
-    assert "4/4" in said.err
+    assert all(row["peak_reserved_bytes"] + CUDA_CONTEXT_BYTES <= GIB for row in rows)
+    assert any(word.startswith("data.batch_size=") for word in rows[0]["overrides"])
+    assert "4/4" in output.err
 
 
-def test_a_data_set_tells_what_the_config_leaves_open(decathlon_folder, capsys):
+def test_suggest_reads_channels_and_classes_from_the_dataset(decathlon_folder, capsys):
     data = ["data=decathlon", f"data.root={decathlon_folder}", "data.patch_size=[8,8,8]"]
     words = ["data.batch_size=1", "model.width=2", "precision=32", "strategies=[lean]"]
     assert main(["suggest", "budget_gib=4", *data, *words]) == 0
     assert "checkpointing=lean" in capsys.readouterr().out
 
 
-def test_what_is_given_is_pinned(capsys):
+def test_suggest_keeps_the_overrides_of_the_command_line(capsys):
     words = ["precision=16", "checkpointing=none", "data.batch_size=3"]
     assert main(["suggest", "budget_gib=2", "data.patch_size=[16,16,16]", *words]) == 0
     shown = capsys.readouterr()
@@ -98,69 +103,74 @@ def test_what_is_given_is_pinned(capsys):
     assert "batch 3" in shown.err
 
 
-def test_fit_says_plainly_when_nothing_fits(capsys):
+def test_suggest_says_when_nothing_fits(capsys):
     assert main(["suggest", "budget_gib=0.586", *TINY]) == 3
     assert "nothing fits 0.586 GiB" in capsys.readouterr().err
     assert main(["suggest", "budget_gib=0.5", *TINY]) == 3
-    assert "CUDA's context alone takes about 600 MiB" in capsys.readouterr().err
+    assert "the CUDA context alone takes about 600 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "budget_gib must be given"),
         (["budget_gib=0"], "above 0"),
         (["budget_gib=much"], "above 0 or auto"),
-        (["budget_gib=1", "format=png"], "table or json"),
-        (["budget_gib=1", "patches=[0]"], "shares of data.patch_size"),
+        (["budget_gib=1", "format=png"], "one of table, json"),
+        (["budget_gib=1", "patches=[0]"], "fractions of data.patch_size"),
     ],
 )
-def test_bad_input_is_answered_in_one_line(words, said, capsys):
+def test_invalid_options_of_suggest_are_an_error_of_one_line(words, message, capsys):
     assert main(["suggest", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_budget_read_from_a_card_that_is_not_there_is_refused(capsys, monkeypatch):
+def test_an_automatic_budget_without_a_gpu_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["suggest", "budget_gib=auto"]) == 2
     assert "finds no GPU" in capsys.readouterr().err
 
 
-def test_a_run_predicted_not_to_fit_warns_or_stops_with_what_would(request_):
+def test_a_run_predicted_to_run_out_of_memory_warns_or_stops(request_):
     prediction = estimate_memory(request_)
-    total = prediction.peak.reserved + CONTEXT - 1
-    lines = format_oom_warning(prediction, request_, total, stop=False)
-    assert lines[0].startswith("predicted not to fit")
+    total = prediction.peak.reserved + CUDA_CONTEXT_BYTES - 1
+    lines = format_oom_warning(prediction, request_, total)
+    assert lines[0].startswith("predicted to run out of memory")
     assert any("checkpointing=" in line for line in lines)
-    with pytest.raises(DoesNotFitError, match="predicted not to fit"):
-        format_oom_warning(prediction, request_, total, stop=True)
-    assert format_oom_warning(prediction, request_, total + 1, stop=True) == []
+    assert format_oom_warning(prediction, request_, total + 1) == []
+
+
+def test_a_run_predicted_to_run_out_of_memory_stops_if_configured(composed, monkeypatch):
+    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
+    settings = composed("model.depth=2", "memory.if_too_large=stop")
+    with pytest.raises(DoesNotFitError, match="predicted to run out of memory"):
+        oom_advice.check_memory(estimate_memory(settings), settings, torch.device("cpu"))
 
 
 def test_remedies_are_predicted_to_fit(request_):
-    total = estimate_memory(request_).peak.reserved + CONTEXT - 1
-    found = find_remedies(request_, total)
-    assert len(found) == 3
-    assert all(r.reserved + CONTEXT <= total for r in found)
+    total = estimate_memory(request_).peak.reserved + CUDA_CONTEXT_BYTES - 1
+    remedies = find_remedies(request_, total)
+    assert len(remedies) == 3
+    assert all(r.reserved + CUDA_CONTEXT_BYTES <= total for r in remedies)
 
 
 def test_the_module_that_ran_out_is_named(request_):
-    from unet3d.config.instantiate import build_network
+    from unet3d.workflows.shared.network import build_network
 
     model = build_network(request_)
 
     def fails(module, inputs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    model.keep = None  # plain modules; lean blocks call no others
+    model.retention = None  # plain modules: fused blocks do not call their modules
     model.decoder[1].convs[0].norm.register_forward_pre_hook(fails)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         model(torch.randn(2, 1, 8, 8, 8))
     assert find_failing_module(caught.value.__traceback__, model) == "decoder.1.convs.0.norm"
 
 
-def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, monkeypatch):
-    """Raised in the third forward of training: a checkpoint is there, and the way on is printed."""
+def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys, monkeypatch):
+    """It is raised in the third forward of training, when there is a checkpoint to resume from."""
     from unet3d.model.unet import DecoderLevel
 
     original, calls = DecoderLevel.forward, []
@@ -168,7 +178,7 @@ def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, mon
     def fails(self, *inputs):
         if self.training:
             calls.append(1)
-            if len(calls) == 5:  # the prediction had two
+            if len(calls) == 5:  # the estimate made two
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return original(self, *inputs)
 
@@ -184,61 +194,54 @@ def test_out_of_memory_is_a_report_and_not_a_trace(unet3d, tmp_path, capsys, mon
     )
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    assert "out of GPU memory in the forward, at module decoder" in error
-    assert "predicted largest holders" in error
+    assert "out of GPU memory in the forward, in module decoder" in error
+    assert "predicted to hold the most at the peak" in error
     assert "resume=auto" in error
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] >= 1
 
 
-def test_the_report_of_a_gpu_says_how_much_was_reserved_in_vain(request_, tmp_path, monkeypatch):
+def test_the_report_of_a_gpu_states_reserved_but_unallocated_memory(
+    request_, tmp_path, monkeypatch
+):
     class Properties:
         total_memory = 24 * GIB
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 20 * GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 23 * GIB)
-    said = format_oom_report(
+    message = format_oom_report(
         torch.OutOfMemoryError("x"),
-        request=request_,
+        settings=request_,
         model=torch.nn.Identity(),
         phase="backward",
         device=torch.device("cuda"),
-        prediction=None,
+        estimate=None,
         folder=tmp_path,
     )
-    assert "20.0 GiB allocated, 23.0 GiB reserved of 24.0 GiB; 3.0 GiB reserved but" in said
-    assert said.count(" reserved)") == 3
+    assert (
+        "20.0 GiB allocated, 23.0 GiB reserved of 24.0 GiB; 3.0 GiB reserved but unused" in message
+    )
+    assert message.count(" reserved)") == 3
 
 
-def test_a_run_says_its_prediction_first_and_sets_it_beside_the_measured(unet3d, tmp_path, capsys):
+def test_a_run_prints_its_estimate_first_and_reports_it(unet3d, tmp_path, capsys):
     assert unet3d("memory.estimate=true") == 0
     shown = capsys.readouterr().out
-    assert shown.index("predicted: ") < shown.index("Dice, mean")
+    assert shown.index("predicted peak") < shown.index("Dice, mean")
     assert "MiB of tensors" in shown
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["memory"]["predicted"]["allocated"] > 0
 
 
-def test_a_cpu_run_that_would_fill_the_memory_warns_as_well(composed, monkeypatch):
-    from unet3d.workflows.memory import oom_advice
-
+def test_a_cpu_run_predicted_to_run_out_of_memory_warns_too(composed, monkeypatch):
     request = composed("model.depth=2", "model.convs_per_level=1")
-    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CONTEXT)
+    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
     lines = oom_advice.check_memory(estimate_memory(request), request, torch.device("cpu"))
-    assert lines[0].startswith("predicted not to fit")
+    assert lines[0].startswith("predicted to run out of memory")
 
 
-def test_a_bad_choice_for_misfits_is_refused(composed, tmp_path):
-    from unet3d.errors import UsageError
-    from unet3d.workflows.memory.oom_advice import check_memory
-
-    request = composed("memory.if_too_large=hope")
-    with pytest.raises(UsageError, match="warn, stop or ignore"):
-        check_memory(estimate_memory(request), request, torch.device("cpu"))
-
-
-def test_tensorboard_has_the_prediction_beside_every_step():
+def test_step_memory_reports_the_estimate():
     from unet3d.memory.peak import PeakMeter
     from unet3d.memory.record import MemoryRecord
 

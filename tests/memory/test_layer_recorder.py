@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from unet3d.config.instantiate import build_network
 from unet3d.memory.layer_recorder import LayerRecorder
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_step
+from unet3d.workflows.shared.network import build_network
 
 
-def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
-    """On a CPU the reader counts its own calls, so that only the rows are compared."""
+def test_a_real_step_has_the_rows_of_the_estimate(composed):
+    """There is no allocator to read on a CPU: the reader counts its calls."""
     request = composed("model=unet_small", "model.width=2", "data.batch_size=2")
     calls = []
 
@@ -30,7 +30,7 @@ def test_a_real_step_is_recorded_in_the_rows_of_a_prediction(composed):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_prediction_is_near_what_is_measured(composed):
+def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
     request = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]")
     real, predicted = measure_step(request), estimate_memory(request)
     assert predicted.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)

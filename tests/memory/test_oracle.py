@@ -1,6 +1,6 @@
-"""The meter against real training steps on a CPU, in float32: every option that changes memory.
+"""The estimate against real training steps on a CPU, in float32, for all options that matter.
 
-No difference is known. What neither side counts stands in oracle.py, with the reasons.
+They must be equal. oracle.py lists what neither side counts, with the reasons.
 """
 
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra import initialize_config_dir
 from torch import Tensor, nn
 
-from tests.memory.helpers.oracle import Memory, predicted, real
-from tests.test_conf import CONF, SHRUNK
-from unet3d.config.compose import compose_initialized
+from tests.memory.helpers.oracle import Memory, measure, predict
+from tests.test_conf import SHRUNK
+from unet3d.config.compose import compose_config, list_options
+from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.machine.device import Precision
@@ -26,36 +26,32 @@ NARROW = ("model.width=4",)
 ODD = ("data.patch_size=[18,17,13]", "model.norm=batch")
 
 
-def options(group: str) -> list[str]:
-    return [file.stem for file in sorted((CONF / group).glob("[!_]*.yaml"))]
+def supports(model: str, strategy: str) -> bool:
+    """Return whether to test a strategy: dynunet lists no blocks, naive networks are not fused."""
+    fused = model.startswith("unet_") and strategy in ("fused", "leanest")
+    return strategy == "none" or fused or (strategy == "blocks" and model != "dynunet")
 
 
-def takes(model: str, kept: str) -> bool:
-    """MONAI's network does not tell its blocks; the forum's has none that are lean."""
-    lean = model.startswith("unet_") and kept == "leanest"
-    return kept == "none" or lean or (kept == "blocks" and model != "dynunet")
-
-
-STRATEGIES = [option for option in options("checkpointing") if option != "auto"]
+STRATEGIES = [option for option in list_options("checkpointing") if option != "auto"]
 EVERY_OPTION = [
     *(
-        (f"model={model}", f"checkpointing={kept}", *SHRUNK.get(model, NARROW))
-        for model in options("model")
-        for kept in STRATEGIES
-        if takes(model, kept)
+        (f"model={model}", f"checkpointing={strategy}", *SHRUNK.get(model, NARROW))
+        for model in list_options("model")
+        for strategy in STRATEGIES
+        if supports(model, strategy)
     ),
     *(
-        (f"pool={pool}", f"checkpointing={kept}", "model.norm=batch", *NARROW)
-        for pool in options("pool")
-        for kept in (STRATEGIES if pool == "max" else ("none", "leanest"))
+        (f"pool={pool}", f"checkpointing={strategy}", "model.norm=batch", *NARROW)
+        for pool in list_options("pool")
+        for strategy in (STRATEGIES if pool == "max" else ("fused", "leanest"))
     ),
     *(
         (f"optimizer={optimizer}", f"model.norm={norm}", *NARROW)
-        for optimizer in options("optimizer")
+        for optimizer in list_options("optimizer")
         for norm in ("batch", "instance")
     ),
 ]
-BESIDES = [
+OTHER_OPTIONS = [
     ("data.batch_size=1",),
     ("data.batch_size=1", "model.norm=batch"),
     ODD,
@@ -70,32 +66,31 @@ BESIDES = [
     ("trainer.gradient_clip_val=null",),
 ]
 RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
-CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in BESIDES), RESIDUAL]
+CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=" ".join)
 def compared(request: pytest.FixtureRequest) -> tuple[Memory, Memory]:
-    """What the meter says of a case, and what is true."""
+    """Return the predicted and the measured memory of a case."""
     torch.set_num_threads(1)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        asked = compose_initialized([*SMALL, *request.param], "train")
-    make_step = make_step_factory(asked, Precision("32", "32"), cuda=False)
-    return predicted(make_step), real(make_step)
+    settings = parse_training(compose_config([*SMALL, *request.param], "train"))
+    make_step = make_step_factory(settings, Precision("32", "32"), cuda=False)
+    return predict(make_step), measure(make_step)
 
 
-def test_the_predicted_peak_is_the_real_one_to_the_byte(compared):
-    meter, truth = compared
-    assert meter.peak == truth.peak
+def test_the_predicted_peak_equals_the_measured_one_to_the_byte(compared):
+    predicted, measured = compared
+    assert predicted.peak == measured.peak
 
 
-def test_memory_is_taken_and_given_back_in_the_predicted_order(compared):
-    meter, truth = compared
-    assert meter.before == truth.before
-    assert meter.sequence == truth.sequence
+def test_allocations_and_frees_have_the_predicted_order(compared):
+    predicted, measured = compared
+    assert predicted.before == measured.before
+    assert predicted.sequence == measured.sequence
 
 
 class Joined(nn.Module):
-    """Two convolutions and a way to join what they give: gradients meet at their input."""
+    """Two convolutions whose outputs are joined, so that gradients add up at their input."""
 
     def __init__(self, join: Join):
         super().__init__()
@@ -120,24 +115,24 @@ class Joined(nn.Module):
         pytest.param(lambda x, a, b: a * b, id="product"),
     ],
 )
-def test_gradients_that_meet_take_what_autograd_takes(join):
+def test_gradients_that_add_up_take_the_memory_of_autograd(join):
     def make_step() -> TrainingStep:
         model = Joined(join)
         return TrainingStep(
             model=model,
             loss=DiceCE(),
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            infer=SlidingWindow([8, 8, 8]),
-            patch=[8, 8, 8],
-            volume=[8, 8, 8],
+            inference=SlidingWindow([8, 8, 8]),
+            patch_size=[8, 8, 8],
+            volume_size=[8, 8, 8],
             batch_size=2,
             channels=1,
             micro_batches=1,
-            clip=None,
+            clip_norm=None,
             autocast=None,
             dtype=torch.float32,
         )
 
-    meter, truth = predicted(make_step), real(make_step)
-    assert meter.peak == truth.peak
-    assert meter.sequence == truth.sequence
+    predicted, measured = predict(make_step), measure(make_step)
+    assert predicted.peak == measured.peak
+    assert predicted.sequence == measured.sequence

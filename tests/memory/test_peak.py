@@ -8,7 +8,7 @@ from unet3d.units import MIB
 CPU = torch.device("cpu")
 
 
-def test_the_peak_is_the_one_since_start_and_not_the_lifetimes():
+def test_start_resets_the_peak():
     meter = PeakMeter()
     meter.start(CPU)
     large = torch.ones(200 * MIB // 4)
@@ -19,7 +19,7 @@ def test_the_peak_is_the_one_since_start_and_not_the_lifetimes():
     assert with_large - without > 150 * MIB
 
 
-def test_a_peak_that_is_over_at_read_is_still_seen():
+def test_read_sees_a_peak_of_freed_memory():
     meter = PeakMeter()
     meter.start(CPU)
     before = meter.read(CPU).resident
@@ -27,7 +27,7 @@ def test_a_peak_that_is_over_at_read_is_still_seen():
     assert meter.read(CPU).resident - before > 150 * MIB
 
 
-def test_two_records_join_to_the_larger_figure_of_each_kind():
+def test_merged_records_have_the_larger_figure_of_each_kind():
     a = MemoryRecord(allocated=3, reserved=10)
     b = MemoryRecord(allocated=5, process=1)
     assert a | b == MemoryRecord(allocated=5, reserved=10, process=1)
@@ -35,7 +35,7 @@ def test_two_records_join_to_the_larger_figure_of_each_kind():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_allocated_reserved_and_process_are_told_apart():
+def test_a_gpu_has_allocated_reserved_and_process_memory():
     gpu = torch.device("cuda", 0)
     meter = PeakMeter()
     meter.start(gpu)

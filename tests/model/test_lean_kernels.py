@@ -1,4 +1,4 @@
-"""The compiled kernels of lean blocks against plain torch, which defines them."""
+"""The compiled kernels of fused blocks against plain PyTorch, which defines them."""
 
 import pytest
 import torch
@@ -19,98 +19,98 @@ def dtype(request):
 
 
 def volume(shape, dtype, *, part=False):
-    """A channels-last map, or some rows and channels of a larger one."""
+    """Return a channels-last map, or some rows and channels of a larger one."""
     if not part:
         return torch.randn(shape).to(dtype).contiguous(**CHANNELS_LAST)
     b, c, d, h, w = shape
-    whole = torch.randn(b, c + 3, d + 2, h, w).to(dtype).contiguous(**CHANNELS_LAST)
-    return whole[:, 1 : c + 1, 1 : d + 1]
+    full = torch.randn(b, c + 3, d + 2, h, w).to(dtype).contiguous(**CHANNELS_LAST)
+    return full[:, 1 : c + 1, 1 : d + 1]
 
 
-def numbers(shape, count):
+def random_numbers(shape, count):
     return [torch.randn(shape[:2]) for _ in range(count)]
 
 
-def plainly(monkeypatch, function, *arguments):
+def run_plain(monkeypatch, function, *arguments):
     with monkeypatch.context() as patched:
         patched.setattr(dispatch, "select_kernels", lambda *_: None)
         return function(*arguments)
 
 
-def near(found, expected, dtype):
+def assert_near(result, expected, dtype):
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(found, expected, rtol=2 * eps, atol=8 * eps)
+    torch.testing.assert_close(result, expected, rtol=2 * eps, atol=8 * eps)
 
 
-@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("part", [False, True], ids=["full", "part"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_moments(shape, part, dtype, monkeypatch):
+def test_compiled_moments_equal_plain_ones(shape, part, dtype, monkeypatch):
     y = volume(shape, dtype, part=part) * 3 + 50  # far from zero, where sums of squares cancel
     torch.testing.assert_close(
-        norm_ops.moments(y), plainly(monkeypatch, norm_ops.moments, y), rtol=1e-5, atol=1e-4
+        norm_ops.moments(y), run_plain(monkeypatch, norm_ops.moments, y), rtol=1e-5, atol=1e-4
     )
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.01])
-@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("part", [False, True], ids=["full", "part"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_normalize(shape, part, slope, dtype, monkeypatch):
-    y, (scale, shift) = volume(shape, dtype, part=part), numbers(shape, 2)
-    found, expected = (volume(shape, dtype, part=part) for _ in range(2))
-    norm_ops.normalize(y, scale, shift, slope, found)
-    plainly(monkeypatch, norm_ops.normalize, y, scale, shift, slope, expected)
-    near(found, expected, dtype)
+def test_compiled_normalization_equals_the_plain_one(shape, part, slope, dtype, monkeypatch):
+    y, (scale, shift) = volume(shape, dtype, part=part), random_numbers(shape, 2)
+    result, expected = (volume(shape, dtype, part=part) for _ in range(2))
+    norm_ops.normalize(y, scale, shift, slope, result)
+    run_plain(monkeypatch, norm_ops.normalize, y, scale, shift, slope, expected)
+    assert_near(result, expected, dtype)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.01])
-@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("part", [False, True], ids=["full", "part"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradient_sums(shape, part, slope, dtype, monkeypatch):
+def test_compiled_gradient_sums_equal_plain_ones(shape, part, slope, dtype, monkeypatch):
     g, y = (volume(shape, dtype, part=part) for _ in range(2))
-    arguments = (g, y, *numbers(shape, 4), slope)
-    expected = plainly(monkeypatch, norm_ops.gradient_sums, *arguments)
+    arguments = (g, y, *random_numbers(shape, 4), slope)
+    expected = run_plain(monkeypatch, norm_ops.gradient_sums, *arguments)
     torch.testing.assert_close(norm_ops.gradient_sums(*arguments), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("place", ["beside", "over g", "over y"])
+@pytest.mark.parametrize("target", ["new", "over g", "over y"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradient(shape, place, dtype, monkeypatch):
+def test_a_compiled_gradient_equals_the_plain_one(shape, target, dtype, monkeypatch):
     g, y = (volume(shape, dtype, part=True) for _ in range(2))
-    given, results = numbers(shape, 4), []
-    for run in (plainly, lambda _, function, *arguments: function(*arguments)):
+    numbers, results = random_numbers(shape, 4), []
+    for run in (run_plain, lambda _, function, *arguments: function(*arguments)):
         u, v = g.clone(), y.clone()
-        out = {"beside": torch.empty_like(g), "over g": u, "over y": v}[place]
-        run(monkeypatch, norm_ops.gradient, u, v, *given, 0.01, out)
+        out = {"new": torch.empty_like(g), "over g": u, "over y": v}[target]
+        run(monkeypatch, norm_ops.gradient, u, v, *numbers, 0.01, out)
         results.append(out)
-    near(results[1], results[0], dtype)
+    assert_near(results[1], results[0], dtype)
 
 
 @pytest.mark.parametrize("linear", [True, False], ids=["trilinear", "nearest"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
-@pytest.mark.parametrize("window", [(2, 2, 2), (1, 2, 3)], ids=str)
-def test_interpolation_by_rows_is_torchs(window, compiled, linear, monkeypatch):
+@pytest.mark.parametrize("factors", [(2, 2, 2), (1, 2, 3)], ids=str)
+def test_interpolation_in_parts_equals_that_of_torch(factors, compiled, linear, monkeypatch):
     assert cpu.kernels.library(torch.float32)
     if not compiled:
         monkeypatch.setattr(dispatch, "select_kernels", lambda *_: None)
     low = volume((2, 5, 4, 3, 6), torch.float32).requires_grad_()
     mode, corners = ("trilinear", True) if linear else ("nearest", None)
-    scale = [float(w) for w in window]
+    scale = [float(factor) for factor in factors]
     expected = F.interpolate(low, scale_factor=scale, mode=mode, align_corners=corners)
     upper = torch.randn_like(expected)
     expected.backward(upper)
     small = low.detach()
-    found, back = torch.empty_like(expected), torch.zeros_like(small)
+    result, gradient = torch.empty_like(expected), torch.zeros_like(small)
     rows = expected.shape[2]
     for first in range(0, rows, 3):
         last = min(first + 3, rows)
         axes = [first, rows, 0, 4, 0, expected.shape[3], 0, 3, 0, expected.shape[4], 0, 6]
-        upsample_ops.interpolate(small, axes, linear, found[:, :, first:last])
-        upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, back)
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(back, low.grad, rtol=1e-5, atol=1e-5)
+        upsample_ops.interpolate(small, axes, linear, result[:, :, first:last])
+        upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, gradient)
+    torch.testing.assert_close(result, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, low.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_nan_comes_through():
+def test_nan_propagates():
     y = volume((1, 16, 4, 4, 4), torch.float32)
     y[0, 3, 1, 1, 1] = torch.nan
     out = torch.empty_like(y)

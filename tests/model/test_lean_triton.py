@@ -1,4 +1,4 @@
-"""The lean blocks' Triton kernels without a GPU: run by the interpreter, compiled for sm_90."""
+"""The Triton kernels of fused blocks without a GPU: interpreted, and compiled for sm_90."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
-def test_the_interpreter_agrees_with_plain_torch():
+def test_interpreted_kernels_equal_plain_pytorch():
     command = [sys.executable, "-W", "ignore", "-m", "tests.model.helpers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
@@ -24,36 +24,36 @@ def test_the_interpreter_agrees_with_plain_torch():
     assert run.returncode == 0, run.stderr
 
 
-class Compiled:
-    """Stands where a kernel does: instead of a launch, it is compiled for the same arguments."""
+class CompileOnly:
+    """Stands in for a kernel: compiles it for the arguments of a launch instead of launching it."""
 
-    made = 0
+    count = 0
 
     def __init__(self, kernel):
         self.kernel = kernel
 
     def __getitem__(self, grid):
-        def compiled(*arguments, **constants):
+        def compile_kernel(*arguments, **constants):
             import triton
             from triton.backends.compiler import GPUTarget
             from triton.compiler import ASTSource
 
-            signature, known = {}, dict(constants)
-            given = dict(zip((p.name for p in self.kernel.params), arguments, strict=False))
+            signature, constexprs = {}, dict(constants)
+            by_name = dict(zip((p.name for p in self.kernel.params), arguments, strict=False))
             for name in (p.name for p in self.kernel.params):
-                value = given.get(name)
+                value = by_name.get(name)
                 if name in constants or value == 1 if not isinstance(value, Tensor) else False:
                     signature[name] = "constexpr"
-                    known.setdefault(name, value)
+                    constexprs.setdefault(name, value)
                 elif isinstance(value, Tensor):
                     signature[name] = POINTERS[value.dtype]
                 else:
                     signature[name] = "fp32" if isinstance(value, float) else "i32"
-            source = ASTSource(self.kernel, signature, known)
+            source = ASTSource(self.kernel, signature, constexprs)
             triton.compile(source, target=GPUTarget("cuda", 90, 32))
-            Compiled.made += 1
+            CompileOnly.count += 1
 
-        return compiled
+        return compile_kernel
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
@@ -63,11 +63,11 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
     from unet3d.model.lean.kernels import triton
 
     for name in [n for n in vars(triton) if n.endswith("_kernel")]:
-        monkeypatch.setattr(triton, name, Compiled(getattr(triton, name)))
+        monkeypatch.setattr(triton, name, CompileOnly(getattr(triton, name)))
     y = torch.zeros(shape, dtype=dtype).contiguous(memory_format=torch.channels_last_3d)
     numbers = [torch.zeros(shape[:2]) for _ in range(4)]
     sums = torch.zeros(2, *shape[:2])
-    before = Compiled.made
+    before = CompileOnly.count
     cuda.moments(y, sums)
     cuda.normalize(y, numbers[0], numbers[1], 0.01, y)
     cuda.gradient_sums(y, y, *numbers, slope=0.01, out=sums)
@@ -80,4 +80,4 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
         axes = [0, d, 0, shape[2], 0, h, 0, shape[3], 0, w, 0, shape[4]]
         cuda.interpolate(y, axes, linear, up)
         cuda.interpolate_gradient(up, axes, linear, y)
-    assert Compiled.made - before == 12
+    assert CompileOnly.count - before == 12

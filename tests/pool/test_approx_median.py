@@ -1,11 +1,11 @@
-"""The smooth median: near the exact one by its bound, exact in the limit, safe in halves."""
+"""Approximate median pooling: its error bound, its limit, and half precision."""
 
 import pytest
 import torch
 
-from tests.pool.helpers.volumes import DTYPES, WINDOWS, volume
+from tests.pool.helpers.volumes import DTYPES, WINDOWS, make_volume
 from unet3d.errors import UsageError
-from unet3d.pool.approx_median import ApproxMedianPool3d, error_bound
+from unet3d.pool.approx_median import ApproxMedianPool3d, compute_error_bound
 from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
@@ -15,11 +15,11 @@ from unet3d.pool.windows import Windows
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "tied"])
 @pytest.mark.parametrize("tau", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("window", ["2x2x2", "3x3x3 stride 2", "3x3x3 stride 2 padding 1"])
-def test_the_error_stays_under_its_bound(kind, tau, window):
-    x = volume((2, 4, 12, 12, 12), kind)
+def test_the_error_stays_below_its_bound(kind, tau, window):
+    x = make_volume((2, 4, 12, 12, 12), kind)
     windows = WINDOWS[window]
     error = (ApproxMedianPool3d(*windows, tau=tau)(x) - MedianPool3d(*windows)(x)).abs().max()
-    assert error <= error_bound(Windows.from_args(*windows).elements) * tau + 1e-6
+    assert error <= compute_error_bound(Windows.from_args(*windows).elements) * tau + 1e-6
 
 
 def test_the_bound_is_reached():
@@ -27,14 +27,14 @@ def test_the_bound_is_reached():
     x = torch.tensor([-1e3, -1e3, -1e3, 0, t, t, t, t], dtype=torch.float64).view(1, 1, 2, 2, 2)
     low = ApproxMedianPool3d(2, tau=1.0)(x).item()
     exact = MedianPool3d(2)(x).item()
-    # the other middle value lies in the cluster and errs by -t / (1 + 4 exp(t)) ... towards 0
+    # the other middle value is in the cluster, and its soft mean is off towards 0
     upper = t - t * torch.tensor(-t).exp().item() / (4 + torch.tensor(-t).exp().item())
-    assert low - exact == pytest.approx((error_bound(8) + upper - t) / 2, abs=1e-3)
+    assert low - exact == pytest.approx((compute_error_bound(8) + upper - t) / 2, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "constant"])
-def test_it_is_the_exact_median_as_tau_goes_to_zero(kind):
-    x = volume((2, 4, 8, 8, 8), kind)
+def test_it_becomes_the_exact_median_as_tau_goes_to_zero(kind):
+    x = make_volume((2, 4, 8, 8, 8), kind)
     torch.testing.assert_close(ApproxMedianPool3d(2, tau=1e-6)(x), MedianPool3d(2)(x))
 
 
@@ -42,14 +42,14 @@ def test_it_is_the_exact_median_as_tau_goes_to_zero(kind):
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "constant", "huge", "subnormal"])
 @pytest.mark.parametrize("tau", [1e-4, 0.1, 100.0])
 def test_finite_input_gives_finite_output_and_gradients(dtype, kind, tau):
-    x = (volume((1, 2, 4, 6, 8), kind, dtype) / 4).requires_grad_()
+    x = (make_volume((1, 2, 4, 6, 8), kind, dtype) / 4).requires_grad_()
     y = ApproxMedianPool3d(2, tau=tau)(x)
     (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert y.isfinite().all()
     assert g.isfinite().all()
 
 
-def test_infinity_far_from_the_middle_does_no_harm():
+def test_infinity_far_from_the_middle_has_no_weight():
     x = torch.tensor([-torch.inf, 1, 1, 2, 2, 2, 3, torch.inf]).view(1, 1, 2, 2, 2)
     assert 1.9 < ApproxMedianPool3d(2)(x).item() < 2.1
 
@@ -61,15 +61,15 @@ def test_nan_in_a_window_gives_nan():
 
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
-def test_a_temperature_must_be_above_zero(tau):
+def test_tau_must_be_greater_than_zero(tau):
     with pytest.raises(UsageError, match="tau"):
         ApproxMedianPool3d(2, tau=tau)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_written_gradient_is_the_derivative_of_the_definition(window):
+def test_the_reference_gradient_equals_that_of_autograd(window):
     windows = Windows.from_args(*WINDOWS[window])
-    x = volume((1, 2, 6, 7, 8), "post-ReLU", torch.float64).requires_grad_()
+    x = make_volume((1, 2, 6, 7, 8), "post-ReLU", torch.float64).requires_grad_()
     y = approx_median(x, windows, 0.3)
     upper = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, upper)
@@ -79,10 +79,10 @@ def test_the_written_gradient_is_the_derivative_of_the_definition(window):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_compiled_and_plain_are_the_same(window, layout, dtype):
+def test_compiled_and_plain_results_are_equal(window, layout, dtype):
     assert cpu.kernels.library(dtype)
     windows = Windows.from_args(*WINDOWS[window])
-    x = volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
+    x = make_volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
     y, _ = cpu.forward(x, "approx_median", windows, 0.3)
     upper = torch.randn_like(y)
     last = layout == torch.channels_last_3d and not x.is_contiguous()

@@ -1,4 +1,4 @@
-"""Codes: a byte holds what it was told, for every window."""
+"""Codes of selected indices, for every window."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from unet3d.pool.windows import Windows
 
 @pytest.mark.parametrize("name", ["median", "max"])
 @pytest.mark.parametrize("window", [*WINDOWS.values(), (4, 4, 2), ((5, 5, 1), 2, (2, 2, 0))])
-def test_places_come_back_from_their_code(name, window):
+def test_decoding_returns_the_encoded_indices(name, window):
     windows, x = Windows.from_args(*window), torch.randn(2, 3, 9, 10, 7)
-    places = {"median": median, "max": maximum}[name](x, windows)[1]
+    indices = {"median": median, "max": maximum}[name](x, windows)[1]
     code = choose_code(name, windows)
-    again = decode(encode(places, code, windows, x.shape), code, windows, x.shape)
-    assert torch.equal(torch.minimum(*again), torch.minimum(*places))
-    assert torch.equal(torch.maximum(*again), torch.maximum(*places))
+    decoded = decode(encode(indices, code, windows, x.shape), code, windows, x.shape)
+    assert torch.equal(torch.minimum(*decoded), torch.minimum(*indices))
+    assert torch.equal(torch.maximum(*decoded), torch.maximum(*indices))
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_places_come_back_from_their_code(name, window):
         ((4, None, 0), IndexCode.TWO),
     ],
 )
-def test_odd_windows_and_even_ones_up_to_sixteen_need_one_byte(window, code):
+def test_each_window_has_the_most_compact_code(window, code):
     assert choose_code("median", Windows.from_args(*window)) == code

@@ -1,4 +1,4 @@
-"""Every option of conf/pool is a PoolFactory: called as nn.MaxPool3d, with shapes like its."""
+"""Every option of conf/pool is a PoolFactory: arguments and shapes are those of nn.MaxPool3d."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def test_the_four_poolings_are_options():
         ((2,), {"stride": 3}),
     ],
 )
-def test_arguments_mean_what_they_mean_to_max_pooling(factory, positional, named):
+def test_arguments_mean_the_same_as_for_torch_max_pooling(factory, positional, named):
     x = torch.randn(2, 3, 9, 8, 7)
     assert factory(*positional, **named)(x).shape == nn.MaxPool3d(*positional, **named)(x).shape
 
@@ -45,26 +45,26 @@ def test_arguments_mean_what_they_mean_to_max_pooling(factory, positional, named
 @pytest.mark.parametrize(
     "arguments", [(0,), ((2, 2),), (2, 0), (2, 2, -1), (2, 2, 2), ("2",), (7,)]
 )
-def test_arguments_that_cannot_be_are_named_in_one_line(factory, arguments):
+def test_invalid_arguments_are_an_error_of_one_line(factory, arguments):
     with pytest.raises(UsageError) as caught:
         factory(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_a_window_larger_than_the_volume_is_a_misuse(factory):
+def test_a_window_larger_than_the_volume_is_an_error(factory):
     with pytest.raises(UsageError, match="larger than the feature map"):
         factory(4)(torch.randn(1, 1, 8, 3, 8))
 
 
 @pytest.mark.parametrize("x", [torch.ones(1, 1, 4, 4, 4, dtype=torch.int32), torch.ones(4, 4, 4)])
-def test_input_that_is_no_batch_of_volumes_is_a_misuse(factory, x):
+def test_an_input_that_is_not_a_batch_of_volumes_is_an_error(factory, x):
     with pytest.raises(UsageError, match=r"\(B, C, D, H, W\)"):
         factory(2)(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [(4, 6, 8), (5, 7, 9), (2, 3, 5)])
-def test_every_type_and_size_keeps_its_type_and_gives_gradients(factory, dtype, size):
+def test_every_dtype_and_size_keeps_its_dtype_and_has_gradients(factory, dtype, size):
     x = torch.randn(2, 3, *size, dtype=dtype, requires_grad=True)
     y = factory(2)(x)
     y.sum().backward()
@@ -74,7 +74,7 @@ def test_every_type_and_size_keeps_its_type_and_gives_gradients(factory, dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_channels_last_stays_channels_last_and_changes_no_value(factory, dtype):
+def test_channels_last_input_gives_channels_last_output_and_equal_values(factory, dtype):
     x = torch.randn(2, 5, 7, 6, 9, dtype=dtype)
     last = x.to(memory_format=torch.channels_last_3d).requires_grad_()
     x.requires_grad_()
@@ -87,7 +87,7 @@ def test_channels_last_stays_channels_last_and_changes_no_value(factory, dtype):
     torch.testing.assert_close(g_last, g)
 
 
-def test_non_contiguous_input_and_gradient_change_nothing(factory):
+def test_strides_of_input_and_gradient_do_not_change_values(factory):
     x = torch.randn(2, 8, 3, 6, 4).transpose(1, 4).requires_grad_()  # (2, 4, 3, 6, 8), strided
     plain = x.detach().contiguous().requires_grad_()
     y, y_plain = factory(2)(x), factory(2)(plain)
@@ -106,7 +106,7 @@ def test_an_empty_batch_gives_an_empty_batch(factory):
     assert x.grad.shape == x.shape
 
 
-def test_nothing_is_learned_and_nothing_is_in_the_state(factory):
+def test_a_pooling_has_no_parameters_and_no_state(factory):
     pool = factory(2)
     assert not list(pool.parameters())
     assert not pool.state_dict()
@@ -114,6 +114,6 @@ def test_nothing_is_learned_and_nothing_is_in_the_state(factory):
 
 def test_a_pooling_can_be_copied_pickled_and_printed(factory):
     pool, x = factory((1, 2, 2)), torch.randn(1, 2, 4, 4, 4)
-    for twin in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
-        assert torch.equal(twin(x), pool(x))
+    for clone in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
+        assert torch.equal(clone(x), pool(x))
     assert "(1, 2, 2)" in repr(pool)

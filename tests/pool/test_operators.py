@@ -1,4 +1,4 @@
-"""The poolings under torch's machinery: tracing, checkpointing, export, derivatives, autocast."""
+"""Poolings under torch.compile, checkpointing, export, autocast, and higher derivatives."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def pool(request):
     return POOLS[request.param]
 
 
-def gradient(function, x):
+def run_with_gradient(function, x):
     x = x.detach().requires_grad_()
     y = function(x)
     upper = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)
@@ -40,42 +40,42 @@ def gradient(function, x):
     return y.detach(), x.grad
 
 
-def saved_tensors(function):
-    """What autograd keeps between forward and backward."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+def collect_saved_tensors(function):
+    """Return what autograd saves for backward."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         function()
-    return kept
+    return saved
 
 
 @pytest.mark.parametrize("name", ["median", "max"])
 @pytest.mark.parametrize(
-    ("window", "bytes_kept"),
+    ("window", "saved_bytes"),
     [((2,), 1), (((1, 2, 2),), 1), ((3, 2, 1), 1), ((3, 3), 1), (((4, 2, 2),), 1), ((4, 4), 2)],
 )
-def test_a_byte_per_output_is_kept_and_not_the_input(name, window, bytes_kept):
+def test_backward_saves_a_byte_per_output_and_not_the_input(name, window, saved_bytes):
     module = POOLS[name](*window)
     x = torch.randn(2, 3, 8, 8, 8, requires_grad=True)
     y = module(x)
-    kept = saved_tensors(lambda: module(x))
-    expected = 1 if name == "max" else bytes_kept
-    assert sum(t.untyped_storage().nbytes() for t in kept) == expected * y.numel()
+    saved = collect_saved_tensors(lambda: module(x))
+    expected = 1 if name == "max" else saved_bytes
+    assert sum(t.untyped_storage().nbytes() for t in saved) == expected * y.numel()
 
 
-def test_average_pooling_keeps_nothing():
+def test_average_pooling_saves_nothing():
     x = torch.randn(2, 3, 8, 8, 8, requires_grad=True)
-    assert saved_tensors(lambda: AvgPool3d(2)(x)) == []
+    assert collect_saved_tensors(lambda: AvgPool3d(2)(x)) == []
 
 
-def test_approximate_median_pooling_keeps_its_input_alone():
+def test_approximate_median_pooling_saves_only_its_input():
     x = torch.randn(2, 3, 8, 8, 8, requires_grad=True)
-    (kept,) = saved_tensors(lambda: ApproxMedianPool3d(2)(x))
-    assert kept.data_ptr() == x.data_ptr()
+    (saved,) = collect_saved_tensors(lambda: ApproxMedianPool3d(2)(x))
+    assert saved.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("size", [(4, 4, 6), (5, 4, 7)])
-def test_first_and_second_derivatives_are_those_of_differences(pool, window, size):
+def test_first_and_second_derivatives_match_finite_differences(pool, window, size):
     module = pool(*window, tau=0.5) if pool is ApproxMedianPool3d else pool(*window)
     distinct = torch.randperm(2 * size[0] * size[1] * size[2]).double() / 100
     x = distinct.view(1, 2, *size).requires_grad_()
@@ -89,7 +89,7 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_opcheck_finds_no_fault_in_any_operator(window, layout):
+def test_every_operator_passes_opcheck(window, layout):
     axes, last = Windows.from_args(*window).axes, layout == torch.channels_last_3d
     x = torch.randn(1, 2, 4, 5, 6).contiguous(memory_format=layout).requires_grad_()
 
@@ -98,18 +98,16 @@ def test_opcheck_finds_no_fault_in_any_operator(window, layout):
 
     for name, op in (("median", exact.median_pool3d), ("max", maximum.max_pool3d)):
         check(op, (x, *axes))
-        y, recorded = (t.detach() for t in op(x, *axes))
-        check(
-            select_backward.pool_spread, (y.requires_grad_(), recorded, name, x.shape, *axes, last)
-        )
-        check(select_backward.pool_collect, (x, recorded, name, *axes))
+        y, codes = (t.detach() for t in op(x, *axes))
+        check(select_backward.pool_scatter, (y.requires_grad_(), codes, name, x.shape, *axes, last))
+        check(select_backward.pool_gather, (x, codes, name, *axes))
     check(avg.avg_pool3d, (x, *axes))
     check(avg.avg_pool3d_backward, (y, x.shape, *axes, last))
     check(approx_median.approx_median_pool3d, (x, *axes, 0.2))
     check(approx_median.approx_median_pool3d_backward, (y, x, *axes, 0.2))
 
 
-def test_opcheck_traces_forward_and_backward_with_symbolic_sizes():
+def test_opcheck_traces_every_pooling_with_symbolic_sizes():
     axes, x = Windows.from_args(2, None, 0).axes, torch.randn(1, 2, 4, 5, 6, requires_grad=True)
     for op, rest in (
         (exact.median_pool3d, ()),
@@ -121,13 +119,13 @@ def test_opcheck_traces_forward_and_backward_with_symbolic_sizes():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_compiled_graph_holds_the_poolings_whole(dynamic):
+def test_torch_compile_captures_poolings_without_graph_breaks(dynamic):
     modules = nn.Sequential(MedianPool3d(2), MaxPool3d((1, 2, 2)), AvgPool3d(2))
     compiled = torch.compile(modules, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for size in ((8, 16, 8), (9, 16, 10)):
         x = torch.randn(1, 2, *size)
-        y, g = gradient(modules, x)
-        y_compiled, g_compiled = gradient(compiled, x)
+        y, g = run_with_gradient(modules, x)
+        y_compiled, g_compiled = run_with_gradient(compiled, x)
         assert torch.equal(y, y_compiled)
         assert torch.equal(g, g_compiled)
 
@@ -136,28 +134,30 @@ def test_a_compiled_graph_holds_the_poolings_whole(dynamic):
 def test_inductor_compiles_a_layer_around_a_pooling():
     module = nn.Sequential(nn.ReLU(), MedianPool3d(2), nn.ReLU())
     x = torch.randn(1, 2, 4, 6, 8)
-    y, g = gradient(module, x)
-    y_compiled, g_compiled = gradient(torch.compile(module, fullgraph=True), x)
+    y, g = run_with_gradient(module, x)
+    y_compiled, g_compiled = run_with_gradient(torch.compile(module, fullgraph=True), x)
     assert torch.equal(y, y_compiled)
     assert torch.equal(g, g_compiled)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing_changes_nothing(pool, use_reentrant):
+def test_activation_checkpointing_changes_nothing(pool, use_reentrant):
     block = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), pool(2))
     x = torch.randn(1, 1, 7, 8, 9)
-    y, g = gradient(block, x)
-    y_again, g_again = gradient(lambda x: checkpoint(block, x, use_reentrant=use_reentrant), x)
-    assert torch.equal(y, y_again)
-    assert torch.equal(g, g_again)
+    y, g = run_with_gradient(block, x)
+    y_checkpointed, g_checkpointed = run_with_gradient(
+        lambda x: checkpoint(block, x, use_reentrant=use_reentrant), x
+    )
+    assert torch.equal(y, y_checkpointed)
+    assert torch.equal(g, g_checkpointed)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(pool, layout):
     x = torch.randn(2, 3, 9, 7, 8).contiguous(memory_format=layout)
-    y, g = gradient(pool(3, 2, 1), x)
+    y, g = run_with_gradient(pool(3, 2, 1), x)
     with FakeTensorMode() as mode:
-        y_fake, g_fake = gradient(pool(3, 2, 1), mode.from_tensor(x))
+        y_fake, g_fake = run_with_gradient(pool(3, 2, 1), mode.from_tensor(x))
     assert (y_fake.shape, y_fake.stride()) == (y.shape, y.stride())
     assert (g_fake.shape, g_fake.stride()) == (g.shape, g.stride())
 
@@ -170,7 +170,7 @@ def test_export_keeps_the_operator():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on first use
-def test_forward_mode_differentiation_raises(pool):
+def test_forward_mode_differentiation_is_an_error(pool):
     x = torch.randn(1, 1, 4, 4, 4)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
         pool(2)(forward_ad.make_dual(x, torch.ones_like(x)))
@@ -179,13 +179,13 @@ def test_forward_mode_differentiation_raises(pool):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_autocast_leaves_the_type_alone(pool, dtype):
+def test_autocast_does_not_change_the_dtype(pool, dtype):
     x = torch.randn(1, 1, 4, 4, 4, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert pool(2)(x).dtype == dtype
 
 
-def test_a_gradient_that_is_not_asked_for_is_not_made(pool):
+def test_without_requires_grad_there_is_no_graph(pool):
     x = torch.randn(1, 1, 4, 4, 4)
     assert not pool(2)(x).requires_grad
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_a_gradient_that_is_not_asked_for_is_not_made(pool):
 
 @pytest.mark.parametrize("name", ["median", "max", "avg"])
 @pytest.mark.parametrize(("dtype", "peak"), [(torch.float32, 41), (torch.bfloat16, 21)])
-def test_the_peak_is_gradients_output_and_the_byte(name, dtype, peak):
+def test_the_memory_peak_is_gradients_output_and_codes(name, dtype, peak):
     assert cpu.kernels.library(dtype)
     x = torch.randn(1, 8, 16, 16, 16).to(dtype).requires_grad_()
     module = POOLS[name](2)
@@ -204,8 +204,8 @@ def test_the_peak_is_gradients_output_and_the_byte(name, dtype, peak):
         y.backward(torch.ones_like(y))
     events = profile.profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    held = top = 0
+    current = top = 0
     for _, change in sorted(changes):
-        held += change
-        top = max(top, held)
+        current += change
+        top = max(top, current)
     assert top / outputs == pytest.approx(peak - (name == "avg"), abs=0.1)

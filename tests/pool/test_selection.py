@@ -1,4 +1,4 @@
-"""Median and max: values against definitions of others, gradients by what must hold of them."""
+"""Median and max pooling: values against other implementations, gradients by their properties."""
 
 import hypothesis.strategies as st
 import pytest
@@ -6,20 +6,20 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from tests.pool.helpers.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, volume
+from tests.pool.helpers.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, make_volume
 from unet3d.pool.kernels import cpu
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 
 
-def sorted_windows(x, size):
-    """(B, C, D', H', W', K), in order."""
+def sort_windows(x, size):
+    """Return the sorted elements of each window: (B, C, D', H', W', K)."""
     windows = x.unfold(2, size, size).unfold(3, size, size).unfold(4, size, size)
     return windows.flatten(5).sort(-1).values
 
 
-def unit_gradient(pool, x):
-    """What each element gets when each window's gradient is 1."""
+def compute_unit_gradient(pool, x):
+    """Return the gradient of the input where that of each window is 1."""
     x = x.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(pool(x).nan_to_num(0, 0, 0).sum(), x)
     return gradient
@@ -29,15 +29,15 @@ def unit_gradient(pool, x):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nan"])
 def test_the_median_is_the_mean_of_the_two_middle_values(kind, layout, dtype):
-    x = LAYOUTS[layout](volume((2, 3, 6, 7, 9), kind, dtype))
-    middle = sorted_windows(x.float()[..., :6, :8], 2)[..., 3:5]
+    x = LAYOUTS[layout](make_volume((2, 3, 6, 7, 9), kind, dtype))
+    middle = sort_windows(x.float()[..., :6, :8], 2)[..., 3:5]
     expected = (middle[..., 0] / 2 + middle[..., 1] / 2).to(dtype)
     assert torch.equal(MedianPool3d(2)(x).nan_to_num(nan=7), expected.nan_to_num(nan=7))
 
 
 def test_an_odd_window_gives_the_middle_value():
     x = torch.randn(2, 3, 9, 6, 12)
-    assert torch.equal(MedianPool3d(3)(x), sorted_windows(x, 3)[..., 13])
+    assert torch.equal(MedianPool3d(3)(x), sort_windows(x, 3)[..., 13])
 
 
 def test_padding_is_not_counted():
@@ -49,14 +49,14 @@ def test_padding_is_not_counted():
 
 @pytest.mark.parametrize("pool", [MedianPool3d, MaxPool3d])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-def test_nan_in_a_window_gives_nan_and_touches_no_other(pool, dtype):
+def test_nan_in_a_window_gives_nan_in_no_other(pool, dtype):
     x = torch.randn(1, 2, 4, 4, 4, dtype=dtype)
     x[0, 0, 0, 1, 2] = torch.nan
     y = pool(2)(x)
     assert y.isnan().nonzero().tolist() == [[0, 0, 0, 0, 1]]
 
 
-def test_infinity_is_a_value():
+def test_infinity_is_an_ordinary_value():
     x = torch.tensor([-torch.inf, 1, 2, 3, 4, torch.inf, torch.inf, torch.inf]).view(1, 1, 2, 2, 2)
     assert MedianPool3d(2)(x).item() == 3.5
     assert MedianPool3d(2)(x.relu() - torch.inf).item() != MedianPool3d(2)(x).item()
@@ -65,14 +65,14 @@ def test_infinity_is_a_value():
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_max_equals_torchs_in_values_and_gradients(kind, window, dtype):
-    x = volume((2, 3, 7, 6, 9), kind, dtype).requires_grad_()
+def test_max_pooling_has_the_values_and_gradients_of_torch(kind, window, dtype):
+    x = make_volume((2, 3, 7, 6, 9), kind, dtype).requires_grad_()
     y, expected = MaxPool3d(*WINDOWS[window])(x), nn.MaxPool3d(*WINDOWS[window])(x)
     upper = torch.randn_like(y)
     (g,) = torch.autograd.grad(y, x, upper)
     (g_expected,) = torch.autograd.grad(expected, x, upper)
     assert torch.equal(y.nan_to_num(nan=7), expected.nan_to_num(nan=7))
-    # where windows overlap torch adds in half precision, one after another
+    # where windows overlap, torch accumulates in half precision
     tolerance = 0 if WINDOWS[window][0] != 3 and "4x4" not in window else torch.finfo(dtype).eps * 8
     torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
 
@@ -80,17 +80,17 @@ def test_max_equals_torchs_in_values_and_gradients(kind, window, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_members_of_every_even_window_take_half_each(kind, layout, dtype):
-    x = LAYOUTS[layout](volume((2, 3, 5, 6, 9), kind, dtype))
-    gradient = unit_gradient(MedianPool3d(2), x)
+def test_two_elements_of_an_even_window_receive_half_each(kind, layout, dtype):
+    x = LAYOUTS[layout](make_volume((2, 3, 5, 6, 9), kind, dtype))
+    gradient = compute_unit_gradient(MedianPool3d(2), x)
     finite = MedianPool3d(2)(x).isfinite()
-    taken = sorted_windows(gradient[:, :, :4, :, :8].float(), 2)
-    members = torch.tensor([0, 0, 0, 0, 0, 0, 0.5, 0.5])
-    assert torch.equal(taken[finite], members.expand_as(taken)[finite])
+    received = sort_windows(gradient[:, :, :4, :, :8].float(), 2)
+    halves = torch.tensor([0, 0, 0, 0, 0, 0, 0.5, 0.5])
+    assert torch.equal(received[finite], halves.expand_as(received)[finite])
 
 
-def test_the_tail_that_no_window_covers_gets_zero():
-    gradient = unit_gradient(MedianPool3d(2), torch.randn(1, 2, 5, 7, 9))
+def test_elements_in_no_window_have_zero_gradient():
+    gradient = compute_unit_gradient(MedianPool3d(2), torch.randn(1, 2, 5, 7, 9))
     assert not gradient[:, :, 4].any()
     assert not gradient[:, :, :, 6].any()
     assert not gradient[..., 8].any()
@@ -105,11 +105,11 @@ def test_the_tail_that_no_window_covers_gets_zero():
     pool=st.sampled_from([MedianPool3d, MaxPool3d]),
     seed=st.integers(0, 2**16),
 )
-def test_weights_sum_to_one_and_the_gradient_times_the_input_is_the_output(
+def test_gradient_weights_sum_to_one_and_reproduce_the_output(
     window, kind, layout, size, pool, seed
 ):
     torch.manual_seed(seed)
-    x = LAYOUTS[layout](volume((1, 2, *size), kind, torch.float64)).requires_grad_()
+    x = LAYOUTS[layout](make_volume((1, 2, *size), kind, torch.float64)).requires_grad_()
     y = pool(*WINDOWS[window])(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.min() >= 0
@@ -126,23 +126,23 @@ def test_weights_sum_to_one_and_the_gradient_times_the_input_is_the_output(
     channels=st.integers(1, 19),
     seed=st.integers(0, 2**16),
 )
-def test_compiled_and_plain_medians_are_the_same(window, kind, layout, size, channels, seed):
+def test_compiled_and_plain_medians_are_equal(window, kind, layout, size, channels, seed):
     torch.manual_seed(seed)
     assert cpu.kernels.library(torch.float32)
-    x = LAYOUTS[layout](volume((1, channels, *size), kind))
-    twin = x.double().requires_grad_()  # float64 has no kernel
+    x = LAYOUTS[layout](make_volume((1, channels, *size), kind))
+    double = x.double().requires_grad_()  # float64 has no kernel
     x = x.detach().requires_grad_()
     pool = MedianPool3d(*WINDOWS[window])
-    y, plain = pool(x), pool(twin)
+    y, plain = pool(x), pool(double)
     upper = torch.randn_like(y)
     (g,) = torch.autograd.grad(y, x, upper)
-    (g_plain,) = torch.autograd.grad(plain, twin, upper.double())
+    (g_plain,) = torch.autograd.grad(plain, double, upper.double())
     torch.testing.assert_close(y, plain.float())
     torch.testing.assert_close(g, g_plain.float())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_backward_is_the_same_every_time(threads):
+def test_backward_is_deterministic(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     x = torch.randn(2, 8, 17, 33, 21, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Networks of comparators, by the 0-1 principle: what sorts every 0-1 input sorts everything."""
+"""Median networks, by the 0-1 principle: what sorts every 0-1 input sorts everything."""
 
 from itertools import product
 from random import Random
@@ -10,18 +10,18 @@ from unet3d.pool.sorting_network import build_median_network
 
 def run(network, values):
     values = list(values)
-    for low, high, keep in network:
+    for low, high, outputs in network:
         a, b = values[low], values[high]
-        if keep & 1:
+        if outputs & 1:
             values[low] = min(a, b)
-        if keep & 2:
+        if outputs & 2:
             values[high] = max(a, b)
     return values
 
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("wires", [1, 2, 3, 4, 7, 8, 9, 12])
-def test_the_middle_comes_to_its_place_for_every_zero_one_input(wires, pair):
+def test_the_median_ends_on_its_wire_for_every_zero_one_input(wires, pair):
     network, middle = build_median_network(wires, pair), (wires - 1) // 2
     for values in product((0, 1), repeat=wires):
         result, expected = run(network, values), sorted(values)
@@ -29,13 +29,13 @@ def test_the_middle_comes_to_its_place_for_every_zero_one_input(wires, pair):
         assert not pair or wires == 1 or result[middle + 1] == expected[middle + 1]
 
 
-@pytest.mark.parametrize(("wires", "most"), [(8, 28), (27, 226)])
-def test_networks_are_cut_down_to_what_the_middle_needs(wires, most):
+@pytest.mark.parametrize(("wires", "limit"), [(8, 28), (27, 226)])
+def test_a_network_has_no_more_comparators_than_the_median_needs(wires, limit):
     network = build_median_network(wires, pair=wires % 2 == 0)
-    assert sum(1 if keep < 3 else 2 for _, _, keep in network) <= most
+    assert sum(1 if outputs < 3 else 2 for _, _, outputs in network) <= limit
 
 
-def test_a_large_network_finds_the_middle_of_random_values():
+def test_a_large_network_finds_the_median_of_random_values():
     random, network = Random(0), build_median_network(27, pair=True)
     for _ in range(500):
         values = [random.choice([random.random(), 0.5]) for _ in range(27)]

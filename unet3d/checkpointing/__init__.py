@@ -1,1 +1,1 @@
-"""Strategies that make a step cost less memory: each has apply(model)."""
+"""Activation checkpointing: strategies with apply(model) that reduce the memory of a step."""

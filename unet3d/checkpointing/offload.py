@@ -1,4 +1,4 @@
-"""What waits for backward waits in the host's memory."""
+"""Offload what autograd saves for backward to host memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,76 +14,77 @@ from unet3d.errors import UsageError
 from unet3d.types import HasRetentionPolicy
 from unet3d.units import MIB
 
-LEAVING = 2
-"""So many tensors may be on their way out; whoever works waits for the one before them."""
+MAX_IN_FLIGHT = 2
+"""Copies to the host that may be pending; the working stream waits for earlier ones."""
 
 
 class OffloadActivations:
-    """Lean blocks keep by the words of a ladder; of other networks every saved tensor waits there.
+    """Set the policy of fused blocks; in other networks, offload every saved tensor.
 
-    A tensor of less than `least_mib` stays on the GPU: the way would take longer than the work.
+    In other networks tensors smaller than `min_mib` stay on the GPU: copying them would take
+    longer than the work.
     """
 
-    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], least_mib: float = 1):
-        if not least_mib >= 0:
-            raise UsageError(f"checkpointing.least_mib must be 0 or more, got {least_mib!r}")
+    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], min_mib: float = 1):
+        if not min_mib >= 0:
+            raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
         self.policy = PerLevelPolicy(encoders, decoders)
-        self.least = least_mib * MIB
+        self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
-        """Wrap the network's forward, or tell its lean blocks; names stay."""
+        """Wrap the network's forward, or set the policy of fused blocks; names do not change."""
         if isinstance(model, HasRetentionPolicy):
             self.policy.apply(model)
             return
         forward = model.forward
 
-        def offloaded(*inputs: Any) -> Any:
+        def forward_with_offload(*inputs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*inputs)
-            stay = {p.untyped_storage()._cdata for p in model.parameters()}
-            waiting = _Waiting(self.least, stay)
-            with saved_tensors_hooks(waiting.pack, waiting.unpack):
+            parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+            offloader = _Offloader(self.min_bytes, parameters)
+            with saved_tensors_hooks(offloader.pack, offloader.unpack):
                 return forward(*inputs)
 
-        model.forward = offloaded
+        model.forward = forward_with_offload
 
 
 @dataclass(eq=False)
 class _Saved:
-    """A tensor that went to the host, and what has come back of it."""
+    """A tensor on the host, and its copy back, once that is queued."""
 
     host: Tensor
     device: torch.device
-    before: "_Saved | None"  # was saved just before, so backward will ask for it next
-    back: tuple[Tensor, Any] | None = None
+    previous: "_Saved | None"  # saved just before, so backward needs it next
+    prefetched: tuple[Tensor, Any] | None = None  # copy on the device, event
 
     def __del__(self) -> None:
-        """What came back for nobody is still being written when its memory is let go."""
-        if self.back is not None and self.back[1] is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.back[1])
+        """Wait for a copy that nobody has read before its memory is freed."""
+        if self.prefetched is not None and self.prefetched[1] is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.prefetched[1])
 
 
-class _Waiting:
-    """The saved tensors of one forward; they come back in the opposite order, one ahead.
+class _Offloader:
+    """Offloads the saved tensors of one forward, and prefetches them in reverse order, one ahead.
 
-    They travel on a stream of their own. Memory is let go in the order of the work's own stream, so
-    how much is there at a time does not depend on how far the host has run ahead.
+    Copies run on a stream of their own. Memory is freed in the order of the working stream, so how
+    much is in use does not depend on how far the CPU has run ahead of the GPU.
     """
 
-    def __init__(self, least: float, stay: set[int]):
-        self.least, self.stay = least, stay
+    def __init__(self, min_bytes: float, parameters: set[int]):
+        self.min_bytes, self.parameters = min_bytes, parameters  # storages that stay on the device
         self.last: _Saved | None = None
-        self.known: dict[tuple, _Saved] = {}  # a tensor that two nodes save goes out once
-        self.leaving: list[tuple[Tensor, Any]] = []
+        self.known: dict[tuple, _Saved] = {}  # a tensor that two nodes save is copied once
+        self.in_flight: list[tuple[Tensor, Any]] = []
         self.stream: torch.cuda.Stream | None = None
 
     def pack(self, x: Tensor) -> Any:
-        """A tensor's place in the host's memory, or the tensor."""
+        """Start to offload a tensor; return its record, or the tensor itself if it stays."""
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last_3d)
-        if x.nbytes < self.least or x.untyped_storage()._cdata in self.stay or not dense:
+        if x.nbytes < self.min_bytes or x.untyped_storage()._cdata in self.parameters or not dense:
             return x
-        on_way = [tensor for tensor, _ in self.leaving]
-        saved = next((self.known[key] for t in on_way if (key := _key(t)) == _key(x)), None)
+        pending = [tensor for tensor, _ in self.in_flight]
+        saved = next((self.known[key] for t in pending if (key := _key(t)) == _key(x)), None)
         if saved is not None:
             return saved
         pinned = x.is_cuda or isinstance(x, FakeTensor)
@@ -91,29 +92,29 @@ class _Waiting:
         host = torch.empty_like(x, device="cpu", pin_memory=pinned)
         done = self._copy(x, host)
         saved = self.known[_key(x)] = self.last = _Saved(host, x.device, self.last)
-        self.leaving.append((x, done))
-        while len(self.leaving) > LEAVING:
-            self._gone()
+        self.in_flight.append((x, done))
+        while len(self.in_flight) > MAX_IN_FLIGHT:
+            self._release_oldest()
         return saved
 
     def unpack(self, saved: Any) -> Tensor:
-        """The tensor; the one that was saved before it sets out as well."""
+        """Return the tensor on the device, and prefetch the one that was saved before it."""
         if not isinstance(saved, _Saved):
             return saved
-        while self.leaving:
-            self._gone()
-        for wanted in (saved, saved.before):
-            if wanted is not None and wanted.back is None:
-                block = torch.empty_like(wanted.host, device=wanted.device, pin_memory=False)
-                wanted.back = block, self._copy(wanted.host, block)
-        assert saved.back is not None
-        block, done = saved.back
-        saved.back = None
+        while self.in_flight:
+            self._release_oldest()
+        for record in (saved, saved.previous):
+            if record is not None and record.prefetched is None:
+                block = torch.empty_like(record.host, device=record.device, pin_memory=False)
+                record.prefetched = block, self._copy(record.host, block)
+        assert saved.prefetched is not None
+        block, done = saved.prefetched
+        saved.prefetched = None
         self._wait(done, block.device)
         return block
 
-    def _gone(self) -> None:
-        x, done = self.leaving.pop(0)
+    def _release_oldest(self) -> None:
+        x, done = self.in_flight.pop(0)
         del self.known[_key(x)]
         self._wait(done, x.device)
 

@@ -23,13 +23,13 @@ class PerLevelPolicy:
                 raise UsageError(
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {words!r}"
                 )
-        self.keep = RetentionPolicy(tuple(encoders), tuple(decoders))
+        self.retention = RetentionPolicy(tuple(encoders), tuple(decoders))
         self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:
         """Set the network's policy; parameters, buffers and their names do not change."""
         if isinstance(model, HasRetentionPolicy):
-            model.keep = self.keep
+            model.retention = self.retention
         elif not self.allow_plain:
             raise UsageError(
                 f"{type(model).__name__} has no fused blocks: use checkpointing=blocks or none"

@@ -6,9 +6,9 @@ from unet3d.types import HasRetentionPolicy
 
 
 class PlainModules:
-    """Run a network as plain modules; autograd stores what it wants."""
+    """Run a network as plain modules; autograd decides what is stored."""
 
     def apply(self, model: nn.Module) -> None:
         """Switch fused blocks off; other networks stay as they are."""
         if isinstance(model, HasRetentionPolicy):
-            model.keep = None
+            model.retention = None

@@ -1,4 +1,4 @@
-"""Keep only the inputs of a network's blocks, and redo each block in backward."""
+"""Store only the inputs of a network's blocks and recompute each block in backward."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +13,7 @@ from unet3d.types import HasBlocks, HasRetentionPolicy
 
 
 class RecomputeBlocks:
-    """Activation checkpointing of every block at the given levels (0 is full size), or of "all"."""
+    """Checkpoint every block of the given levels (0 is full resolution), or of all levels."""
 
     def __init__(self, levels: str | Sequence[int] = "all"):
         if isinstance(levels, str) and levels != "all":
@@ -23,28 +23,28 @@ class RecomputeBlocks:
         self.levels = levels
 
     def apply(self, model: nn.Module) -> None:
-        """Wrap the forward of the chosen blocks; parameters, buffers and their names stay."""
+        """Wrap the forward of these blocks; parameters, buffers and their names do not change."""
         if not isinstance(model, HasBlocks):
             raise UsageError(
-                f"checkpointing=blocks needs a network that yields its blocks, and "
-                f"{type(model).__name__} does not; use checkpointing=none"
+                f"{type(model).__name__} does not list its blocks, which checkpointing=blocks "
+                "recomputes: use checkpointing=none"
             )
         if isinstance(model, HasRetentionPolicy):
-            model.keep = None
+            model.retention = None
         blocks = list(model.blocks())
         known = {level for level, _ in blocks}
-        chosen = known if self.levels == "all" else set(self.levels)
-        if not chosen <= known:
+        levels = known if self.levels == "all" else set(self.levels)
+        if not levels <= known:
             raise UsageError(
-                f"checkpointing.levels must be within 0..{max(known)}, got {sorted(chosen)}"
+                f"checkpointing.levels must be within 0..{max(known)}, got {sorted(levels)}"
             )
         for level, module in blocks:
-            if level in chosen:
+            if level in levels:
                 module.forward = partial(checkpoint_block, type(module).forward, module)
 
 
 def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any) -> Any:
-    """Run `forward` and keep its inputs alone; backward runs it once more."""
+    """Run `forward` and store only its inputs; backward runs it again."""
     return checkpoint(
         forward,
         module,
@@ -56,16 +56,17 @@ def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any) -> Any:
 
 @contextmanager
 def preserve_buffers(module: nn.Module) -> Generator[None]:
-    """Let a second forward write to copies of the buffers.
+    """Run the body on copies of the buffers.
 
-    Without it BatchNorm's running statistics would be updated twice per step (pytorch#96136).
+    Otherwise the recomputation would update BatchNorm's running statistics a second time
+    (pytorch#96136).
     """
-    kept = [(m, dict(m._buffers)) for m in module.modules()]
-    for m, buffers in kept:
+    originals = [(m, dict(m._buffers)) for m in module.modules()]
+    for m, buffers in originals:
         for name, buffer in buffers.items():
             m._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        for m, buffers in kept:
+        for m, buffers in originals:
             m._buffers.update(buffers)

@@ -1,4 +1,4 @@
-"""What dice_ce.py computes, written to be read: one-hot labels, float32 copies."""
+"""Reference losses in plain PyTorch, with one-hot labels and float32 copies."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ def dice_ce(
         F.one_hot(labels.long().where(valid, 0), logits.shape[1]).movedim(-1, 1) * valid[:, None]
     )
     p = logits.softmax(1) * valid[:, None]
-    over = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
-    overlap, total = (p * truth).sum(over), (p + truth).sum(over)
+    dims = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
+    overlap, total = (p * truth).sum(dims), (p + truth).sum(dims)
     scores = (2 * overlap + smooth) / (total + smooth)
     entropy = -(logits.log_softmax(1) * truth).sum() / valid.sum().clamp(min=1)
     return dice * (1 - scores[..., 1:].mean()) + ce * entropy
@@ -42,13 +42,13 @@ def dice_bce(
     smooth: float = 1e-5,
     batch_dice: bool = True,
 ) -> Tensor:
-    """The same for regions that overlap: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
+    """Overlapping regions: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     valid = (labels != IGNORE_LABEL)[:, None]
     truth = torch.stack([torch.isin(labels, torch.tensor(r)) for r in regions], dim=1).to(logits)
     p = logits.sigmoid() * valid
-    over = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
-    overlap, total = (p * truth).sum(over), (p + truth).sum(over)
+    dims = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
+    overlap, total = (p * truth).sum(dims), (p + truth).sum(dims)
     scores = (2 * overlap + smooth) / (total + smooth)
     entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * valid
     return dice * (1 - scores.mean()) + ce * entropy.sum() / (valid.sum() * len(regions))

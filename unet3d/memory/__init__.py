@@ -1,1 +1,1 @@
-"""Estimate and measure what a training step takes of memory."""
+"""Estimate and measure the memory of a training step."""

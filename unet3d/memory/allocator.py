@@ -1,9 +1,9 @@
-"""A model of torch's caching allocator on CUDA: what it reserves for a list of allocations.
+"""Model torch's CUDA caching allocator: what it reserves for a list of allocations.
 
-Sizes are rounded to 512 bytes; requests to 1 MiB come from segments of 2 MiB, larger ones from
-segments of 20 MiB, those from 10 MiB on from segments of their own, rounded to 2 MiB. A free block
-is taken by best fit and split; neighbours that are free are joined. (See torch's
-CUDACachingAllocator.cpp: one stream, default settings.)
+Sizes are rounded to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, larger ones from
+segments of 20 MiB, and those from 10 MiB on have segments of their own, rounded to 2 MiB. The best
+fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp:
+one stream, default settings.)
 """
 
 from bisect import bisect_left, insort
@@ -19,7 +19,7 @@ OWN_SEGMENT = 10 * MIB
 
 
 def round_block_size(nbytes: int) -> int:
-    """What an allocation takes.
+    """Return the size of the block for an allocation.
 
     >>> round_block_size(1), round_block_size(513)
     (512, 1024)
@@ -27,78 +27,80 @@ def round_block_size(nbytes: int) -> int:
     return max(UNIT, -(-nbytes // UNIT) * UNIT)
 
 
-class _Piece:
-    """A part of a segment, free or in use; `left` and `right` are its neighbours there."""
+class _Block:
+    """A block of a segment, free or in use; `left` and `right` are its neighbors in the segment."""
 
     __slots__ = ("address", "free", "left", "right", "size", "small")
 
     def __init__(self, size: int, address: int, small: bool):
         self.size, self.address, self.small, self.free = size, address, small, True
-        self.left: _Piece | None = None
-        self.right: _Piece | None = None
+        self.left: _Block | None = None
+        self.right: _Block | None = None
 
 
 class CachingAllocator:
-    """Allocate and free by a key; the peaks are kept."""
+    """Allocate and free blocks by key, and record the peaks."""
 
     def __init__(self) -> None:
-        self._idle: dict[bool, list[tuple[int, int, _Piece]]] = {True: [], False: []}
-        self._used: dict[int, _Piece] = {}
+        self._free_blocks: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+        self._used_blocks: dict[int, _Block] = {}
         self._top = 0
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
 
     def allocate(self, key: int, nbytes: int) -> None:
-        """Take memory for a block."""
+        """Allocate a block."""
         if nbytes == 0:
             return
         size = round_block_size(nbytes)
         small = size <= SMALL
-        idle = self._idle[small]
-        at = bisect_left(idle, (size, -1))
-        piece = idle.pop(at)[2] if at < len(idle) else self._segment(size, small)
-        rest = piece.size - size
+        free_blocks = self._free_blocks[small]
+        at = bisect_left(free_blocks, (size, -1))
+        block = (
+            free_blocks.pop(at)[2] if at < len(free_blocks) else self._reserve_segment(size, small)
+        )
+        rest = block.size - size
         if rest >= UNIT if small else rest > SMALL:
-            other = _Piece(rest, piece.address + size, small)
-            other.left, other.right = piece, piece.right
-            if piece.right is not None:
-                piece.right.left = other
-            piece.right, piece.size = other, size
-            self._put(other)
-        piece.free = False
-        self._used[key] = piece
-        self.allocated += piece.size
+            other = _Block(rest, block.address + size, small)
+            other.left, other.right = block, block.right
+            if block.right is not None:
+                block.right.left = other
+            block.right, block.size = other, size
+            self._insert(other)
+        block.free = False
+        self._used_blocks[key] = block
+        self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
 
     def free(self, key: int) -> None:
-        """Give a block back to the cache."""
-        piece = self._used.pop(key, None)
-        if piece is None:
+        """Return a block to the cache."""
+        block = self._used_blocks.pop(key, None)
+        if block is None:
             return
-        self.allocated -= piece.size
-        piece.free = True
-        left, right = piece.left, piece.right
+        self.allocated -= block.size
+        block.free = True
+        left, right = block.left, block.right
         if left is not None and left.free:
-            self._take(left)
-            piece = self._joined(left, piece)
+            self._remove(left)
+            block = self._merge(left, block)
         if right is not None and right.free:
-            self._take(right)
-            piece = self._joined(piece, right)
-        self._put(piece)
+            self._remove(right)
+            block = self._merge(block, right)
+        self._insert(block)
 
-    def _segment(self, size: int, small: bool) -> _Piece:
+    def _reserve_segment(self, size: int, small: bool) -> _Block:
         if small:
-            whole = SMALL_SEGMENT
+            segment = SMALL_SEGMENT
         elif size < OWN_SEGMENT:
-            whole = LARGE_SEGMENT
+            segment = LARGE_SEGMENT
         else:
-            whole = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-        self.reserved += whole
+            segment = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self._top += 2**40  # segments are never neighbours
-        return _Piece(whole, self._top, small)
+        self._top += 2**40  # segments are never adjacent
+        return _Block(segment, self._top, small)
 
-    def _joined(self, left: _Piece, right: _Piece) -> _Piece:
+    def _merge(self, left: _Block, right: _Block) -> _Block:
         left.size += right.size
         left.right = right.right
         if right.right is not None:
@@ -106,16 +108,16 @@ class CachingAllocator:
         left.free = True
         return left
 
-    def _put(self, piece: _Piece) -> None:
-        insort(self._idle[piece.small], (piece.size, piece.address, piece))
+    def _insert(self, block: _Block) -> None:
+        insort(self._free_blocks[block.small], (block.size, block.address, block))
 
-    def _take(self, piece: _Piece) -> None:
-        idle = self._idle[piece.small]
-        idle.pop(bisect_left(idle, (piece.size, piece.address)))
+    def _remove(self, block: _Block) -> None:
+        free_blocks = self._free_blocks[block.small]
+        free_blocks.pop(bisect_left(free_blocks, (block.size, block.address)))
 
 
 def replay(events: Iterable[int], sizes: list[int]) -> tuple[CachingAllocator, list[int]]:
-    """The allocator after all events, and what it had reserved after each of them."""
+    """Return the allocator after all events, and the bytes reserved after each of them."""
     allocator = CachingAllocator()
     reserved = []
     for event in events:

@@ -1,8 +1,8 @@
-"""CUDA's autocast rules for CPU tensors, so that a step on fake CPU tensors has a GPU's dtypes.
+"""Apply CUDA's autocast rules to CPU tensors, so that a step on fake CPU tensors has GPU dtypes.
 
-The two devices cast different operations: on CUDA every interpolation, group norm, softmax and sum
-runs in float32, which a CPU runs in half. The lists are those of ATen/autocast_mode.h, which the
-wheel of torch ships; a test compares them.
+The devices cast different operations: CUDA runs every interpolation, group norm, softmax and sum in
+float32, a CPU in half precision. The lists are those of ATen/autocast_mode.h in torch's wheel; a
+test compares them.
 """
 
 import warnings
@@ -32,13 +32,13 @@ FP32_BY_DTYPE = frozenset(
     """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
 )
-"""Operations that are told to work in float32 unless the caller names a dtype."""
+"""Operations that compute in float32 unless the caller passes a dtype."""
 
 PROMOTED = frozenset(
     """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
     scatter_add""".split()
 )
-"""Operations whose arguments are cast to the widest among them."""
+"""Operations whose arguments are cast to the widest dtype among them."""
 
 HALF = (torch.float16, torch.bfloat16)
 CPU = torch._C.DispatchKey.AutocastCPU
@@ -46,11 +46,11 @@ CPU = torch._C.DispatchKey.AutocastCPU
 
 @contextmanager
 def cuda_autocast_rules() -> Generator[None]:
-    """Within, `torch.autocast("cpu", ...)` casts as it would on CUDA."""
+    """Make `torch.autocast("cpu", ...)` cast as on CUDA, within the body."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # overriding a kernel is what is wanted here
+            warnings.simplefilter("ignore")  # torch warns about the overrides
             for name, kernel in _kernels():
                 library.impl(name, kernel, "AutocastCPU", allow_override=True)
         yield
@@ -65,25 +65,25 @@ def _kernels() -> Iterator[tuple[str, Any]]:
         if name == full:
             continue
         if name in FP32:
-            yield name, _casting(_operation(name), lambda dtypes: torch.float32)
+            yield name, _cast_arguments(_get_operation(name), lambda dtypes: torch.float32)
         elif name in FP32_BY_DTYPE:
-            yield name, _in_float32(_operation(name))
+            yield name, _run_in_float32(_get_operation(name))
         elif name in PROMOTED:
-            yield name, _casting(_operation(name), _widest)
+            yield name, _cast_arguments(_get_operation(name), _choose_widest)
         elif has(full, "AutocastCPU") and not has(full, "AutocastCUDA") and "conv" not in name:
             yield name, torch.library.fallthrough_kernel
 
 
-def _operation(name: str) -> Any:
+def _get_operation(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _widest(dtypes: set[torch.dtype]) -> torch.dtype:
+def _choose_widest(dtypes: set[torch.dtype]) -> torch.dtype:
     return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
 
 
-def _casting(operation: Any, choose: Callable[[set[torch.dtype]], torch.dtype]) -> Any:
+def _cast_arguments(operation: Any, choose: Callable[[set[torch.dtype]], torch.dtype]) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
         dtype = choose({t.dtype for t in tensors if t.is_floating_point()})
@@ -101,18 +101,18 @@ def _casting(operation: Any, choose: Callable[[set[torch.dtype]], torch.dtype]) 
     return kernel
 
 
-def _in_float32(operation: Any) -> Any:
+def _run_in_float32(operation: Any) -> Any:
     name = operation.overloadpacket.__name__
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(CPU)):
-            named = kwargs.get("dtype") is not None or (
+            has_dtype = kwargs.get("dtype") is not None or (
                 name in ("softmax", "log_softmax") and len(args) > 2 and args[2] is not None
             )
-            if named or args[0].dtype not in HALF:
+            if has_dtype or args[0].dtype not in HALF:
                 return operation(*args, **kwargs)
             if name in ("softmax", "log_softmax") and args[0].dtype == torch.float16:
-                # On CUDA one kernel reads half and writes float32; there is no float32 copy.
+                # CUDA has a kernel that reads half and writes float32, without a float32 copy.
                 fused = getattr(torch.ops.aten, f"_{name}")
                 return fused(args[0], args[1] % args[0].dim(), True)
             return operation(*args, **{**kwargs, "dtype": torch.float32})

@@ -1,4 +1,4 @@
-"""The largest batch that fits a budget, from two traces: a block's size is affine in the batch."""
+"""Find the largest batch that fits a memory budget, from the traces of two batch sizes."""
 
 from collections.abc import Iterator
 
@@ -9,40 +9,44 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
 
-CONTEXT = 600 * MIB
-"""Left aside on a card for what torch's allocator does not see: CUDA's context, cuDNN's kernels."""
+CUDA_CONTEXT_BYTES = 600 * MIB
+"""GPU memory that torch's allocator does not see: CUDA's context and cuDNN's kernels."""
 
 
 class BatchExtrapolation:
-    """What a step takes at any batch size from 2 up, exactly as a trace of its own would say."""
+    """The memory of a step at any batch size from 2 up, exactly as its own trace would give it.
+
+    The size of every allocation is affine in the batch size, so two traces determine it; where they
+    differ in their events, `affine` is False.
+    """
 
     def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
         events = list(canonicalize_order(two.trace.events))
         self.affine = events == list(canonicalize_order(three.trace.events))
         self._events = events
-        self._steady = two.steady
+        self._steady_step = two.steady_step
         if self.affine:
             at_two, at_three = (
                 np.array([b.nbytes for b in p.trace.blocks], np.int64) for p in (two, three)
             )
             self._slope = at_three - at_two
-            self._start = at_two - 2 * self._slope
+            self._base = at_two - 2 * self._slope
 
     def peak(self, batch: int) -> MemoryRecord:
-        """The peak of a steady step."""
-        sizes = self._start + batch * self._slope
-        begun, ended = self._steady
+        """Return the peak of a steady-state step."""
+        sizes = self._base + batch * self._slope
+        start, stop = self._steady_step
         events = np.array(self._events)
-        taken = np.where(sizes > 0, -(-sizes // UNIT) * UNIT, 0)
-        curve = np.cumsum(np.sign(events) * taken[np.abs(events) - 1])
+        rounded = np.where(sizes > 0, -(-sizes // UNIT) * UNIT, 0)
+        curve = np.cumsum(np.sign(events) * rounded[np.abs(events) - 1])
         _, reserved = replay(self._events, sizes.tolist())
         return MemoryRecord(
-            allocated=int(curve[begun:ended].max()), reserved=max(reserved[begun:ended])
+            allocated=int(curve[start:stop].max()), reserved=max(reserved[start:stop])
         )
 
 
 def canonicalize_order(events: list[int]) -> Iterator[int]:
-    """The events with every run of frees sorted: autocast drops its cache in no fixed order.
+    """Sort every run of frees: autocast clears its cache in no fixed order.
 
     >>> list(canonicalize_order([1, 2, -2, -1, 3]))
     [1, 2, -1, -2, 3]
@@ -58,11 +62,11 @@ def canonicalize_order(events: list[int]) -> Iterator[int]:
     yield from sorted(run, reverse=True)
 
 
-def search_largest_batch(predictions: BatchExtrapolation, budget: int) -> int:
-    """The largest batch whose reserved memory stays within `budget` bytes; below 2 means none."""
+def search_largest_batch(extrapolation: BatchExtrapolation, budget: int) -> int:
+    """Return the largest batch that reserves at most `budget` bytes, or 0 if 2 is too large."""
 
     def fits(batch: int) -> bool:
-        return (predictions.peak(batch).reserved or 0) + CONTEXT <= budget
+        return (extrapolation.peak(batch).reserved or 0) + CUDA_CONTEXT_BYTES <= budget
 
     if not fits(2):
         return 0

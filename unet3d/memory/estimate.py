@@ -1,4 +1,4 @@
-"""What a training step costs, before it runs: peaks by phase, by kind and by layer."""
+"""Estimate the memory of a training step before it runs: peaks by phase, kind and layer."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from unet3d.memory.trace import Block, Span, Trace
 from unet3d.types import HasBlocks
 
 STEPS = 2
-"""The first step makes the optimizer's state and finds no gradients; the second is as the rest."""
+"""The first step allocates the optimizer's state and gradients; the second is like all others."""
 
 KINDS = (
     "parameters",
     "gradients",
     "optimizer state",
-    "activations kept",
+    "saved activations",
     "recomputed",
     "activation gradients",
     "temporaries",
@@ -34,22 +34,22 @@ KINDS = (
 
 
 class Step(Protocol):
-    """A training step on tensors without memory, as `build` makes it."""
+    """A training step to run on fake tensors."""
 
     model: nn.Module
 
     def train(self, trace: Trace) -> None:
-        """One optimizer step with all its micro-batches; tells the trace its phases."""
+        """Run an optimizer step with all its micro-batches, and set the phases of the trace."""
         ...
 
     def validate(self, trace: Trace) -> None:
-        """One validation case."""
+        """Run validation on one case."""
         ...
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One call of a module: what was allocated after it, what it changed, what was reserved."""
+    """One call of a module: bytes allocated after it, their change, and bytes reserved."""
 
     name: str
     type: str
@@ -60,16 +60,16 @@ class Layer:
 
 
 class MemoryEstimate:
-    """Pure arithmetic on the events of a trace. All sizes are in bytes."""
+    """The memory of a traced step; all sizes are in bytes."""
 
     def __init__(self, trace: Trace, *, parameters: int, levels: dict[str, int]):
         self.trace = trace
-        self.parameters = parameters  # how many numbers are trained
-        self._levels = levels  # of the network, by module path
+        self.parameters = parameters  # number of trainable parameters
+        self._levels = levels  # by module path
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Of every block, as the device's allocator counts it."""
+        """Return the size of every block, rounded as the device's allocator rounds."""
         exact = [block.nbytes for block in self.trace.blocks]
         return np.array(
             [round_block_size(n) if n and self.trace.cuda else n for n in exact], np.int64
@@ -77,81 +77,83 @@ class MemoryEstimate:
 
     @cached_property
     def curve(self) -> np.ndarray:
-        """Bytes allocated after each event."""
+        """Return the bytes allocated after each event."""
         events = np.array(self.trace.events, np.int64)
         return np.cumsum(np.sign(events) * self.sizes[np.abs(events) - 1])
 
     @cached_property
     def reserved_curve(self) -> np.ndarray:
-        """Bytes reserved by the caching allocator after each event."""
+        """Return the bytes that the caching allocator has reserved after each event."""
         exact = [block.nbytes for block in self.trace.blocks]
         return np.array(replay(self.trace.events, exact)[1], np.int64)
 
     @cached_property
-    def steady(self) -> tuple[int, int]:
-        """The events of the last training step: from, to."""
+    def steady_step(self) -> tuple[int, int]:
+        """Return (start, stop) of the last training step's events."""
         steps = [p for p in self.trace.phases if p.phase in ("forward", "backward", "optimizer")]
         last = max(n for n, p in enumerate(steps) if p.phase == "optimizer")
-        begun = max((n for n in range(last) if steps[n].phase == "optimizer"), default=-1)
-        return steps[begun + 1].begun, steps[last].ended
+        previous = max((n for n in range(last) if steps[n].phase == "optimizer"), default=-1)
+        return steps[previous + 1].start, steps[last].stop
 
     @cached_property
-    def peak_at(self) -> int:
-        """The event of the steady step's peak."""
-        begun, ended = self.steady
-        return begun + int(self.curve[begun:ended].argmax())
+    def peak_event(self) -> int:
+        """Return the event of the steady step's peak."""
+        start, stop = self.steady_step
+        return start + int(self.curve[start:stop].argmax())
 
     @property
     def peak(self) -> MemoryRecord:
-        """Of a steady step."""
-        return self._record(*self.steady)
+        """Return the peaks of the steady step."""
+        return self._record(*self.steady_step)
 
     @property
     def phases(self) -> dict[str, MemoryRecord]:
-        """Peaks of the steady step's phases, and of validation."""
-        begun, ended = self.steady
-        found: dict[str, MemoryRecord] = {}
-        for mark in self.trace.phases:
-            inside = begun <= mark.begun and mark.ended <= ended
-            if mark.ended > mark.begun and (inside or mark.phase == "validation"):
-                record = self._record(mark.begun, mark.ended)
-                found[mark.phase] = record | found.get(mark.phase, record)
-        return found
+        """Return the peaks of the steady step's phases, and of validation."""
+        start, stop = self.steady_step
+        records: dict[str, MemoryRecord] = {}
+        for span in self.trace.phases:
+            inside = start <= span.start and span.stop <= stop
+            if span.stop > span.start and (inside or span.phase == "validation"):
+                record = self._record(span.start, span.stop)
+                records[span.phase] = record | records.get(span.phase, record)
+        return records
 
     @property
-    def interval(self) -> tuple[int, int]:
-        """The least and the most that `allocated` may be: cuDNN's workspace cannot be seen."""
-        begun, ended = self.steady
-        least = int(self.curve[self.peak_at])
-        beside = [
+    def bounds(self) -> tuple[int, int]:
+        """Return lower and upper bounds of `allocated`: a trace does not see cuDNN's workspace."""
+        start, stop = self.steady_step
+        lower = int(self.curve[self.peak_event])
+        with_workspace = [
             int(self.curve[event - 1]) + nbytes
             for event, nbytes in self.trace.workspaces
-            if begun < event <= ended
+            if start < event <= stop
         ]
-        return least, max([least, *(beside if self.trace.cuda else [])])
+        return lower, max([lower, *(with_workspace if self.trace.cuda else [])])
 
     @property
     def kinds(self) -> dict[str, int]:
-        """What is alive at the peak, by kind."""
-        found: Counter[str] = Counter()
-        for block in self.alive(self.peak_at):
-            found[self.kind(block)] += int(self.sizes[block.id])
-        return {kind: found[kind] for kind in KINDS if found[kind]}
+        """Return the bytes in use at the peak, by kind."""
+        nbytes: Counter[str] = Counter()
+        for block in self.find_live_blocks(self.peak_event):
+            nbytes[self.get_kind(block)] += int(self.sizes[block.id])
+        return {kind: nbytes[kind] for kind in KINDS if nbytes[kind]}
 
     @property
     def layers(self) -> list[Layer]:
-        """One row per call of a module in the steady step, in order."""
-        begun, ended = self.steady
-        return [self._layer(c) for c in self.trace.calls if begun <= c.begun and c.ended <= ended]
+        """Return one row per call of a leaf module in the steady step, in order."""
+        start, stop = self.steady_step
+        return [self._layer(c) for c in self.trace.calls if start <= c.start and c.stop <= stop]
 
-    def alive(self, event: int) -> list[Block]:
-        """The blocks that are allocated after an event."""
+    def find_live_blocks(self, event: int) -> list[Block]:
+        """Return the blocks that are allocated after an event."""
         return [
-            b for b in self.trace.blocks if b.born <= event and (b.died is None or b.died > event)
+            b
+            for b in self.trace.blocks
+            if b.allocated_at <= event and (b.freed_at is None or b.freed_at > event)
         ]
 
-    def kind(self, block: Block) -> str:
-        """What a block is, by where it was made and how long it lived."""
+    def get_kind(self, block: Block) -> str:
+        """Return the kind of a block, by its phase, its module and its lifetime."""
         if block.kind is not None:
             return block.kind
         if block.phase == "recompute":
@@ -159,50 +161,49 @@ class MemoryEstimate:
         if block.phase == "backward":
             return "activation gradients"
         if block.phase == "forward":
-            end = next(p.ended for p in self.trace.phases if p.ended > block.born)
+            end = next(p.stop for p in self.trace.phases if p.stop > block.allocated_at)
             if not block.path:
                 return "loss"
-            return (
-                "temporaries" if block.died is not None and block.died < end else "activations kept"
-            )
+            freed = block.freed_at is not None and block.freed_at < end
+            return "temporaries" if freed else "saved activations"
         return "temporaries"
 
     @property
     def levels(self) -> dict[int, int]:
-        """What the network's activations take at the peak, by level; 0 is full resolution."""
-        found: Counter[int] = Counter()
-        for block in self.alive(self.peak_at):
-            if self.kind(block) in ("activations kept", "recomputed", "activation gradients"):
+        """Return the bytes of activations at the peak, by level; 0 is full resolution."""
+        nbytes: Counter[int] = Counter()
+        for block in self.find_live_blocks(self.peak_event):
+            if self.get_kind(block) in ("saved activations", "recomputed", "activation gradients"):
                 for path, level in self._levels.items():
                     if block.path == path or block.path.startswith(f"{path}."):
-                        found[level] += int(self.sizes[block.id])
-        return dict(sorted(found.items()))
+                        nbytes[level] += int(self.sizes[block.id])
+        return dict(sorted(nbytes.items()))
 
-    def holders(self, event: int) -> dict[str, int]:
-        """What is alive after an event, by the module that made it; the largest first."""
-        found: Counter[str] = Counter()
-        for block in self.alive(event):
-            found[block.path or self.kind(block)] += int(self.sizes[block.id])
-        return dict(found.most_common())
+    def group_by_module(self, event: int) -> dict[str, int]:
+        """Return the bytes in use after an event, by module, the largest first."""
+        nbytes: Counter[str] = Counter()
+        for block in self.find_live_blocks(event):
+            nbytes[block.path or self.get_kind(block)] += int(self.sizes[block.id])
+        return dict(nbytes.most_common())
 
-    def _record(self, begun: int, ended: int) -> MemoryRecord:
-        begun = max(0, begun - 1)
+    def _record(self, start: int, stop: int) -> MemoryRecord:
+        start = max(0, start - 1)  # what is in use as it begins
         if not self.trace.cuda:
-            return MemoryRecord(allocated=int(self.curve[begun:ended].max()))
+            return MemoryRecord(allocated=int(self.curve[start:stop].max()))
         return MemoryRecord(
-            allocated=int(self.curve[begun:ended].max()),
-            reserved=int(self.reserved_curve[begun:ended].max()),
+            allocated=int(self.curve[start:stop].max()),
+            reserved=int(self.reserved_curve[start:stop].max()),
         )
 
     def _layer(self, call: Span) -> Layer:
-        before = int(self.curve[call.begun - 1])
-        after = int(self.curve[call.ended - 1])
-        reserved = int(self.reserved_curve[call.ended - 1]) if self.trace.cuda else 0
+        before = int(self.curve[call.start - 1])
+        after = int(self.curve[call.stop - 1])
+        reserved = int(self.reserved_curve[call.stop - 1]) if self.trace.cuda else 0
         return Layer(call.name, call.type, call.phase, after, after - before, reserved)
 
 
 def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimate:
-    """Run a step on tensors without memory and say what it would take."""
+    """Run a step on fake tensors and estimate its memory."""
     with FakeTensorMode(), cuda_autocast_rules() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)

@@ -1,4 +1,4 @@
-"""The layers of a real step, measured: the same rows as a prediction's, by hooks."""
+"""Measure the memory of each layer of a real step with hooks, in the rows of an estimate."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 from unet3d.memory.estimate import Layer
 
 Reading = tuple[int, int]
-"""Bytes allocated and reserved now."""
+"""Bytes allocated and reserved."""
 
 
 class LayerRecorder:
-    """Reads the device around each module that calls no other, on the way down and back."""
+    """Reads the device's memory before and after each leaf module, in forward and backward."""
 
     def __init__(self, read: Callable[[], Reading]):
         self.read = read
@@ -22,27 +22,29 @@ class LayerRecorder:
 
     @contextmanager
     def record(self, model: nn.Module) -> Generator["LayerRecorder"]:
-        """Record while the body runs."""
+        """Record the model's leaf modules while the body runs."""
         handles = []
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._begins))
-            handles.append(module.register_forward_hook(self._ends(path, type(module).__name__)))
+            handles.append(module.register_forward_pre_hook(self._before_forward))
+            handles.append(
+                module.register_forward_hook(self._make_forward_hook(path, type(module).__name__))
+            )
         self._before: list[tuple[int, int]] = []
-        self._called = 0
+        self._num_calls = 0
         try:
             yield self
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _begins(self, module: nn.Module, inputs: Any) -> None:
-        self._called += 1
-        self._before.append((self.read()[0], self._called))
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        self._num_calls += 1
+        self._before.append((self.read()[0], self._num_calls))
 
-    def _ends(self, path: str, kind: str) -> Callable[..., None]:
+    def _make_forward_hook(self, path: str, kind: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            before, called = self._before.pop()
-            if called != self._called:
+            before, call = self._before.pop()
+            if call != self._num_calls:
                 return
             self._add(path, kind, "forward", before)
             tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
@@ -52,10 +54,10 @@ class LayerRecorder:
         return hook
 
     def _watch(self, node: Any, path: str, kind: str) -> None:
-        """Hooks on the node, not on the module: those of modules forbid operations in place."""
+        """Hook the autograd node: backward hooks on modules forbid in-place operations."""
         before: list[int] = []
         node.register_prehook(lambda grads: before.append(self.read()[0]))
-        node.register_hook(lambda made, grads: self._add(path, kind, "backward", before.pop()))
+        node.register_hook(lambda outputs, grads: self._add(path, kind, "backward", before.pop()))
 
     def _add(self, path: str, kind: str, phase: str, before: int) -> None:
         allocated, reserved = self.read()

@@ -1,4 +1,4 @@
-"""The peak memory between `start` and `read`: reset each time, never the lifetime's."""
+"""Measure the peak memory of a piece of work, not that of the process's lifetime."""
 
 from pathlib import Path
 
@@ -12,29 +12,29 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class PeakMeter:
-    """Measures what a device holds at most; a CPU's figure is the process's resident memory."""
+    """Measures the peak memory of a device; for the CPU, the resident memory of the process."""
 
     def start(self, device: torch.device) -> None:
-        """Forget what was before."""
+        """Reset the peak."""
         if device.type == "cuda":
-            torch.cuda.init()  # a GPU that nobody has used yet has no peak to reset
+            torch.cuda.init()  # an uninitialized GPU has no peak to reset
             torch.cuda.reset_peak_memory_stats(device)
         else:
             _reset_resident_peak()
 
     def read(self, device: torch.device) -> MemoryRecord:
-        """The peak since `start`."""
+        """Return the peak since `start`."""
         if device.type == "cuda":
             return MemoryRecord(
                 allocated=torch.cuda.max_memory_allocated(device),
                 reserved=torch.cuda.max_memory_reserved(device),
-                process=nvml.process_bytes(device),
+                process=nvml.get_process_bytes(device),
             )
-        return MemoryRecord(resident=resident_peak())
+        return MemoryRecord(resident=read_resident_peak())
 
 
 def _reset_resident_peak() -> None:
-    # "5" resets the kernel's high-water mark of this process and touches nothing else (man 5 proc).
+    # "5" resets this process's high-water mark and nothing else (man 5 proc).
     try:
         CLEAR_REFS.write_text("5")
     except OSError:  # not Linux, or not permitted
@@ -45,8 +45,8 @@ def _reset_resident_peak() -> None:
 _lifetime_peak_only = False
 
 
-def resident_peak() -> int | None:
-    """The high-water mark of resident memory; None where it cannot be told for a single step."""
+def read_resident_peak() -> int | None:
+    """Return the peak of resident memory; None where the system cannot reset it."""
     if _lifetime_peak_only or not STATUS.exists():
         return None
     line = next(s for s in STATUS.read_text().splitlines() if s.startswith("VmHWM:"))

@@ -1,7 +1,4 @@
-"""Pictures of a prediction: what is alive when, by kind, and what each layer allocates.
-
-Each function returns a matplotlib Figure, for whoever wants it in a file or on a dashboard.
-"""
+"""Plot a memory estimate as a matplotlib Figure: over time by kind, by layer, and of a sweep."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,10 +11,10 @@ from unet3d.units import MIB, format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_LAYERS = 40
-"""Rows that a picture has room for."""
+MAX_LAYERS = 40
+"""Rows of a layer plot."""
 
-COLOURS = dict(
+COLORS = dict(
     zip(
         KINDS,
         (
@@ -36,52 +33,52 @@ COLOURS = dict(
 )
 
 
-def kinds_over_time(prediction: MemoryEstimate) -> dict[str, np.ndarray]:
-    """For every kind, the bytes alive after each event of the steady step."""
-    begun, ended = prediction.steady
-    found = {}
+def kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
+    """Return, for every kind, the bytes in use after each event of the steady step."""
+    start, stop = estimate.steady_step
+    curves = {}
     for kind in KINDS:
-        change = np.zeros(ended + 1, np.int64)
-        for block in prediction.trace.blocks:
-            if prediction.kind(block) == kind and block.born < ended:
-                change[block.born] += prediction.sizes[block.id]
-                if block.died is not None and block.died < ended:
-                    change[block.died] -= prediction.sizes[block.id]
-        found[kind] = np.cumsum(change)[begun:ended]
-    return {kind: values for kind, values in found.items() if values.any()}
+        change = np.zeros(stop + 1, np.int64)
+        for block in estimate.trace.blocks:
+            if estimate.get_kind(block) == kind and block.allocated_at < stop:
+                change[block.allocated_at] += estimate.sizes[block.id]
+                if block.freed_at is not None and block.freed_at < stop:
+                    change[block.freed_at] -= estimate.sizes[block.id]
+        curves[kind] = np.cumsum(change)[start:stop]
+    return {kind: values for kind, values in curves.items() if values.any()}
 
 
-def large_events(prediction: MemoryEstimate) -> np.ndarray:
-    """The events of the steady step that change over a thousandth of the peak, and the peak."""
-    begun, ended = prediction.steady
-    events = np.abs(np.array(prediction.trace.events[begun:ended])) - 1
-    large = prediction.sizes[events] > prediction.curve[prediction.peak_at] / 1000
-    large[prediction.peak_at - begun] = True
+def large_events(estimate: MemoryEstimate) -> np.ndarray:
+    """Return the events of the steady step that change over 0.1 % of the peak, and the peak."""
+    start, stop = estimate.steady_step
+    events = np.abs(np.array(estimate.trace.events[start:stop])) - 1
+    large = estimate.sizes[events] > estimate.curve[estimate.peak_event] / 1000
+    large[estimate.peak_event - start] = True
     return np.flatnonzero(large)
 
 
-def timeline(prediction: MemoryEstimate, title: str) -> "Figure":
-    """The steady step from its first allocation to its last, by kind, with the peak named."""
+def plot_timeline(estimate: MemoryEstimate, title: str) -> "Figure":
+    """Plot memory over the steady step by kind, with the peak annotated."""
     from matplotlib.figure import Figure
 
-    begun, ended = prediction.steady
-    shown = large_events(prediction)
-    layers = {kind: values[shown] for kind, values in kinds_over_time(prediction).items()}
+    start, stop = estimate.steady_step
+    shown = large_events(estimate)
+    layers = {kind: values[shown] for kind, values in kinds_over_time(estimate).items()}
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot(
         np.arange(len(shown)),
         [values / MIB for values in layers.values()],
         labels=list(layers),
-        colors=[COLOURS[kind] for kind in layers],
+        colors=[COLORS[kind] for kind in layers],
         step="post",
         linewidth=0,
         antialiased=False,
     )
-    at = int(np.searchsorted(shown, prediction.peak_at - begun))
-    top = prediction.curve[prediction.peak_at]
-    event = prediction.trace.events[prediction.peak_at]
-    block = prediction.trace.blocks[abs(event) - 1]
+    at = int(np.searchsorted(shown, estimate.peak_event - start))
+    top = estimate.curve[estimate.peak_event]
+    event = estimate.trace.events[estimate.peak_event]
+    block = estimate.trace.blocks[abs(event) - 1]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)
     axes.annotate(
         f"peak {format_bytes(int(top))}\n{block.path or block.phase}: {block.op}",
@@ -90,77 +87,77 @@ def timeline(prediction: MemoryEstimate, title: str) -> "Figure":
         textcoords="offset points",
         ha="left" if at < 0.6 * len(shown) else "right",
     )
-    for mark in prediction.trace.phases:
-        if begun <= mark.begun < mark.ended <= ended:
-            start = int(np.searchsorted(shown, mark.begun - begun))
-            axes.axvline(start, color="grey", linewidth=0.5)
-            axes.text(start, 0, f" {mark.phase}", va="bottom", rotation=90, fontsize=8)
+    for span in estimate.trace.phases:
+        if start <= span.start < span.stop <= stop:
+            at = int(np.searchsorted(shown, span.start - start))
+            axes.axvline(at, color="grey", linewidth=0.5)
+            axes.text(at, 0, f" {span.phase}", va="bottom", rotation=90, fontsize=8)
     axes.set_xlim(0, len(shown) - 1)
     axes.set_ylim(0, 1.2 * top / MIB)
-    axes.set_xlabel("large allocations and frees of one training step, in order")
+    axes.set_xlabel("large allocations and frees of a training step, in order")
     axes.set_ylabel("MiB allocated")
     axes.set_title(title)
     axes.legend(loc="upper right", fontsize=8, ncols=2)
     return figure
 
 
-def layer_bars(prediction: MemoryEstimate, title: str) -> "Figure":
-    """A row per call of a layer, in order: what is allocated after it, and what it changed."""
+def plot_layers(estimate: MemoryEstimate, title: str) -> "Figure":
+    """Plot a row per call of a layer, in order: bytes allocated after it, and their change."""
     from matplotlib.figure import Figure
 
-    layers = prediction.layers
-    least = sorted((abs(layer.change) for layer in layers), reverse=True)[:MOST_LAYERS][-1]
-    shown = [layer for layer in layers if abs(layer.change) >= least][:MOST_LAYERS]
+    layers = estimate.layers
+    smallest = sorted((abs(layer.change) for layer in layers), reverse=True)[:MAX_LAYERS][-1]
+    shown = [layer for layer in layers if abs(layer.change) >= smallest][:MAX_LAYERS]
     figure = Figure(figsize=(10, 1.8 + 0.24 * len(shown)), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(shown))
     allocated = np.array([layer.allocated for layer in shown]) / MIB
     change = np.array([layer.change for layer in shown]) / MIB
-    axes.barh(rows, allocated, color="#c8d0dc", label="allocated after it")
+    axes.barh(rows, allocated, color="#c8d0dc", label="allocated after the layer")
     grown = change > 0
-    for which, colour, label in (
-        (grown, "#bf616a", "of which it allocated"),
-        (~grown, "#a3be8c", "and what it freed"),
+    for selected, color, label in (
+        (grown, "#bf616a", "allocated by the layer"),
+        (~grown, "#a3be8c", "freed by the layer"),
     ):
-        start = np.where(grown, allocated - change, allocated)
+        left = np.where(grown, allocated - change, allocated)
         axes.barh(
-            rows[which],
-            abs(change[which]),
-            left=start[which],
-            color=colour,
+            rows[selected],
+            abs(change[selected]),
+            left=left[selected],
+            color=color,
             label=label,
             height=0.5,
         )
     for row, layer in enumerate(shown):
-        said = f" {layer.allocated / MIB:,.1f} MiB  ({layer.change / MIB:+,.1f})"
+        text = f" {layer.allocated / MIB:,.1f} MiB  ({layer.change / MIB:+,.1f})"
         end = max(allocated[row], allocated[row] - change[row])
-        axes.text(end, row, said, va="center", fontsize=8)
+        axes.text(end, row, text, va="center", fontsize=8)
     names = [f"{layer.name}  {layer.type}  {layer.phase}" for layer in shown]
     axes.set_yticks(rows, names, fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * max(allocated.max(), (allocated - change).max()))
-    left_out = f", the {len(shown)} of {len(layers)} calls that change most"
-    axes.set_xlabel(f"MiB allocated{left_out if len(shown) < len(layers) else ''}")
+    limit = f", the {len(shown)} of {len(layers)} calls with the largest change"
+    axes.set_xlabel(f"MiB allocated{limit if len(shown) < len(layers) else ''}")
     figure.suptitle(title, wrap=True)
     figure.legend(loc="outside lower center", fontsize=8, ncols=3, frameon=False)
     return figure
 
 
-def study_bars(drawn: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
-    """A bar per value that was tried, split by what is alive at its peak."""
+def plot_sweep(points: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
+    """Plot a bar per (value, estimate) of a sweep, split by kind at the peak."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 1.5 + 0.4 * len(drawn)), layout="constrained")
+    figure = Figure(figsize=(10, 1.5 + 0.4 * len(points)), layout="constrained")
     axes = figure.subplots()
-    left = np.zeros(len(drawn))
-    labels = [label for label, _ in drawn]
+    left = np.zeros(len(points))
+    labels = [label for label, _ in points]
     for kind in KINDS:
-        width = np.array([p.kinds.get(kind, 0) for _, p in drawn]) / MIB
+        width = np.array([p.kinds.get(kind, 0) for _, p in points]) / MIB
         if width.any():
-            axes.barh(labels, width, left=left, color=COLOURS[kind], label=kind)
+            axes.barh(labels, width, left=left, color=COLORS[kind], label=kind)
         left += width
     axes.invert_yaxis()
-    axes.set_xlabel("MiB allocated at the peak of a training step, predicted")
+    axes.set_xlabel("predicted MiB allocated at the peak of a training step")
     axes.set_title(title)
     axes.legend(fontsize=8, ncols=2)
     return figure

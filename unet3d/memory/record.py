@@ -1,32 +1,32 @@
-"""The cost of a piece of work in bytes; the same type whether it was measured or predicted."""
+"""Record memory peaks in bytes, predicted or measured."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecord:
-    """Peaks, in bytes; None where the device does not have such a thing."""
+    """Memory peaks in bytes; None where the device has no such figure."""
 
     allocated: int | None = None
-    """Tensors, on the GPU."""
+    """Tensors on the GPU."""
     reserved: int | None = None
-    """What the caching allocator has taken from the GPU for them."""
+    """Memory that the caching allocator reserved on the GPU for them."""
     process: int | None = None
-    """All that the process holds on the GPU, as nvidia-smi counts it."""
+    """All memory of the process on the GPU, as nvidia-smi reports it."""
     resident: int | None = None
-    """The process's memory on the CPU, as the kernel counts it."""
+    """Resident memory of the process, as the operating system reports it."""
 
     def __or__(self, other: "MemoryRecord") -> "MemoryRecord":
-        """The peak over two pieces of work, one after the other."""
-        mine, yours = asdict(self), asdict(other)
-        both = {k: [v for v in (mine[k], yours[k]) if v is not None] for k in mine}
-        return MemoryRecord(**{k: max(v) if v else None for k, v in both.items()})
+        """Return the peaks over two phases that run one after the other."""
+        a, b = asdict(self), asdict(other)
+        known = {k: [v for v in (a[k], b[k]) if v is not None] for k in a}
+        return MemoryRecord(**{k: max(v) if v else None for k, v in known.items()})
 
     def known(self) -> dict[str, int]:
-        """The figures that this device has."""
+        """Return the figures that the device has."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
     @property
     def headline(self) -> int:
-        """The one figure to show where there is room for one."""
+        """Return the figure to show where only one is shown."""
         return self.allocated if self.allocated is not None else (self.resident or 0)

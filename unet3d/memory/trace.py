@@ -1,8 +1,7 @@
-"""Follow every tensor of a step on fake CPU tensors: allocated when, by which module, for how long.
+"""Trace every allocation of a step on fake tensors: when, by which module, and for how long.
 
-No memory is taken and nothing is computed. The step runs under FakeTensorMode; a dispatch mode sees
-each operation and keeps a list of events (allocate, free). Everything else that the meter says is
-computed from that list.
+The step runs under FakeTensorMode: no memory is allocated and nothing is computed. A dispatch mode
+sees each operation and records a list of events (allocate, free), from which the estimate follows.
 """
 
 import sys
@@ -26,102 +25,102 @@ from unet3d.memory.allocator import round_block_size
 
 aten = torch.ops.aten
 
-COPIES_UNLESS_CONTIGUOUS = {
+COPY_IF_STRIDED = {
     aten.upsample_trilinear3d_backward,
     aten.upsample_nearest3d_backward,
     aten.max_pool3d_with_indices_backward,
 }
-"""Kernels that first make a contiguous copy of a gradient with gaps, on CUDA and on a CPU."""
+"""Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
 
-BETWEEN = (__name__, "torch._compile", "torch._dynamo.eval_frame")
-"""Modules whose frames lie between torch and what __torch_dispatch__ calls: torch wraps it."""
+DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
+"""Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
 
 
 @dataclass(slots=True)
 class Block:
-    """One allocation; `born` and `died` count events, `died` is None while it lives."""
+    """One allocation; `allocated_at` and `freed_at` are events, `freed_at` is None until then."""
 
     id: int
     nbytes: int
     phase: str
-    path: str  # of the module that made it
+    path: str  # of the module that allocated it
     op: str
-    born: int
-    kind: str | None = None  # if it is known at once: parameters, input, ...
-    died: int | None = None
+    allocated_at: int
+    kind: str | None = None  # where it is known at once: parameters, input, ...
+    freed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the list of events: the call of a module, or a phase."""
+    """A range of events: the call of a module, or a phase."""
 
     name: str
     type: str
     phase: str
-    begun: int
-    ended: int
+    start: int
+    stop: int
 
 
 class Trace(TorchDispatchMode):
-    """Records a step; `phase` is set by whoever runs it."""
+    """Records a step; the code that runs the step sets the phase."""
 
     def __init__(self, *, cuda: bool):
         super().__init__()
         self.cuda = cuda
         self.blocks: list[Block] = []
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
-        self.calls: list[Span] = []  # of modules without children
+        self.calls: list[Span] = []  # of leaf modules
         self.phases: list[Span] = []
-        self.workspaces: list[tuple[int, int]] = []  # (event, bytes): what cuDNN may take at most
+        self.workspaces: list[tuple[int, int]] = []  # (event, bytes): upper bounds for cuDNN
         self.phase = "setup"
-        self._phase_begun = 0
-        self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by the storage's address
-        self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages of pinned memory
+        self._phase_start = 0
+        self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
+        self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
         self._stack: list[str] = []
-        self._begun: list[tuple[int, int, int]] = []  # event, autograd number, calls at the call
-        self._called = 0
+        self._open_calls: list[tuple[int, int, int]] = []  # event, node number, call number
+        self._num_calls = 0
         self._paths: dict[nn.Module, str] = {}
-        self._leaves: dict[str, str] = {}  # modules that called no other: path -> type
-        self._node_paths: dict[int, str] = {}  # autograd's sequence number -> module
+        self._leaves: dict[str, str] = {}  # path -> type of modules that called no other
+        self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
-        self._made_before = 0  # autograd numbers nodes; a backward pass may make some of its own
+        self._num_forward_nodes = 0  # later numbers are nodes that backward itself created
 
-    # What the one who runs the step tells.
+    # Called by the code that runs the step.
 
     def begin_phase(self, phase: str) -> None:
-        """End the phase that was and begin another."""
+        """End the current phase and begin another."""
         self._end_backward_call()
         now = len(self.events)
-        self.phases.append(Span(self.phase, "", self.phase, self._phase_begun, now))
-        self.phase, self._phase_begun = phase, now
-        self._made_before, self._last_path = _sequence_number(), ""
+        self.phases.append(Span(self.phase, "", self.phase, self._phase_start, now))
+        self.phase, self._phase_start = phase, now
+        self._num_forward_nodes, self._last_path = _sequence_number(), ""
 
     def label(self, tensors: Any, kind: str) -> None:
-        """Say what some tensors are; those not seen yet are allocated now."""
+        """Set the kind of tensors; those not seen before are allocated now."""
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
                 self._see(tensor, kind)
                 block, _ = self._live[_address(tensor)]
                 block.kind = kind
 
-    def live_bytes(self) -> int:
-        """Bytes of all blocks that are alive, as the device's allocator counts them."""
+    def count_live_bytes(self) -> int:
+        """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
         sizes = (block.nbytes for block, _ in self._live.values())
         return sum(round_block_size(n) if n and self.cuda else n for n in sizes)
 
     @contextmanager
     def record(self, model: nn.Module) -> Generator["Trace"]:
-        """Record while the body runs, with allocations attributed to the model's modules."""
+        """Record while the body runs, and attribute allocations to the model's modules."""
         self._paths = {module: path or "model" for path, module in model.named_modules()}
         self.label(list(model.parameters()), "parameters")
         self.label(list(model.buffers()), "parameters")
         handles: list[Any] = [
-            register_module_forward_pre_hook(self._call_begins),
-            register_module_forward_hook(self._call_ends, always_call=True),
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
         ]
         for parameter in model.parameters():
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_is_done))
+                handles.append(parameter.register_post_accumulate_grad_hook(self._label_gradient))
         try:
             with self:
                 yield self
@@ -129,7 +128,7 @@ class Trace(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
-    # What torch tells.
+    # Called by torch.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -139,18 +138,18 @@ class Trace(TorchDispatchMode):
             return func(*args)
         if func is aten._local_scalar_dense.default:
             return _scalar(func, args)
-        if func.overloadpacket is aten.arange and _short(args):
-            known = _known_arange(func, args, kwargs)
-            self._see(known, None, "arange")
-            return known
+        if func.overloadpacket is aten.arange and _is_short(args):
+            values = _arange_with_values(func, args, kwargs)
+            self._see(values, None, "arange")
+            return values
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
-            self._backward_call(self._path())
+            self._enter_backward_call(self._path())
             if func is aten.add.Tensor and self._accumulates(args):
-                # The engine adds a second gradient in place; under a dispatch mode it does not.
+                # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
-            if func is aten.view.default and _leads_to_a_changed_view():
-                return self._through_the_storage(args[0], func(*args))
+            if func is aten.view.default and _leads_to_modified_view():
+                return self._copy_view_gradient(args[0], func(*args))
         out = func(*args, **kwargs)
         op = str(func.overloadpacket).removeprefix("aten.")
         if self.cuda and kwargs.get("pin_memory"):
@@ -158,7 +157,7 @@ class Trace(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor, None, op)
-        self._hidden_copies(func.overloadpacket, args, out, op)
+        self._add_kernel_copies(func.overloadpacket, args, out, op)
         if func.overloadpacket in (aten.convolution, aten.convolution_backward):
             self.workspaces.append((len(self.events), _workspace(args, out)))
         return out
@@ -174,37 +173,37 @@ class Trace(TorchDispatchMode):
         if known is not None:
             if known[1]() is storage:
                 return
-            self._drop(address)  # freed in C++, and its address used again before we were told
+            self._drop(address)  # freed in C++, and the address reused before the callback
         nbytes = storage.nbytes()
         block = self._allocate(nbytes, op)
         block.kind = kind
 
-        def gone(reference: weakref.ref) -> None:
-            held = self._live.get(address)
-            if held is not None and held[1] is reference:
+        def on_free(reference: weakref.ref) -> None:
+            live = self._live.get(address)
+            if live is not None and live[1] is reference:
                 self._drop(address)
 
-        self._live[address] = (block, weakref.ref(storage, gone))
+        self._live[address] = (block, weakref.ref(storage, on_free))
 
     def _allocate(self, nbytes: int, op: str) -> Block:
-        recomputes = self.phase == "backward" and bool(self._stack)
-        phase = "recompute" if recomputes else self.phase
+        in_forward = bool(self._stack)
+        phase = "recompute" if self.phase == "backward" and in_forward else self.phase
         block = Block(len(self.blocks), nbytes, phase, self._path(), op, len(self.events))
         self.blocks.append(block)
         self.events.append(block.id + 1)
         return block
 
     def _free(self, block: Block) -> None:
-        block.died = len(self.events)
+        block.freed_at = len(self.events)
         self.events.append(-(block.id + 1))
 
     def _drop(self, address: int) -> None:
         block, _ = self._live.pop(address)
         self._free(block)
 
-    def _hidden_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
-        """What a kernel copies for itself and frees before it returns."""
-        if operation in COPIES_UNLESS_CONTIGUOUS:
+    def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
+        """Record copies that a kernel makes and frees before it returns."""
+        if operation in COPY_IF_STRIDED:
             nbytes = sum(
                 t.numel() * t.element_size()
                 for t in args
@@ -217,40 +216,40 @@ class Trace(TorchDispatchMode):
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         elif operation is aten.sum and args[0].dtype != out.dtype:
             fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
-            if not (self.cuda and fused):  # labels and masks are summed as int64
+            if not (self.cuda and fused):  # labels and masks are copied as int64
                 nbytes = args[0].numel() * out.element_size()
                 self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
 
-    def _through_the_storage(self, grad: Tensor, as_view: Tensor) -> Tensor:
-        """The gradient of a view that was changed in place, as AsStridedBackward makes it.
+    def _copy_view_gradient(self, grad: Tensor, view: Tensor) -> Tensor:
+        """Return the gradient of a view that was modified in place, as AsStridedBackward does.
 
-        autograd copies it into new memory, and the old is free if nobody else holds it. Fake
-        tensors would go back through the view itself and copy nothing.
+        Autograd copies it to new memory, and frees the old one if nothing else references it. Fake
+        tensors would go through the view itself and copy nothing.
         """
-        whole = torch.empty_like(as_view, memory_format=torch.contiguous_format)
-        self._see(whole, None, "as_strided_backward")
-        if _address(grad) in self._live and _held_alone(grad, tensors=5, storages=3):
-            self._drop(_address(grad))  # torch keeps it as the base of what is returned here
-        return whole
+        copy = torch.empty_like(view, memory_format=torch.contiguous_format)
+        self._see(copy, None, "as_strided_backward")
+        if _address(grad) in self._live and _is_unshared(grad, tensors=5, storages=3):
+            self._drop(_address(grad))  # torch keeps it as the base of the returned tensor
+        return copy
 
     def _accumulates(self, args: tuple) -> bool:
-        """Whether this addition is the engine's, into a gradient that nobody else holds."""
+        """Return whether the engine adds to a gradient that nothing else references."""
         first, second = args[:2]
         if not _called_by_the_engine() or not isinstance(second, Tensor):
             return False
         if first.shape != second.shape or first.dtype != second.dtype:
             return False
-        held = self._live.get(_address(first))
-        if held is None:
+        live = self._live.get(_address(first))
+        if live is None:
             return False
-        block = held[0]
+        block = live[0]
         storage = first.untyped_storage()
         return (
             block.phase in ("backward", "recompute")
             and block.kind is None
             and first._base is None
             and storage.nbytes() == first.numel() * first.element_size()
-            and _held_alone(first, tensors=4, storages=2)
+            and _is_unshared(first, tensors=4, storages=2)
         )
 
     # Modules.
@@ -262,71 +261,71 @@ class Trace(TorchDispatchMode):
         if node is None:
             return ""
         number = node._sequence_nr()
-        if number < self._made_before:  # else it is of the node before it, or adds up its gradients
+        if number < self._num_forward_nodes:  # else it belongs to the node before it
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
-    def _call_begins(self, module: nn.Module, inputs: Any) -> None:
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if module in self._paths:
             self._stack.append(self._paths[module])
-            self._called += 1
-            self._begun.append((len(self.events), _sequence_number(), self._called))
+            self._num_calls += 1
+            self._open_calls.append((len(self.events), _sequence_number(), self._num_calls))
 
-    def _call_ends(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if module not in self._paths:
             return
-        path, (begun, first_node, called) = self._stack.pop(), self._begun.pop()
+        path, (start, first_node, call) = self._stack.pop(), self._open_calls.pop()
         for number in range(first_node, _sequence_number()):
-            self._node_paths.setdefault(number, path)  # a child has named its own already
-        if called == self._called and self.phase == "forward":
+            self._node_paths.setdefault(number, path)  # children have set theirs
+        if call == self._num_calls and self.phase == "forward":
             self._leaves[path] = type(module).__name__
-            self.calls.append(Span(path, self._leaves[path], "forward", begun, len(self.events)))
+            self.calls.append(Span(path, self._leaves[path], "forward", start, len(self.events)))
 
-    _call = ""  # the module whose backward runs
-    _call_begun = 0
+    _call = ""  # path of the module whose backward runs
+    _call_start = 0
 
-    def _backward_call(self, path: str) -> None:
+    def _enter_backward_call(self, path: str) -> None:
         if path != self._call:
             self._end_backward_call()
-            self._call, self._call_begun = path, len(self.events)
+            self._call, self._call_start = path, len(self.events)
 
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
             kind, now = self._leaves[self._call], len(self.events)
-            self.calls.append(Span(self._call, kind, "backward", self._call_begun, now))
+            self.calls.append(Span(self._call, kind, "backward", self._call_start, now))
         self._call = ""
 
-    def _gradient_is_done(self, parameter: Tensor) -> None:
+    def _label_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.label(parameter.grad, "gradients")
 
 
 def _sequence_number() -> int:
-    """The number that autograd gives to the next node."""
+    """Return the sequence number of autograd's next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
 
 
 def _called_by_the_engine() -> bool:
-    """Whether no Python code stands between this operation and the running backward pass."""
+    """Return whether the autograd engine called this operation, with no Python code between."""
     frame = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in BETWEEN:
+    while frame is not None and frame.f_globals.get("__name__") in DISPATCH_MODULES:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
-def _held_alone(grad: Tensor, *, tensors: int, storages: int) -> bool:
-    """Whether the engine alone holds a gradient: so many references are the dispatch's own."""
+def _is_unshared(grad: Tensor, *, tensors: int, storages: int) -> bool:
+    """Return whether only the engine references a gradient, besides the dispatch's references."""
     count = grad._use_count()  # ty: ignore[missing-attribute]
     return count <= tensors and torch._C._storage_Use_Count(_address(grad)) <= storages
 
 
-def _leads_to_a_changed_view() -> bool:
-    """Whether the running node of autograd is a view's that was changed in place afterwards."""
+def _leads_to_modified_view() -> bool:
+    """Return whether the running node belongs to a view that was modified in place later."""
     node = torch._C._current_autograd_node()
     if node is None or node.name() != "ViewBackward0":
         return False
-    before, _ = node.next_functions[0]
-    return before is not None and before.name() == "torch::autograd::CopySlices"
+    following, _ = node.next_functions[0]
+    return following is not None and following.name() == "torch::autograd::CopySlices"
 
 
 def _address(tensor: Tensor) -> int:
@@ -334,7 +333,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _scalar(func: Any, args: tuple) -> Any:
-    """`.item()` of a tensor without a value: the answer that lets a step go on."""
+    """Answer `.item()` of a tensor without a value, so that the step continues."""
     try:
         return func(*args)
     except DataDependentOutputException:
@@ -342,17 +341,17 @@ def _scalar(func: Any, args: tuple) -> Any:
 
 
 def _workspace(args: tuple, out: Any) -> int:
-    """A generous guess at what cuDNN may use: channels-last copies of all a convolution has."""
+    """Return an upper bound of cuDNN's workspace: channels-last copies of all its tensors."""
     tensors = [t for t in (*args, *tree_leaves(out)) if isinstance(t, Tensor) and t.dim() == 5]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _short(args: tuple) -> bool:
+def _is_short(args: tuple) -> bool:
     return all(isinstance(a, int) and abs(a) < 64 for a in args)
 
 
-def _known_arange(func: Any, args: tuple, kwargs: dict) -> Any:
-    """A short arange whose values may be asked for: some losses loop over them."""
+def _arange_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short arange with real values: some losses loop over them."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The parts of a U-Net: convolution blocks, and the ways back up to a finer level."""
+"""Build the parts of a U-Net: convolution blocks and upsampling modules."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ T = TypeVar("T")
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm3d,
     "instance": partial(nn.InstanceNorm3d, affine=True),
-    "group": lambda channels: nn.GroupNorm(_groups(channels), channels),
+    "group": lambda channels: nn.GroupNorm(_count_groups(channels), channels),
     "none": lambda channels: nn.Identity(),
 }
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -27,20 +27,20 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def lookup(options: dict[str, T], name: str, what: str) -> T:
-    """Look an option up by the name that a user wrote."""
+def lookup(options: dict[str, T], name: str, key: str) -> T:
+    """Return the option that the config names under `key`."""
     if name not in options:
-        raise UsageError(f"{what} must be one of {', '.join(options)}, got {name!r}")
+        raise UsageError(f"{key} must be one of {', '.join(options)}, got {name!r}")
     return options[name]
 
 
-def _groups(channels: int) -> int:
-    """At most 8 groups, and a divisor of the channels."""
+def _count_groups(channels: int) -> int:
+    """Return the largest divisor of the channels that is at most 8."""
     return next(g for g in range(min(8, channels), 0, -1) if channels % g == 0)
 
 
 class ConvNormAct(nn.Sequential):
-    """A convolution that keeps the size, a norm and an activation."""
+    """A size-preserving convolution, a norm and an activation."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ConvNormAct(nn.Sequential):
 
 
 class ConvBlock(nn.Sequential):
-    """Convolutions in a row, each with norm and activation; `channels` are in, between and out."""
+    """A sequence of ConvNormAct; `channels` lists those of the input and of every output."""
 
     def __init__(self, channels: Sequence[int], *, kernel_size: Triple, norm: str, activation: str):
         super().__init__(
@@ -75,50 +75,50 @@ class ConvBlock(nn.Sequential):
 
 
 class Interpolate(nn.Module):
-    """Upsampling without parameters, in the dtype of its input."""
+    """Parameter-free upsampling in the dtype of its input."""
 
-    def __init__(self, window: Triple, mode: str):
+    def __init__(self, scale_factor: Triple, mode: str):
         super().__init__()
-        self.window, self.mode = window, mode
+        self.scale_factor, self.mode = scale_factor, mode
 
     def forward(self, x: Tensor) -> Tensor:
-        # CUDA's autocast would run this in float32, and the concatenation would then promote the
-        # skip as well: +45 % on a bf16 U-Net (pytorch#121324). Where it is off a graph that is
-        # exported needs no part that turns it off.
-        kind = x.device.type
+        # CUDA autocast would run this in float32, and the concatenation would then promote the skip
+        # too: +45 % time on a bf16 U-Net (pytorch#121324). Without autocast there is nothing to
+        # turn off, and exported graphs stay free of it.
+        device = x.device.type
         with (
-            torch.autocast(kind, enabled=False)
-            if torch.is_autocast_enabled(kind)
+            torch.autocast(device, enabled=False)
+            if torch.is_autocast_enabled(device)
             else nullcontext()
         ):
             corners = True if self.mode == "trilinear" else None
-            scale = [float(w) for w in self.window]
+            scale = [float(factor) for factor in self.scale_factor]
             return F.interpolate(x, scale_factor=scale, mode=self.mode, align_corners=corners)
 
     def extra_repr(self) -> str:
-        return f"window={self.window}, mode={self.mode}"
+        return f"scale_factor={self.scale_factor}, mode={self.mode}"
 
 
-def upsampling(
-    name: str, window: Triple, channels: int, skip_channels: int
+def build_upsampling(
+    name: str, scale_factor: Triple, channels: int, skip_channels: int
 ) -> tuple[nn.Module, int]:
-    """The module that goes up one level, and how many channels leave it.
+    """Build the module that goes up one level; return it with its number of output channels.
 
-    `transposed` gives the skip's channels and has a bias (nnU-Net); `transposed_wide` keeps its
-    channels and has none (Cicek et al. 2016).
+    `transposed` outputs the skip's channels and has a bias (nnU-Net); `transposed_wide` outputs its
+    input's channels and has none (Cicek et al. 2016).
     """
     if name in ("trilinear", "nearest"):
-        return Interpolate(window, name), channels
+        return Interpolate(scale_factor, name), channels
     out, bias = lookup(
         {"transposed": (skip_channels, True), "transposed_wide": (channels, False)},
         name,
         "model.upsampling (trilinear and nearest aside)",
     )
-    return nn.ConvTranspose3d(channels, out, window, stride=window, bias=bias), out
+    return nn.ConvTranspose3d(channels, out, scale_factor, stride=scale_factor, bias=bias), out
 
 
 def pad_to(x: Tensor, like: Tensor) -> Tensor:
-    """Pad `x` with zeros on both sides to the size of `like`, whose odd rows pooling drops."""
+    """Zero-pad `x` on both sides to the size of `like`: pooling drops the last odd row."""
     missing = [n - m for n, m in zip(like.shape[2:], x.shape[2:], strict=True)]
     if not any(missing):
         return x

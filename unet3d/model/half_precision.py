@@ -1,4 +1,4 @@
-"""A network's weights in pure half precision."""
+"""Convert a network to pure half precision."""
 
 import torch
 from torch.nn import Module, Parameter
@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 def cast_to_half(module: Module, dtype: torch.dtype) -> Module:
-    """Convert all parameters and buffers in place, but for norms that average over voxels."""
+    """Convert all parameters and buffers in place, except those of batch and instance norms."""
     for part in module.modules():
         if isinstance(part, _NormBase):
             continue

@@ -1,9 +1,9 @@
-"""Begin a network's last convolutions at the class shares of the data.
+"""Initialize the bias of a network's output convolutions to the class frequencies of the data.
 
 With a bias of 0 a new network gives every class the same probability. Where nearly all voxels are
-background, the first steps then push the logits of all other classes down through the weights of
-the head, and a class that lies low in every feature may never come back. A head whose bias holds
-the log prior begins where that push would have ended, and leaves its weights alone.
+background, the first steps push the logits of all other classes down through the weights of the
+head, and a class that is low in every feature may never recover. A bias at the log prior starts
+where that push would end and leaves the weights alone.
 """
 
 from collections.abc import Sequence
@@ -13,41 +13,41 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-LEAST_SHARE = 1e-4
-"""What is rarer begins as if it had this share: further down, a logit has hardly a gradient."""
+MIN_FRACTION = 1e-4
+"""Rarer classes start at this fraction of voxels: below it, a logit has almost no gradient."""
 
-USUAL_SHARE = 0.03
-"""Of the foreground, where no labeled voxel has been seen."""
+DEFAULT_FOREGROUND_FRACTION = 0.03
+"""Assumed where there are no labeled voxels to count."""
 
 
-def softmax_bias(shares: npt.ArrayLike) -> list[float]:
-    """Return the logits whose softmax is `shares`, the background's at 0.
+def softmax_bias(fractions: npt.ArrayLike) -> list[float]:
+    """Return the logits whose softmax is `fractions`, with the background's logit at 0.
 
     >>> [round(b, 2) for b in softmax_bias([0.9, 0.09, 0.01])]
     [0.0, -2.3, -4.5]
     """
-    known = np.asarray(shares, float)
-    if not np.isfinite(known).all():
-        known = np.full(len(known), USUAL_SHARE)
-        known[0] = 1 - known[1:].sum()
-    logits = np.log(np.maximum(known, LEAST_SHARE))
+    fractions = np.asarray(fractions, float)
+    if not np.isfinite(fractions).all():
+        fractions = np.full(len(fractions), DEFAULT_FOREGROUND_FRACTION)
+        fractions[0] = 1 - fractions[1:].sum()
+    logits = np.log(np.maximum(fractions, MIN_FRACTION))
     return (logits - logits[0]).tolist()
 
 
-def sigmoid_bias(shares: npt.ArrayLike) -> list[float]:
-    """Return the logits whose sigmoid is `shares`, each of a region.
+def sigmoid_bias(fractions: npt.ArrayLike) -> list[float]:
+    """Return the logits whose sigmoid is `fractions`, one per region.
 
     >>> [round(b, 2) for b in sigmoid_bias([0.5, 0.01])]
     [0.0, -4.6]
     """
-    known = np.asarray(shares, float)
-    known = np.where(np.isfinite(known), known, USUAL_SHARE)
-    known = np.clip(known, LEAST_SHARE, 1 - LEAST_SHARE)
-    return np.log(known / (1 - known)).tolist()
+    fractions = np.asarray(fractions, float)
+    fractions = np.where(np.isfinite(fractions), fractions, DEFAULT_FOREGROUND_FRACTION)
+    fractions = np.clip(fractions, MIN_FRACTION, 1 - MIN_FRACTION)
+    return np.log(fractions / (1 - fractions)).tolist()
 
 
 def set_bias(heads: Sequence[nn.Module], bias: Sequence[float]) -> None:
-    """Write the same bias into every head."""
+    """Set the bias of every head."""
     with torch.no_grad():
         for head in heads:
             assert isinstance(head.bias, Tensor)
@@ -55,28 +55,28 @@ def set_bias(heads: Sequence[nn.Module], bias: Sequence[float]) -> None:
 
 
 def find_heads(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
-    """Return the names of the convolutions that give a network's output.
+    """Return the names of a network's output convolutions, found by a forward pass.
 
-    These are the ones whose result is an output as it stands; where there is none (a network may
-    resize or stack its outputs), the last one that has as many channels.
+    These are the convolutions whose result is itself an output. A network that resizes or stacks
+    its outputs has none: then it is the last convolution with `outputs` channels.
     """
-    given: list[tuple[str, Tensor]] = []
+    results: list[tuple[str, Tensor]] = []
     handles = [
-        module.register_forward_hook(lambda _, __, result, name=name: given.append((name, result)))
+        module.register_forward_hook(lambda _, __, y, name=name: results.append((name, y)))
         for name, module in model.named_modules()
         if is_head(module, outputs)
     ]
     try:
-        found = model(image)
+        output = model(image)
     finally:
         for handle in handles:
             handle.remove()
-    final = [found] if isinstance(found, Tensor) else list(found)
-    direct = [name for name, result in given if any(result is part for part in final)]
-    return direct or [name for name, _ in given[-1:]]
+    tensors = [output] if isinstance(output, Tensor) else list(output)
+    direct = [name for name, y in results if any(y is tensor for tensor in tensors)]
+    return direct or [name for name, _ in results[-1:]]
 
 
 def is_head(module: nn.Module, outputs: int) -> bool:
-    """Whether it is a convolution with a bias and this number of outputs."""
+    """Return whether a module is a convolution with a bias and `outputs` output channels."""
     kinds = (nn.Conv3d, nn.ConvTranspose3d)
     return isinstance(module, kinds) and module.bias is not None and module.out_channels == outputs

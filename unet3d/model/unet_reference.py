@@ -1,7 +1,7 @@
-"""The forum's 3D U-Net as a user writes it: the judge of equality, and the "before" of comparisons.
+"""A 3D U-Net as most people write it: the reference for parity tests and the memory baseline.
 
-It takes no care for memory, on purpose: it always pads, concatenates while its inputs stay alive,
-and keeps what plain modules keep. Do not improve it.
+It wastes memory on purpose: it always pads, keeps the inputs of concatenations alive and stores
+what autograd stores for plain modules. Do not optimize it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class DoubleConv(nn.Module):
-    """(Convolution, BatchNorm, ReLU) twice."""
+    """Apply (convolution, batch norm, ReLU) twice."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -31,7 +31,7 @@ class DoubleConv(nn.Module):
 
 
 class Down(nn.Module):
-    """Halve, then two convolutions."""
+    """Halve the size, then apply two convolutions."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -43,7 +43,7 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
-    """Double, pad to the skip's size, concatenate, two convolutions."""
+    """Double the size, pad to the skip's size, concatenate, and apply two convolutions."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -54,12 +54,12 @@ class Up(nn.Module):
         x = self.up(x)
         dd, dh, dw = (skip.shape[i] - x.shape[i] for i in (2, 3, 4))
         x = F.pad(x, [dw // 2, dw - dw // 2, dh // 2, dh - dh // 2, dd // 2, dd - dd // 2])
-        both = torch.cat([skip, x], dim=1)
-        return self.conv(both)
+        joined = torch.cat([skip, x], dim=1)
+        return self.conv(joined)
 
 
-class ForumUNet3D(nn.Module):
-    """`encoder` are the channels from full resolution down, `decoder` those on the way back up."""
+class NaiveUNet3D(nn.Module):
+    """A U-Net with `encoder` channels from full resolution down and `decoder` channels back up."""
 
     def __init__(
         self, *, in_channels: int, num_classes: int, encoder: Sequence[int], decoder: Sequence[int]
@@ -85,7 +85,7 @@ class ForumUNet3D(nn.Module):
         return self.last(x)
 
     def blocks(self) -> Iterator[tuple[int, nn.Module]]:
-        """Every block with its level; level 0 is full resolution."""
+        """Yield (level, block) in forward order; level 0 is full resolution."""
         yield 0, self.first
         yield from enumerate(self.downs, start=1)
         for n, up in enumerate(self.ups):

@@ -1,1 +1,1 @@
-"""Poolings: (kernel_size, stride=None, padding=0), an int or three each, as nn.MaxPool3d."""
+"""Pooling layers with the arguments of nn.MaxPool3d: kernel_size, stride and padding."""

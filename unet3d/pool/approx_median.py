@@ -1,9 +1,9 @@
-"""A smooth median with a temperature: exact as tau -> 0, ties included.
+"""Approximate median pooling: a smooth median that becomes exact as tau -> 0, ties included.
 
-Around each of the two exact middle values s of a window stands a soft mean, sum_i w_i x_i with
-w = softmax(-|x_i - s| / tau); the result is the mean of both. It differs from the exact median by
-at most 0.72 tau for K = 8 and 1.30 tau for K = 27 elements: see `error_bound`. Backward does it
-again, so that nothing but the input is kept.
+For each of the two exact middle values s of a window it takes a soft mean, sum_i w_i x_i with
+w = softmax(-|x_i - s| / tau), and returns the mean of both. It differs from the exact median by at
+most 0.72 tau for K = 8 and 1.30 tau for K = 27 elements: see `compute_error_bound`. Backward
+recomputes it and stores only the input.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class ApproxMedianPool3d(nn.Module):
         super().__init__()
         if not tau > 0:
             raise UsageError(
-                f"pool.tau must be above 0, got {tau}; pool=median is the limit tau -> 0"
+                f"pool.tau must be greater than 0, got {tau}; pool=median is the limit tau -> 0"
             )
         self.windows = Windows.from_args(kernel_size, stride, padding)
         self.tau = float(tau)
@@ -45,22 +45,22 @@ class ApproxMedianPool3d(nn.Module):
         return approx_median_pool3d(to_supported_layout(x), *self.windows.axes, self.tau)
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return what print(model) shows."""
         return f"{self.windows}, tau={self.tau}"
 
 
-def error_bound(elements: int) -> float:
-    """The largest distance from the exact median, in units of tau, in windows of K elements.
+def compute_error_bound(elements: int) -> float:
+    """Return the largest distance from the exact median, in units of tau, for K elements.
 
     The worst window has n = K // 2 elements on one side of s, all at distance t, and the others too
-    far away to weigh: its soft mean is off by n t / (n + exp(t / tau)). The greatest of these is
+    far away to matter: its soft mean is off by n t / (n + exp(t / tau)). The maximum over t is
     tau W(n / e), with Lambert's W.
 
-    >>> round(error_bound(8), 3), round(error_bound(27), 3)
+    >>> round(compute_error_bound(8), 3), round(compute_error_bound(27), 3)
     (0.718, 1.301)
     """
     target, w = elements // 2 / e, 0.5
-    for _ in range(50):  # Newton, for w exp(w) = target
+    for _ in range(50):  # Newton's method for w exp(w) = target
         w -= (w * exp(w) - target) / (exp(w) * (1 + w))
     return w
 
@@ -69,10 +69,10 @@ def error_bound(elements: int) -> float:
 def approx_median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
-    """The smooth medians."""
+    """Return the smooth medians."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(x):
-        return fast.forward(x, "approx_median", windows, tau)[0]
+    if kernels := dispatch.select_kernels(x):
+        return kernels.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
     return y.contiguous(memory_format=memory_format(is_channels_last(x)))
 
@@ -93,10 +93,10 @@ def approx_median_pool3d_backward(
     padding: Sequence[int],
     tau: float,
 ) -> Tensor:
-    """The input's gradient, from the input."""
+    """Return the gradient of the input, recomputed from the input."""
     windows, last = Windows.from_args(size, stride, padding), is_channels_last(x)
-    if fast := dispatch.select_kernels(x):
-        return fast.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
+    if kernels := dispatch.select_kernels(x):
+        return kernels.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
     return result.contiguous(memory_format=memory_format(last))
 
@@ -130,14 +130,14 @@ def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 
 def _second_gradient(ctx, upper: Tensor) -> tuple:
-    """The definition differentiated twice: rare enough to need no kernel."""
+    """Differentiate the reference twice: second derivatives are too rare for a kernel."""
     windows = Windows.from_args(*ctx.windows)
     with torch.enable_grad():
         grad, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         y = approx_median(x, windows, ctx.tau)
         (first,) = torch.autograd.grad(y, x, grad, create_graph=True)
-        by_grad, by_x = torch.autograd.grad(first, (grad, x), upper)
-    return by_grad, by_x, *[None] * 4
+        to_grad, to_x = torch.autograd.grad(first, (grad, x), upper)
+    return to_grad, to_x, *[None] * 4
 
 
 approx_median_pool3d.register_autograd(_gradient, setup_context=_context)

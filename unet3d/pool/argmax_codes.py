@@ -1,13 +1,13 @@
-"""Which elements of a window were taken, in a byte: all that backward needs to know.
+"""Encode which elements a pooling selected from each window: all that backward needs.
 
-Elements are numbered 0 .. K-1 in order (D, H, W): an element's place. A pooling that selects takes
-one or two of them. A code says which, in the smallest of these ways that can:
+The K elements of a window have indices 0 .. K-1 in order (D, H, W). A pooling selects one or two of
+them, and the most compact possible code says which:
 
-- MASK, K <= 8: one bit for each place.
-- PLACE: the place, where one element is taken whatever the window.
-- PAIR: places among those elements alone that lie inside the volume. Windows with an odd number of
-  them take one: its place. Others take i < j: j (j - 1) / 2 + i, a byte for up to 23 elements.
-- TWO: both places, a byte each; the second bytes follow the first along the batch.
+- MASK, K <= 8: one bit per element.
+- INDEX: the index, for a pooling that always selects one element.
+- PAIR: indices that count only elements inside the volume. A window with an odd number of elements
+  stores the one index; any other stores i < j as j (j - 1) / 2 + i, a byte for up to 23 elements.
+- TWO: both indices, a byte each; the second bytes follow the first ones along the batch.
 """
 
 from collections.abc import Sequence
@@ -23,34 +23,36 @@ from unet3d.pool.windows import Windows
 
 
 class IndexCode(IntEnum):
-    """How places are written down; the numbers are those of cpp/grid.h."""
+    """The encodings of selected indices, with the numbers of cpp/grid.h."""
 
     NONE = 0
     MASK = 1
-    PLACE = 2
+    INDEX = 2
     PAIR = 3
     TWO = 4
 
 
 class SelectedIndices(NamedTuple):
-    """The lower and the upper element that each window takes; the same where it takes one."""
+    """The indices of the lower and upper selected element per window; equal where it is one."""
 
     low: Tensor  # (B, C, D', H', W'), int16
     high: Tensor
 
 
 def choose_code(pool: str, windows: Windows) -> IndexCode:
-    """How a pooling writes its places down.
+    """Return the encoding of a pooling's selected indices; NONE if it does not select.
 
-    >>> [choose_code("median", Windows.from_args(*w)).name for w in [(2, 2, 0), (3, 2, 1), ((4, 4, 2), 4, 0)]]
-    ['MASK', 'PAIR', 'TWO']
+    >>> choose_code("median", Windows.from_args(2, 2, 0)).name
+    'MASK'
+    >>> choose_code("median", Windows.from_args((4, 4, 2), 4, 0)).name
+    'TWO'
     """
     if pool not in ("max", "median"):
         return IndexCode.NONE
     if windows.elements <= 8:
         return IndexCode.MASK
     if pool == "max":
-        return IndexCode.PLACE
+        return IndexCode.INDEX
     counts = (
         range(1 if p else k, k + 1) for k, p in zip(windows.size, windows.padding, strict=True)
     )
@@ -59,50 +61,50 @@ def choose_code(pool: str, windows: Windows) -> IndexCode:
 
 
 def encode(
-    places: SelectedIndices, code: IndexCode, windows: Windows, shape: Sequence[int]
+    indices: SelectedIndices, code: IndexCode, windows: Windows, shape: Sequence[int]
 ) -> Tensor:
-    """Write places down; `shape` is the pooling's input's."""
-    low, high = places
+    """Encode indices; `shape` is that of the pooling's input."""
+    low, high = indices
     if code == IndexCode.MASK:
         one = torch.ones((), dtype=torch.int16, device=low.device)
         return (one << low | one << high).to(torch.uint8)
-    if code == IndexCode.PLACE:
+    if code == IndexCode.INDEX:
         return low.to(torch.uint8)
     if code == IndexCode.TWO:
         return torch.cat([low, high]).to(torch.uint8)
     box = _Box(windows, shape, low.device)
-    a, b = box.local(low), box.local(high)
-    less, more = torch.minimum(a, b), torch.maximum(a, b)
-    return torch.where(box.elements % 2 == 1, a, more * (more - 1) // 2 + less).to(torch.uint8)
+    a, b = box.to_local(low), box.to_local(high)
+    small, large = torch.minimum(a, b), torch.maximum(a, b)
+    return torch.where(box.elements % 2 == 1, a, large * (large - 1) // 2 + small).to(torch.uint8)
 
 
 def decode(
-    recorded: Tensor, code: IndexCode, windows: Windows, shape: Sequence[int]
+    codes: Tensor, code: IndexCode, windows: Windows, shape: Sequence[int]
 ) -> SelectedIndices:
-    """Read places back."""
+    """Decode the result of `encode`."""
     if code == IndexCode.TWO:
-        low, high = recorded.to(torch.int16).chunk(2)
+        low, high = codes.to(torch.int16).chunk(2)
         return SelectedIndices(low, high)
-    number = recorded.to(torch.int16)
-    if code == IndexCode.PLACE:
+    number = codes.to(torch.int16)
+    if code == IndexCode.INDEX:
         return SelectedIndices(number, number)
     if code == IndexCode.MASK:
         low, high = torch.full_like(number, -1), torch.zeros_like(number)
-        for place in range(windows.elements):
-            taken = (number >> place & 1).bool()
-            low = torch.where(taken & (low < 0), place, low)
-            high = torch.where(taken, place, high)
+        for index in range(windows.elements):
+            selected = (number >> index & 1).bool()
+            low = torch.where(selected & (low < 0), index, low)
+            high = torch.where(selected, index, high)
         return SelectedIndices(low, high)
-    box = _Box(windows, shape, recorded.device)
-    more = ((1 + (1 + 8 * number.float()).sqrt()) / 2).to(torch.int16)
+    box = _Box(windows, shape, codes.device)
+    large = ((1 + (1 + 8 * number.float()).sqrt()) / 2).to(torch.int16)
     single = box.elements % 2 == 1
-    high = torch.where(single, number, more)
-    low = torch.where(single, number, number - more * (more - 1) // 2)
-    return SelectedIndices(box.place(low), box.place(high))
+    high = torch.where(single, number, large)
+    low = torch.where(single, number, number - large * (large - 1) // 2)
+    return SelectedIndices(box.to_global(low), box.to_global(high))
 
 
 class _Box:
-    """The part of each window that lies inside the volume: per axis its first place and length."""
+    """The part of each window inside the volume: its first position and length per axis."""
 
     def __init__(self, windows: Windows, shape: Sequence[int], device: torch.device):
         self.size = windows.size
@@ -117,13 +119,13 @@ class _Box:
             self.count.append(count.view(along))
         self.elements = self.count[0] * self.count[1] * self.count[2]
 
-    def local(self, place: Tensor) -> Tensor:
+    def to_local(self, index: Tensor) -> Tensor:
         _, height, width = self.size
-        d, h, w = place // (height * width), place // width % height, place % width
+        d, h, w = index // (height * width), index // width % height, index % width
         (d0, h0, w0), (_, rows, columns) = self.first, self.count
         return ((d - d0) * rows + h - h0) * columns + w - w0
 
-    def place(self, local: Tensor) -> Tensor:
+    def to_global(self, local: Tensor) -> Tensor:
         _, height, width = self.size
         (d0, h0, w0), (_, rows, columns) = self.first, self.count
         d, h, w = local // (rows * columns), local // columns % rows, local % columns

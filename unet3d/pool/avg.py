@@ -1,6 +1,6 @@
-"""The mean of each window, with zeros for padding, as nn.AvgPool3d; nothing is kept for backward.
+"""Average pooling that stores nothing for backward; padding counts as zeros, as in nn.AvgPool3d.
 
-torch's own keeps its input, and on the CPU it has no half precision.
+torch's own stores its input and has no half precision on CPUs.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from unet3d.types import Size
 
 
 class AvgPool3d(nn.Module):
-    """Average pooling, called as nn.MaxPool3d is."""
+    """Average pooling with the arguments of nn.MaxPool3d."""
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -33,7 +33,7 @@ class AvgPool3d(nn.Module):
         return avg_pool3d(to_supported_layout(x), *self.windows.axes)
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return what print(model) shows."""
         return str(self.windows)
 
 
@@ -41,10 +41,10 @@ class AvgPool3d(nn.Module):
 def avg_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The means."""
+    """Return the means."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(x):
-        return fast.forward(x, "avg", windows)[0]
+    if kernels := dispatch.select_kernels(x):
+        return kernels.forward(x, "avg", windows)[0]
     return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
 
 
@@ -62,10 +62,10 @@ def avg_pool3d_backward(
     padding: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    """The input's gradient: the transpose of the mean, whose derivative is the mean again."""
+    """Return the gradient of the input."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(grad):
-        return fast.backward(grad, "avg", windows, shape, channels_last)
+    if kernels := dispatch.select_kernels(grad):
+        return kernels.backward(grad, "avg", windows, shape, channels_last)
     format = memory_format(channels_last)
     return average_gradient(grad, shape, windows).contiguous(memory_format=format)
 
@@ -84,20 +84,21 @@ def _(
 
 def _context(ctx, inputs: tuple, output: Tensor) -> None:
     x, *ctx.windows = inputs
-    ctx.shape, ctx.last = x.shape, is_channels_last(x)
+    ctx.shape, ctx.channels_last = x.shape, is_channels_last(x)
 
 
 def _gradient(ctx, grad: Tensor) -> tuple:
-    grad = grad.contiguous(memory_format=memory_format(ctx.last))
-    return avg_pool3d_backward(grad, ctx.shape, *ctx.windows, ctx.last), None, None, None
+    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+    return avg_pool3d_backward(grad, ctx.shape, *ctx.windows, ctx.channels_last), None, None, None
 
 
 def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
-    _, _, *ctx.windows, ctx.last = inputs
+    _, _, *ctx.windows, ctx.channels_last = inputs
 
 
 def _second_gradient(ctx, grad: Tensor) -> tuple:
-    grad = grad.contiguous(memory_format=memory_format(ctx.last))
+    # Backward is the transpose of the mean, so its own derivative is the mean.
+    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
     return avg_pool3d(grad, *ctx.windows), *[None] * 5
 
 

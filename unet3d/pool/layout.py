@@ -1,4 +1,4 @@
-"""How tensors lie in memory: the kernels take two layouts, contiguous and channels-last."""
+"""Handle the two memory layouts that the kernels take: contiguous and channels-last."""
 
 from collections.abc import Sequence
 
@@ -12,41 +12,41 @@ from unet3d.pool.windows import Windows
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether x is channels-last and not contiguous as well."""
+    """Return whether x is channels-last and not also contiguous."""
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:
-    """The name that torch has for a layout."""
+    """Return torch's memory format for a layout."""
     return torch.channels_last_3d if channels_last else torch.contiguous_format
 
 
 def make_empty_like(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
-    """Memory for a (B, C, D, H, W) result of `like`'s type and device."""
+    """Allocate a (B, C, D, H, W) tensor of the dtype and device of `like`."""
     format = memory_format(channels_last)
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format)
 
 
 def allocate_outputs(x: Tensor, pool: str, windows: Windows) -> tuple[Tensor, Tensor]:
-    """Memory for a pooling's output and for the places that it records, which may be none."""
+    """Allocate a pooling's output and its codes, which are empty for a pooling without codes."""
     b, c = x.shape[:2]
     space = windows.output_shape(x.shape)
     format = memory_format(is_channels_last(x))
     copies = {IndexCode.NONE: 0, IndexCode.TWO: 2}.get(choose_code(pool, windows), 1)
     y = torch.empty((b, c, *space), dtype=x.dtype, device=x.device, memory_format=format)
-    recorded = torch.empty(
+    codes = torch.empty(
         (b * copies, c, *space), dtype=torch.uint8, device=x.device, memory_format=format
     )
-    return y, recorded
+    return y, codes
 
 
 def to_supported_layout(x: Tensor) -> Tensor:
-    """The input as kernels take it; a copy only where it lies in neither layout."""
+    """Return x in a layout that the kernels take; copy it only if it has neither."""
     if x.dim() != 5 or not x.is_floating_point():
         raise UsageError(
-            f"a pooling takes floating point (B, C, D, H, W), got {x.dtype} {tuple(x.shape)}"
+            f"pooling needs a floating-point (B, C, D, H, W), got {x.dtype} {tuple(x.shape)}"
         )
-    # A custom op would answer forward-mode differentiation with a tangent of zero, silently.
+    # Under forward-mode differentiation, a custom op would silently return a zero tangent.
     if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
-        raise NotImplementedError("the poolings have no forward-mode derivative; use backward")
+        raise NotImplementedError("pooling has no forward-mode derivative: use backward")
     return x if is_channels_last(x) else x.contiguous()

@@ -1,7 +1,7 @@
-"""The maximum of each window: nn.MaxPool3d's values and gradients for an eighth of what it keeps.
+"""Max pooling with the values and gradients of nn.MaxPool3d that stores one byte per output.
 
-torch keeps the input and an int64 for each output; this keeps one byte (see codes.py), and its
-backward adds nothing atomically. The first of equals is taken; NaN is greater than any number.
+torch stores the input and an int64 per output; this stores one byte (see argmax_codes.py), and its
+backward uses no atomics. Of equal elements the first is selected; NaN is greater than any number.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from unet3d.pool.layout import (
     to_supported_layout,
 )
 from unet3d.pool.reference.max import maximum
-from unet3d.pool.select_backward import selection_backward, selection_context
+from unet3d.pool.select_backward import make_selection_backward, setup_selection_context
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
 
 class MaxPool3d(nn.Module):
-    """Max pooling, called as nn.MaxPool3d is."""
+    """Max pooling with the arguments of nn.MaxPool3d."""
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -35,7 +35,7 @@ class MaxPool3d(nn.Module):
         return max_pool3d(to_supported_layout(x), *self.windows.axes)[0]
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return what print(model) shows."""
         return str(self.windows)
 
 
@@ -43,14 +43,14 @@ class MaxPool3d(nn.Module):
 def max_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The maxima and their places."""
+    """Return the maxima and their codes."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(x):
-        return fast.forward(x, "max", windows)
-    y, places = maximum(x, windows)
+    if kernels := dispatch.select_kernels(x):
+        return kernels.forward(x, "max", windows)
+    y, indices = maximum(x, windows)
     format = memory_format(is_channels_last(x))
-    recorded = encode(places, choose_code("max", windows), windows, x.shape)
-    return y.contiguous(memory_format=format), recorded.contiguous(memory_format=format)
+    codes = encode(indices, choose_code("max", windows), windows, x.shape)
+    return y.contiguous(memory_format=format), codes.contiguous(memory_format=format)
 
 
 @max_pool3d.register_fake
@@ -60,4 +60,4 @@ def _(
     return allocate_outputs(x, "max", Windows.from_args(size, stride, padding))
 
 
-max_pool3d.register_autograd(selection_backward("max"), setup_context=selection_context)
+max_pool3d.register_autograd(make_selection_backward("max"), setup_context=setup_selection_context)

@@ -1,9 +1,9 @@
-"""The exact median of each window; an even window gives the mean of its two middle values.
+"""Exact median pooling; the median of an even number of elements is the mean of the middle two.
 
-Elements that padding adds are not counted: a window at the border has the median of what is inside
-the volume. A window that holds NaN gives NaN. Each of the two middle elements receives half of the
-gradient; among equals the place in the window decides which they are, as in a stable sort. One byte
-per output is kept for backward (see codes.py; two for large windows), and the input is not.
+Padding is not counted: a window at the border has the median of its elements inside the volume. A
+window with NaN gives NaN. Each of the two middle elements receives half of the gradient; of equal
+elements the one with the lower index comes first, as in a stable sort. Backward stores one byte per
+output (two for large windows, see argmax_codes.py), not the input.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from unet3d.pool.layout import (
     to_supported_layout,
 )
 from unet3d.pool.reference.median import median
-from unet3d.pool.select_backward import selection_backward, selection_context
+from unet3d.pool.select_backward import make_selection_backward, setup_selection_context
 from unet3d.pool.windows import Windows
 from unet3d.types import Size
 
 
 class MedianPool3d(nn.Module):
-    """Median pooling, called as nn.MaxPool3d is."""
+    """Median pooling with the arguments of nn.MaxPool3d."""
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -37,7 +37,7 @@ class MedianPool3d(nn.Module):
         return median_pool3d(to_supported_layout(x), *self.windows.axes)[0]
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return what print(model) shows."""
         return str(self.windows)
 
 
@@ -45,14 +45,14 @@ class MedianPool3d(nn.Module):
 def median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The medians, and the places of the elements that they come from."""
+    """Return the medians and the codes of the selected elements."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(x):
-        return fast.forward(x, "median", windows)
-    y, places = median(x, windows)
+    if kernels := dispatch.select_kernels(x):
+        return kernels.forward(x, "median", windows)
+    y, indices = median(x, windows)
     format = memory_format(is_channels_last(x))
-    recorded = encode(places, choose_code("median", windows), windows, x.shape)
-    return y.contiguous(memory_format=format), recorded.contiguous(memory_format=format)
+    codes = encode(indices, choose_code("median", windows), windows, x.shape)
+    return y.contiguous(memory_format=format), codes.contiguous(memory_format=format)
 
 
 @median_pool3d.register_fake
@@ -62,4 +62,6 @@ def _(
     return allocate_outputs(x, "median", Windows.from_args(size, stride, padding))
 
 
-median_pool3d.register_autograd(selection_backward("median"), setup_context=selection_context)
+median_pool3d.register_autograd(
+    make_selection_backward("median"), setup_context=setup_selection_context
+)

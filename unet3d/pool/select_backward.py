@@ -1,7 +1,7 @@
-"""The gradient of a pooling that selects: to the elements whose places were recorded.
+"""Compute the gradient of max and median pooling from the codes of the selected elements.
 
-Two operators, each the other's derivative: `pool_spread` sends an output's gradient to its
-elements, `pool_collect` brings back what lies at them, so that derivatives of any order exist.
+Two operators, each the derivative of the other, give derivatives of any order: `pool_scatter` sends
+an output's gradient to its selected elements, `pool_gather` reads the values at them.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from unet3d.pool.layout import is_channels_last, make_empty_like, memory_format
 from unet3d.pool.windows import Windows
 
 
-@torch.library.custom_op("unet3d::pool_spread", mutates_args=())
-def pool_spread(
+@torch.library.custom_op("unet3d::pool_scatter", mutates_args=())
+def pool_scatter(
     grad: Tensor,
-    recorded: Tensor,
+    codes: Tensor,
     pool: str,
     shape: Sequence[int],
     size: Sequence[int],
@@ -26,20 +26,20 @@ def pool_spread(
     padding: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    """The input's gradient: an output's goes to the one element it took, or half to each of two."""
+    """Return the input's gradient: all of an output's to one element, or half to each of two."""
     windows = Windows.from_args(size, stride, padding)
-    if fast := dispatch.select_kernels(grad):
-        return fast.backward(grad, pool, windows, shape, channels_last, recorded=recorded)
-    places = decode(recorded, choose_code(pool, windows), windows, shape)
-    return scatter_gradient(grad, places, windows, shape).contiguous(
+    if kernels := dispatch.select_kernels(grad):
+        return kernels.backward(grad, pool, windows, shape, channels_last, codes=codes)
+    indices = decode(codes, choose_code(pool, windows), windows, shape)
+    return scatter_gradient(grad, indices, windows, shape).contiguous(
         memory_format=memory_format(channels_last)
     )
 
 
-@pool_spread.register_fake
+@pool_scatter.register_fake
 def _(
     grad: Tensor,
-    recorded: Tensor,
+    codes: Tensor,
     pool: str,
     shape: Sequence[int],
     size: Sequence[int],
@@ -50,27 +50,27 @@ def _(
     return make_empty_like(shape, grad, channels_last)
 
 
-@torch.library.custom_op("unet3d::pool_collect", mutates_args=())
-def pool_collect(
+@torch.library.custom_op("unet3d::pool_gather", mutates_args=())
+def pool_gather(
     x: Tensor,
-    recorded: Tensor,
+    codes: Tensor,
     pool: str,
     size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """The mean of x over the elements that each window took: the derivative of pool_spread."""
+    """Return the mean of x over each window's selected elements: the derivative of pool_scatter."""
     windows = Windows.from_args(size, stride, padding)
-    places = decode(recorded, choose_code(pool, windows), windows, x.shape)
-    return gather_selected(x, places, windows).contiguous(
+    indices = decode(codes, choose_code(pool, windows), windows, x.shape)
+    return gather_selected(x, indices, windows).contiguous(
         memory_format=memory_format(is_channels_last(x))
     )
 
 
-@pool_collect.register_fake
+@pool_gather.register_fake
 def _(
     x: Tensor,
-    recorded: Tensor,
+    codes: Tensor,
     pool: str,
     size: Sequence[int],
     stride: Sequence[int],
@@ -81,72 +81,79 @@ def _(
 
 
 def scatter_gradient(
-    grad: Tensor, places: SelectedIndices, windows: Windows, shape: Sequence[int]
+    grad: Tensor, indices: SelectedIndices, windows: Windows, shape: Sequence[int]
 ) -> Tensor:
-    """What pool_spread is, in plain torch."""
+    """Compute pool_scatter in plain PyTorch."""
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-    share = torch.where(places.low == places.high, wide, wide / 2)
-    taken = ((places.low == i) | (places.high == i) for i in range(windows.elements))
-    parts = (torch.where(t, share, torch.zeros_like(share)) for t in taken)
+    share = torch.where(indices.low == indices.high, wide, wide / 2)
+    selected = ((indices.low == i) | (indices.high == i) for i in range(windows.elements))
+    parts = (torch.where(s, share, torch.zeros_like(share)) for s in selected)
     return windows.scatter_add(shape, parts).to(grad.dtype)
 
 
-def gather_selected(x: Tensor, places: SelectedIndices, windows: Windows) -> Tensor:
-    """What pool_collect is, in plain torch."""
+def gather_selected(x: Tensor, indices: SelectedIndices, windows: Windows) -> Tensor:
+    """Compute pool_gather in plain PyTorch."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     total = torch.zeros((), dtype=wide.dtype, device=x.device)
     for i, view in enumerate(windows.views(wide, fill=0)):
-        half = (places.low == i).to(wide.dtype) + (places.high == i).to(wide.dtype)
-        total = total + torch.where(half > 0, view * half / 2, torch.zeros_like(view))
+        count = (indices.low == i).to(wide.dtype) + (indices.high == i).to(wide.dtype)
+        total = total + torch.where(count > 0, view * count / 2, torch.zeros_like(view))
     return total.to(x.dtype)
 
 
-def _spread_context(ctx, inputs: tuple, output: Tensor) -> None:
-    _, recorded, pool, _, *windows, _ = inputs
-    ctx.save_for_backward(recorded)
+def _scatter_context(ctx, inputs: tuple, output: Tensor) -> None:
+    _, codes, pool, _, *windows, _ = inputs
+    ctx.save_for_backward(codes)
     ctx.pool, ctx.windows = pool, windows
 
 
-def _spread_backward(ctx, grad: Tensor) -> tuple:
-    (recorded,) = ctx.saved_tensors
-    grad = grad.contiguous(memory_format=memory_format(is_channels_last(recorded)))
-    return pool_collect(grad, recorded, ctx.pool, *ctx.windows), *[None] * 7
+def _scatter_backward(ctx, grad: Tensor) -> tuple:
+    (codes,) = ctx.saved_tensors
+    grad = grad.contiguous(memory_format=memory_format(is_channels_last(codes)))
+    return pool_gather(grad, codes, ctx.pool, *ctx.windows), *[None] * 7
 
 
-def _collect_context(ctx, inputs: tuple, output: Tensor) -> None:
-    x, recorded, pool, *windows = inputs
-    ctx.save_for_backward(recorded)
-    ctx.pool, ctx.windows, ctx.shape, ctx.last = pool, windows, x.shape, is_channels_last(x)
+def _gather_context(ctx, inputs: tuple, output: Tensor) -> None:
+    x, codes, pool, *windows = inputs
+    ctx.save_for_backward(codes)
+    ctx.pool, ctx.windows, ctx.shape, ctx.channels_last = (
+        pool,
+        windows,
+        x.shape,
+        is_channels_last(x),
+    )
 
 
-def _collect_backward(ctx, grad: Tensor) -> tuple:
-    (recorded,) = ctx.saved_tensors
-    grad = grad.contiguous(memory_format=memory_format(ctx.last))
-    return pool_spread(grad, recorded, ctx.pool, ctx.shape, *ctx.windows, ctx.last), *[None] * 5
+def _gather_backward(ctx, grad: Tensor) -> tuple:
+    (codes,) = ctx.saved_tensors
+    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+    return pool_scatter(grad, codes, ctx.pool, ctx.shape, *ctx.windows, ctx.channels_last), *[
+        None
+    ] * 5
 
 
-pool_spread.register_autograd(_spread_backward, setup_context=_spread_context)
-pool_collect.register_autograd(_collect_backward, setup_context=_collect_context)
+pool_scatter.register_autograd(_scatter_backward, setup_context=_scatter_context)
+pool_gather.register_autograd(_gather_backward, setup_context=_gather_context)
 
 
-def selection_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the gradient of a selecting pooling needs: not the input."""
+def setup_selection_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    """Save the codes for backward, not the input."""
     x, *windows = inputs
-    _, recorded = output
-    ctx.save_for_backward(recorded)
-    ctx.windows, ctx.shape, ctx.last = windows, x.shape, is_channels_last(x)
+    _, codes = output
+    ctx.save_for_backward(codes)
+    ctx.windows, ctx.shape, ctx.channels_last = windows, x.shape, is_channels_last(x)
     ctx.set_materialize_grads(False)
 
 
-def selection_backward(pool: str):
-    """The gradient of the selecting pooling of this name."""
+def make_selection_backward(pool: str):
+    """Return the backward function of `pool`, max or median."""
 
     def backward(ctx, grad: Tensor | None, _: None) -> tuple:
         if grad is None:
             return None, None, None, None
-        (recorded,) = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=memory_format(ctx.last))
-        to_x = pool_spread(grad, recorded, pool, ctx.shape, *ctx.windows, ctx.last)
+        (codes,) = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+        to_x = pool_scatter(grad, codes, pool, ctx.shape, *ctx.windows, ctx.channels_last)
         return to_x, None, None, None
 
     return backward

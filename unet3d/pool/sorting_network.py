@@ -1,9 +1,9 @@
-"""Comparators that bring the middle of K values to its place: a sorting network, cut to need."""
+"""Build median networks: sorting networks without the comparators that a median does not need."""
 
 from functools import cache
 
 Comparator = tuple[int, int, int]
-"""Two wires, and what is kept: 1 the lesser on the first, 2 the greater on the second, 3 both."""
+"""Two wires, and their outputs: 1 the minimum on the first, 2 the maximum on the second, 3 both."""
 
 EIGHT: tuple[Comparator, ...] = (
     *((0, 1, 3), (2, 4, 3), (0, 2, 3), (1, 4, 3), (1, 2, 3)),  # sorts wires 0 1 2 4
@@ -11,27 +11,27 @@ EIGHT: tuple[Comparator, ...] = (
     *((0, 3, 2), (2, 6, 1), (2, 3, 2)),
     *((4, 7, 1), (1, 5, 2), (4, 5, 1)),
 )
-"""For 8 values: 26 times the lesser or the greater. The middle two end on wires 3 and 4."""
+"""For 8 values, 26 minima and maxima; the middle two values end on wires 3 and 4."""
 
 
 @cache
 def build_median_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
-    """Put rank (K - 1) // 2 of K = `wires` values on the wire of that number.
+    """Build a network that puts rank (K - 1) // 2 of K = `wires` values on the wire of that number.
 
-    For a `pair` also the next rank on the next wire.
+    With `pair` it also puts the next rank on the next wire.
 
     >>> build_median_network(3, pair=False)
     ((0, 1, 3), (0, 2, 2), (1, 2, 1))
     """
     middle = (wires - 1) // 2
     needed = {middle, middle + 1} if pair and wires > 1 else {middle}
-    kept: list[Comparator] = []
+    comparators: list[Comparator] = []
     for low, high in reversed(list(merge_sort(wires))):
-        keep = (low in needed) + 2 * (high in needed)
-        if keep:
-            kept.append((low, high, keep))
+        outputs = (low in needed) + 2 * (high in needed)
+        if outputs:
+            comparators.append((low, high, outputs))
             needed |= {low, high}
-    return tuple(reversed(kept))
+    return tuple(reversed(comparators))
 
 
 def merge_sort(wires: int):

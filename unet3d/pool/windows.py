@@ -1,4 +1,4 @@
-"""The windows of a pooling, as strided views of the input: nothing is unfolded or copied."""
+"""Describe pooling windows and view their elements by strides, without unfolding or copying."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from unet3d.types import Size
 
 
 def to_triple(value: Size, name: str) -> tuple[int, int, int]:
-    """An int for all axes or one per axis, as three ints.
+    """Expand an int for all axes, or check one int per axis.
 
     >>> to_triple(2, "kernel_size"), to_triple([1, 2, 2], "kernel_size")
     ((2, 2, 2), (1, 2, 2))
@@ -27,7 +27,7 @@ def to_triple(value: Size, name: str) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """Where a pooling looks: kernel size, stride and padding per axis (D, H, W)."""
+    """Kernel size, stride and padding of a pooling per axis (D, H, W)."""
 
     size: tuple[int, int, int]
     stride: tuple[int, int, int]
@@ -35,7 +35,7 @@ class Windows:
 
     @classmethod
     def from_args(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
-        """Check the arguments that users write, in nn.MaxPool3d's meaning."""
+        """Check and expand arguments as users give them to nn.MaxPool3d."""
         size = to_triple(kernel_size, "kernel_size")
         steps = size if stride is None else to_triple(stride, "stride")
         pads = to_triple(padding, "padding")
@@ -46,7 +46,7 @@ class Windows:
             )
         if any(2 * p > k for p, k in zip(pads, size, strict=True)):
             raise UsageError(f"padding must be at most half of kernel_size, got {pads} for {size}")
-        if prod(size) > 256:  # a place in a window is kept in a byte
+        if prod(size) > 256:  # an index in a window must fit a byte
             raise UsageError(f"a pooling window may hold at most 256 elements, got {size}")
         return cls(size, steps, pads)
 
@@ -55,21 +55,21 @@ class Windows:
 
     @property
     def axes(self) -> tuple[tuple[int, int, int], ...]:
-        """(size, stride, padding), each per axis."""
+        """Return (size, stride, padding), each per axis."""
         return self.size, self.stride, self.padding
 
     @property
     def overlap(self) -> bool:
-        """Whether an element can be in several windows."""
+        """Return whether an element can be in several windows."""
         return any(k > s for k, s in zip(self.size, self.stride, strict=True))
 
     @property
     def elements(self) -> int:
-        """K, the number of elements in a window."""
+        """Return K, the number of elements in a window."""
         return prod(self.size)
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """(D, H, W) of the output for an input whose last three sizes are `shape`'s."""
+        """Return (D, H, W) of the output for an input whose `shape` ends in (D, H, W)."""
         space = tuple(shape)[-3:]
         d, h, w = (
             (n + 2 * p - k) // s + 1
@@ -78,12 +78,12 @@ class Windows:
         if min(d, h, w) < 1:
             raise UsageError(
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
-                "use fewer levels, a smaller window, or a larger patch"
+                "lower model.depth or model.pool_kernel, or raise data.patch_size"
             )
         return d, h, w
 
     def views(self, x: Tensor, fill: float) -> Iterator[Tensor]:
-        """Yield K tensors shaped as the output: the i-th element of each window, padding `fill`."""
+        """Yield K tensors shaped as the output: the k-th elements of windows, `fill` as padding."""
         out = self.output_shape(x.shape)
         if any(self.padding):
             pd, ph, pw = self.padding
@@ -93,7 +93,7 @@ class Windows:
             yield x[(..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in axes))]
 
     def scatter_add(self, shape: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
-        """The transpose of `views`: what K parts, shaped as the output, add to their elements."""
+        """Add K parts of the output's shape to their elements: the transpose of `views`."""
         pd, ph, pw = self.padding
         *batch, d, h, w = shape
         padded = torch.empty(0)
@@ -101,12 +101,12 @@ class Windows:
         for i, part in enumerate(parts):
             if i == 0:
                 padded = part.new_zeros(*batch, d + 2 * pd, h + 2 * ph, w + 2 * pw)
-                places = list(unpadded.views(padded, fill=0))
-            places[i] += part
+                views = list(unpadded.views(padded, fill=0))
+            views[i] += part
         return padded[..., pd : pd + d, ph : ph + h, pw : pw + w]
 
     def valid_masks(self, x: Tensor) -> list[Tensor] | None:
-        """For each of the K elements, which windows have it inside the volume; None: all do."""
+        """Return, for each of the K elements, which windows have it inside; None: all of them."""
         if not any(self.padding):
             return None
         ones = torch.ones(x.shape[-3:], dtype=torch.bool, device=x.device)

@@ -1,7 +1,6 @@
-"""Run the lean blocks' Triton kernels in the interpreter against plain torch; exit 1 if unequal.
+"""Compare the Triton kernels of fused blocks, interpreted, with plain PyTorch; exit 1 if unequal.
 
-A program of its own, run with TRITON_INTERPRET=1: that counts when kernels are defined, for the
-whole process.
+A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
 """
 
 import sys
@@ -20,33 +19,36 @@ DTYPES = (torch.float32, torch.float16)
 
 
 def volume(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Some rows and channels of a larger channels-last map."""
+    """Return some rows and channels of a larger channels-last map."""
     b, c, d, h, w = shape
-    whole = torch.randn(b, c + 3, d, h + 2, w).to(dtype)
-    whole = whole.contiguous(memory_format=torch.channels_last_3d)
-    return whole[:, 1 : c + 1, :, 1 : h + 1]
+    full = torch.randn(b, c + 3, d, h + 2, w).to(dtype)
+    full = full.contiguous(memory_format=torch.channels_last_3d)
+    return full[:, 1 : c + 1, :, 1 : h + 1]
 
 
-def results(shape: tuple[int, ...], dtype: torch.dtype, fast: ModuleType | None) -> list[Tensor]:
-    """What every operator gives."""
-    dispatch.select_kernels = lambda *_: fast  # ty: ignore[invalid-assignment]
+def run_norm_ops(
+    shape: tuple[int, ...], dtype: torch.dtype, kernels: ModuleType | None
+) -> list[Tensor]:
+    """Return the result of every operator; `kernels=None` runs plain PyTorch."""
+    dispatch.select_kernels = lambda *_: kernels  # ty: ignore[invalid-assignment]
     torch.manual_seed(0)
     y, g = volume(shape, dtype) + 20, volume(shape, dtype)
     numbers = [torch.randn(shape[:2]) for _ in range(4)]
     scale, shift, mean, inverse = numbers
-    out, to = torch.empty_like(y), g.clone()
+    out, in_place = torch.empty_like(y), g.clone()
     norm_ops.normalize(y, scale, shift, 0.01, out)
-    norm_ops.gradient(to, y, scale, shift, mean, inverse, 0.0, to)
+    norm_ops.gradient(in_place, y, scale, shift, mean, inverse, 0.0, in_place)
     sums = norm_ops.gradient_sums(g, y, scale, shift, mean + 20, inverse, 0.01)
-    return [norm_ops.moments(y), out, to, sums]
+    return [norm_ops.moments(y), out, in_place, sums]
 
 
 def check_norms() -> int:
     failures = 0
     for shape in SHAPES:
         for dtype in DTYPES:
-            found, expected = results(shape, dtype, cuda), results(shape, dtype, None)
-            for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+            results = run_norm_ops(shape, dtype, cuda)
+            expected = run_norm_ops(shape, dtype, None)
+            for n, (a, b) in enumerate(zip(results, expected, strict=True)):
                 tolerance = 4 * torch.finfo(a.dtype).eps if n in (1, 2) else 1e-4
                 if not torch.allclose(a, b, rtol=max(tolerance, 1e-5), atol=20 * tolerance):
                     failures += 1
@@ -58,28 +60,28 @@ def check_interpolation() -> int:
     failures = 0
     dispatch.select_kernels = lambda *_: cuda  # ty: ignore[invalid-assignment]
     for linear in (True, False):
-        for window, size in UPSAMPLINGS:
+        for factors, size in UPSAMPLINGS:
             low = torch.randn(2, 5, *size).contiguous(memory_format=torch.channels_last_3d)
             low.requires_grad_()
             mode, corners = ("trilinear", True) if linear else ("nearest", None)
-            scale = [float(w) for w in window]
+            scale = [float(factor) for factor in factors]
             expected = F.interpolate(low, scale_factor=scale, mode=mode, align_corners=corners)
             upper = torch.randn_like(expected)
             expected.backward(upper)
             small = low.detach()
-            found, back = torch.empty_like(expected), torch.zeros_like(small)
+            result, gradient = torch.empty_like(expected), torch.zeros_like(small)
             rows = expected.shape[2]
             for first in range(0, rows, 3):
                 last = min(first + 3, rows)
                 axes = [first, rows, 0, size[0]]
                 axes += [0, expected.shape[3], 0, size[1], 0, expected.shape[4], 0, size[2]]
-                upsample_ops.interpolate(small, axes, linear, found[:, :, first:last])
-                upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, back)
+                upsample_ops.interpolate(small, axes, linear, result[:, :, first:last])
+                upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, gradient)
             assert low.grad is not None
-            for a, b in ((found, expected), (back, low.grad)):
+            for a, b in ((result, expected), (gradient, low.grad)):
                 if not torch.allclose(a, b, rtol=1e-4, atol=1e-4):
                     failures += 1
-                    print(linear, window, size, (a - b).abs().max(), file=sys.stderr)
+                    print(linear, factors, size, (a - b).abs().max(), file=sys.stderr)
     return failures
 
 

@@ -1,14 +1,13 @@
-"""Run the Triton kernels in Triton's interpreter against the references; exit 1 at a difference.
+"""Compare the Triton kernels, interpreted, with the references; exit 1 if unequal.
 
-A program of its own, run with TRITON_INTERPRET=1: that counts when kernels are defined, for the
-whole process.
+A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
 """
 
 import sys
 
 import torch
 
-from tests.pool.helpers.volumes import DTYPES, volume
+from tests.pool.helpers.volumes import DTYPES, make_volume
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import cuda
 from unet3d.pool.layout import is_channels_last
@@ -19,7 +18,7 @@ from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
 from unet3d.pool.windows import Windows
 
-CASES = [  # windows, sizes
+CASES = [  # (window, size)
     ((2, None, 0), (4, 4, 6)),
     ((2, None, 0), (5, 3, 7)),
     (((1, 2, 2), None, 0), (2, 5, 4)),
@@ -34,23 +33,23 @@ KINDS = ["random", "tied", "infinite", "nan", "huge"]
 
 def check(pool: str, x: torch.Tensor, windows: Windows) -> None:
     last = is_channels_last(x)
-    y, recorded = cuda.forward(x, pool, windows, 0.3)
+    y, codes = cuda.forward(x, pool, windows, 0.3)
     upper = torch.randn_like(y)
-    g = cuda.backward(upper, pool, windows, x.shape, last, recorded, x, 0.3)
-    eps = torch.finfo(x.dtype).eps  # the interpreter truncates to bfloat16: an ulp
-    close = {"rtol": 2 * eps, "atol": 4 * eps, "equal_nan": True}
+    g = cuda.backward(upper, pool, windows, x.shape, last, codes, x, 0.3)
+    eps = torch.finfo(x.dtype).eps  # the interpreter truncates to bfloat16
+    tolerance = {"rtol": 2 * eps, "atol": 4 * eps, "equal_nan": True}
     if pool in ("median", "max"):
-        expected, places = {"median": median, "max": maximum}[pool](x, windows)
-        assert torch.equal(recorded, encode(places, choose_code(pool, windows), windows, x.shape))
-        g_expected = scatter_gradient(upper, places, windows, x.shape)
+        expected, indices = {"median": median, "max": maximum}[pool](x, windows)
+        assert torch.equal(codes, encode(indices, choose_code(pool, windows), windows, x.shape))
+        g_expected = scatter_gradient(upper, indices, windows, x.shape)
     elif pool == "avg":
         expected, g_expected = average(x, windows), average_gradient(upper, x.shape, windows)
     else:
         expected = approx_median(x, windows, 0.3)
         g_expected = approx_median_gradient(upper, x, windows, 0.3)
-    torch.testing.assert_close(y, expected, **close)
+    torch.testing.assert_close(y, expected, **tolerance)
     if x.isfinite().all() or pool in ("median", "max"):
-        torch.testing.assert_close(g, g_expected, **close)
+        torch.testing.assert_close(g, g_expected, **tolerance)
     assert is_channels_last(y) == is_channels_last(g) == last
 
 
@@ -61,20 +60,20 @@ def main() -> None:
         windows = Windows.from_args(*window)
         for pool in ("median", "max", "avg", "approx_median"):
             if pool == "approx_median" and windows.elements > 18:
-                continue  # the interpreter takes seconds
+                continue  # takes seconds in the interpreter
             for last in (False, True):
-                turn = number + last
-                dtype = DTYPES[turn % 3]
-                kind = KINDS[turn % 5] if pool in ("median", "max") else "random"
-                x = volume((1, 3, *size), kind, dtype)
+                n = number + last
+                dtype = DTYPES[n % 3]
+                kind = KINDS[n % 5] if pool in ("median", "max") else "random"
+                x = make_volume((1, 3, *size), kind, dtype)
                 if last:
                     x = x.contiguous(memory_format=torch.channels_last_3d)
                 try:
                     check(pool, x, windows)
                 except Exception as error:
                     failures += 1
-                    where = f"{pool} {windows} {size} {kind} {dtype} channels_last={last}"
-                    print(f"{where}: {type(error).__name__} {error}", file=sys.stderr)
+                    case = f"{pool} {windows} {size} {kind} {dtype} channels_last={last}"
+                    print(f"{case}: {type(error).__name__} {error}", file=sys.stderr)
     sys.exit(1 if failures else 0)
 
 

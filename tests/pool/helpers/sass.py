@@ -1,4 +1,4 @@
-"""What a Triton kernel becomes for sm_90, without a GPU: the instructions that one output costs."""
+"""Compile a Triton kernel for sm_90, without a GPU, and count its instructions."""
 
 import subprocess
 import tempfile
@@ -21,8 +21,8 @@ POINTERS = {
 }
 
 
-def instructions_per_lane(kernel, arguments: dict) -> float:
-    """Compile for these arguments and count; loops are unrolled: what is counted is run."""
+def count_instructions_per_lane(kernel, arguments: dict) -> float:
+    """Count the instructions per lane for these arguments; loops are unrolled, so all run."""
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]

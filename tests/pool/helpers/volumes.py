@@ -1,4 +1,4 @@
-"""Volumes that poolings are tried on: every kind of value, every way to lie in memory."""
+"""Make test volumes: every kind of value, every memory layout."""
 
 from collections.abc import Callable
 
@@ -40,6 +40,6 @@ WINDOWS = {
 }
 
 
-def volume(shape: tuple[int, ...], kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of a kind of KINDS."""
+def make_volume(shape: tuple[int, ...], kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Make a volume of a kind of KINDS."""
     return KINDS[kind](torch.randn(shape, dtype=torch.float64), torch.finfo(dtype)).to(dtype)

@@ -1,11 +1,11 @@
-"""The compiled kernels: when they are made, where they are kept, and what happens without them."""
+"""The compiled kernels: values, gradients, compilation, cache and fallback."""
 
 import logging
 
 import pytest
 import torch
 
-from tests.pool.helpers.volumes import DTYPES, LAYOUTS, WINDOWS, volume
+from tests.pool.helpers.volumes import DTYPES, LAYOUTS, WINDOWS, make_volume
 from unet3d import cpp_kernels
 from unet3d.pool.kernels import cpu
 from unet3d.pool.layout import is_channels_last, to_supported_layout
@@ -20,8 +20,8 @@ REFERENCES = {"median": median, "max": maximum}
 
 
 @pytest.fixture
-def fresh(monkeypatch):
-    """A process in which nothing has been compiled yet."""
+def uncompiled(monkeypatch):
+    """Forget all loaded libraries, as in a new process."""
     monkeypatch.setattr(cpu.kernels, "libraries", {})
     return monkeypatch
 
@@ -30,21 +30,19 @@ def fresh(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
-    name, window, layout, dtype
-):
+def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, layout, dtype):
     windows = Windows.from_args(*WINDOWS[window])
     for i, kind in enumerate(("random", "tied", "infinite", "nan", "huge", "subnormal")):
         width = (35, 19, 9, 5, 4, 16)[i]  # rows for every number of lanes
-        x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, width), kind, dtype)))
+        x = to_supported_layout(LAYOUTS[layout](make_volume((1, 5, 6, 7, width), kind, dtype)))
         assert cpu.kernels.library(dtype)
-        y, recorded = cpu.forward(x, name, windows)
-        expected, places = REFERENCES[name](x, windows)
+        y, codes = cpu.forward(x, name, windows)
+        expected, indices = REFERENCES[name](x, windows)
         assert torch.equal(y.nan_to_num(nan=7), expected.nan_to_num(nan=7))
         upper, last = torch.randn_like(y), is_channels_last(x)
-        g = cpu.backward(upper, name, windows, x.shape, last, recorded=recorded)
-        g_expected = scatter_gradient(upper, places, windows, x.shape)
-        if windows.overlap:  # the order of a sum differs
+        g = cpu.backward(upper, name, windows, x.shape, last, codes=codes)
+        g_expected = scatter_gradient(upper, indices, windows, x.shape)
+        if windows.overlap:  # sums run in another order
             tolerance = torch.finfo(dtype).eps * 8
             torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
         else:
@@ -54,9 +52,9 @@ def test_compiled_selection_equals_its_reference_and_so_does_its_gradient(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_compiled_average_equals_its_reference(window, layout, dtype):
+def test_compiled_average_equals_the_reference(window, layout, dtype):
     windows = Windows.from_args(*WINDOWS[window])
-    x = to_supported_layout(LAYOUTS[layout](volume((1, 5, 6, 7, 19), "random", dtype)))
+    x = to_supported_layout(LAYOUTS[layout](make_volume((1, 5, 6, 7, 19), "random", dtype)))
     assert cpu.kernels.library(dtype)
     y, _ = cpu.forward(x, "avg", windows)
     torch.testing.assert_close(y, average(x, windows))
@@ -64,14 +62,14 @@ def test_compiled_average_equals_its_reference(window, layout, dtype):
     torch.testing.assert_close(g, average_gradient(y, x.shape, windows))
 
 
-def test_a_small_volume_starts_no_compiler(fresh):
-    fresh.setattr(cpu.kernels, "compile", lambda *_: pytest.fail("compiled"))
-    fresh.setenv("XDG_CACHE_HOME", "/nonexistent")
+def test_a_small_volume_does_not_start_the_compiler(uncompiled):
+    uncompiled.setattr(cpu.kernels, "compile", lambda *_: pytest.fail("compiled"))
+    uncompiled.setenv("XDG_CACHE_HOME", "/nonexistent")
     assert MedianPool3d(2)(torch.randn(1, 1, 8, 8, 8)).isfinite().all()
 
 
-def test_compiling_is_announced_once_and_its_result_kept(fresh, tmp_path, caplog):
-    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_compilation_is_logged_once_and_cached(uncompiled, tmp_path, caplog):
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
     x = torch.randn(1, 1, 64, 64, 64)
     with caplog.at_level(logging.INFO, logger="unet3d"):
         MedianPool3d(2)(x)
@@ -84,28 +82,28 @@ def test_compiling_is_announced_once_and_its_result_kept(fresh, tmp_path, caplog
 
 
 @pytest.mark.parametrize("compiler", ["", "false"])
-def test_without_a_working_compiler_plain_torch_gives_the_same(fresh, tmp_path, caplog, compiler):
-    x = torch.randn(1, 1, 64, 64, 64)
-    expected = MedianPool3d(2)(x)
-    cpu.kernels.libraries.clear()
-    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fresh.setenv("CXX", compiler)
-    fresh.setattr(cpp_kernels.shutil, "which", lambda _: None)
-    assert torch.equal(MedianPool3d(2)(x), expected)
-    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
-    assert "plain torch" in record.getMessage()
-
-
-def test_where_a_compiled_library_cannot_be_loaded_plain_torch_gives_the_same(
-    fresh, tmp_path, caplog
+def test_without_a_working_compiler_pooling_falls_back_to_plain_pytorch(
+    uncompiled, tmp_path, caplog, compiler
 ):
     x = torch.randn(1, 1, 64, 64, 64)
     expected = MedianPool3d(2)(x)
     cpu.kernels.libraries.clear()
-    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fresh.setattr(cpu.kernels, "compile", lambda _compiler, _element, target: target.touch())
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
+    uncompiled.setenv("CXX", compiler)
+    uncompiled.setattr(cpp_kernels.shutil, "which", lambda _: None)
     assert torch.equal(MedianPool3d(2)(x), expected)
-    fresh.setattr(cpp_kernels, "allows_exec", lambda _: False)  # what a tmpfs of Docker's would say
+    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
+    assert "plain PyTorch" in record.getMessage()
+
+
+def test_a_library_that_cannot_be_loaded_falls_back_to_plain_pytorch(uncompiled, tmp_path, caplog):
+    x = torch.randn(1, 1, 64, 64, 64)
+    expected = MedianPool3d(2)(x)
+    cpu.kernels.libraries.clear()
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
+    uncompiled.setattr(cpu.kernels, "compile", lambda _compiler, _element, target: target.touch())
+    assert torch.equal(MedianPool3d(2)(x), expected)
+    uncompiled.setattr(cpp_kernels, "allows_exec", lambda _: False)  # as on Docker's tmpfs
     cpu.kernels.libraries.clear()
     assert torch.equal(MedianPool3d(2)(x), expected)
     first, second = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: run by the interpreter, and compiled for sm_90."""
+"""The Triton kernels without a GPU: interpreted, and compiled for sm_90."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from unet3d.pool.windows import Windows
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_interpreter_agrees_with_the_references():
+def test_interpreted_kernels_equal_the_references():
     command = [sys.executable, "-W", "ignore", "-m", "tests.pool.helpers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
@@ -26,7 +26,7 @@ def test_the_interpreter_agrees_with_the_references():
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
 @pytest.mark.parametrize(
-    ("dtype", "shape", "channels_last", "forward_most", "backward_most"),
+    ("dtype", "shape", "channels_last", "max_forward", "max_backward"),
     [
         (torch.bfloat16, (1, 2, 320, 150, 26), False, 130, 75),
         (torch.float32, (1, 2, 320, 150, 26), False, 220, 75),
@@ -34,30 +34,30 @@ def test_the_interpreter_agrees_with_the_references():
         (torch.bfloat16, (1, 2, 31, 15, 25), False, 195, 145),
     ],
 )
-def test_a_median_costs_few_instructions(dtype, shape, channels_last, forward_most, backward_most):
-    from tests.pool.helpers.sass import instructions_per_lane
+def test_a_median_costs_few_instructions(dtype, shape, channels_last, max_forward, max_backward):
+    from tests.pool.helpers.sass import count_instructions_per_lane
     from unet3d.pool.kernels.backward_triton import tiled_kernel
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
     windows = Windows.from_args(2, None, 0)
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
     x = torch.empty(shape, dtype=dtype, memory_format=layout)
-    y, recorded = allocate_outputs(x, "median", windows)
-    _, forward = cuda.forward_launch(x, y, recorded, "median", windows, 0.0)
-    _, backward = cuda.tiled_launch(y, recorded, None, x, "median", windows, 0.0)
-    assert instructions_per_lane(forward_kernel, forward) <= forward_most
-    assert instructions_per_lane(tiled_kernel, backward) <= backward_most
+    y, codes = allocate_outputs(x, "median", windows)
+    _, forward = cuda.forward_launch(x, y, codes, "median", windows, 0.0)
+    _, backward = cuda.tiled_launch(y, codes, None, x, "median", windows, 0.0)
+    assert count_instructions_per_lane(forward_kernel, forward) <= max_forward
+    assert count_instructions_per_lane(tiled_kernel, backward) <= max_backward
 
 
 def test_every_kernel_compiles_for_a_padded_window():
-    from tests.pool.helpers.sass import instructions_per_lane
+    from tests.pool.helpers.sass import count_instructions_per_lane
     from unet3d.pool.kernels.backward_triton import covering_kernel
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
     windows, x = Windows.from_args(3, 2, 1), torch.empty(1, 2, 20, 24, 32, dtype=torch.bfloat16)
     for pool in ("median", "max"):
-        y, recorded = allocate_outputs(x, pool, windows)
-        _, forward = cuda.forward_launch(x, y, recorded, pool, windows, 0.0)
-        _, backward = cuda.covering_launch(y, recorded, x, pool, windows)
-        assert 0 < instructions_per_lane(forward_kernel, forward) < 1500
-        assert 0 < instructions_per_lane(covering_kernel, backward) < 600
+        y, codes = allocate_outputs(x, pool, windows)
+        _, forward = cuda.forward_launch(x, y, codes, pool, windows, 0.0)
+        _, backward = cuda.covering_launch(y, codes, x, pool, windows)
+        assert 0 < count_instructions_per_lane(forward_kernel, forward) < 1500
+        assert 0 < count_instructions_per_lane(covering_kernel, backward) < 600

@@ -1,1 +1,1 @@
-"""U-Net blocks that keep raw convolution outputs alone, worked through a few rows at a time."""
+"""Fused U-Net blocks: store only raw convolution outputs and work on a few rows at a time."""

@@ -1,8 +1,8 @@
-"""Encoder and decoder blocks, each one node of autograd.
+"""Run encoder and decoder blocks as one autograd node each.
 
-A block keeps raw convolution outputs and nothing else; whoever reads a map normalises and activates
-it on demand, a slab at a time. Its gradient lives in one buffer from the block's end to its
-beginning. Which outputs are kept, and which are redone, is told by a word for each block.
+A block stores raw convolution outputs and nothing else; reading a map normalizes and activates it
+tile by tile. The gradient stays in one buffer from the end of a block to its start. The `policy` of
+a block, a word of unet3d.types.RetentionPolicy, says which outputs are stored and which recomputed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.model.lean import tiled_conv as by_slabs
+from unet3d.model.lean import tiled_conv
 from unet3d.model.lean.feature_maps import (
     Convolution,
     ConvOutput,
@@ -26,35 +26,35 @@ from unet3d.model.lean.feature_maps import (
     StoredMap,
     cast_weights,
 )
-from unet3d.model.lean.norms import Gradient, Moments, fold_norm, make_stat_groups
+from unet3d.model.lean.norms import Moments, NormGradient, fold_norm, make_stat_groups
 from unet3d.model.lean.tiled_conv import Sink, backward_norm_act, compute_norm_gradient_sums
 from unet3d.model.lean.tiling import MapLayout, longest_axis
-from unet3d.model.lean.upsampling import Upsampled
+from unet3d.model.lean.upsampling import UpsampledMap
 from unet3d.types import Triple
 
 
 def make_input_map(x: Tensor, dtype: torch.dtype) -> Map:
-    """The network's input as the first map; without autocast the step computes in `dtype`."""
+    """Wrap the network's input as a map; `dtype` is that of the step without autocast."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
-    space = MapLayout(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
-    return Map(x, StoredMap(x.detach(), space))
+    layout = MapLayout(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
+    return Map(x, StoredMap(x.detach(), layout))
 
 
 def run_encoder_block(
-    x: Map, convs: Sequence[nn.Module], pool: nn.Module | None, window: Triple, keep: str
+    x: Map, convs: Sequence[nn.Module], pool: nn.Module | None, pool_kernel: Triple, policy: str
 ) -> tuple[Map, Map]:
-    """The pooled map (the map itself where nothing pools it) and the map."""
-    block = _Encoder(x, convs, pool, window, keep)
+    """Return the pooled map and the map; without pooling, both are the map."""
+    block = _Encoder(x, convs, pool, pool_kernel, policy)
     *small, edge = _Node.apply(block, x.edge, *block.parameters)
     skip = Map(edge, block.output)
     if not small:
         return skip, skip
     size = tuple(small[0].shape[2:])
-    space = replace(block.space, size=size)
-    return Map(small[0], StoredMap(small[0].detach(), space)), skip
+    layout = replace(block.layout, size=size)
+    return Map(small[0], StoredMap(small[0].detach(), layout)), skip
 
 
 def run_decoder_block(
@@ -65,28 +65,28 @@ def run_decoder_block(
     head: nn.Conv3d | None,
     *,
     last: bool,
-    keep: str,
+    policy: str,
 ) -> tuple[Map | None, Tensor | None]:
-    """The map, unless it is the `last`, and the head's logits."""
-    block = _Decoder(low, skip, up, convs, head, last, keep)
+    """Return the map, unless the block is the `last` one, and the head's logits, if any."""
+    block = _Decoder(low, skip, up, convs, head, last, policy)
     outputs = list(_Node.apply(block, low.edge, skip.edge, *block.parameters))
     logits = None if head is None else outputs.pop()
     return (Map(outputs[0], block.output) if outputs else None), logits
 
 
-Sinks = Callable[[Tensor], list[Sink | None]]
-"""Who takes the gradient of each source, given the buffer that may be written over."""
+MakeSinks = Callable[[Tensor], list[Sink | None]]
+"""Given a buffer that may be overwritten, return the sink of each source's gradient."""
 
 
 class _Node(Function):
-    """A block in autograd's graph; the block itself knows the way back."""
+    """The autograd node of a block; the block computes its own backward."""
 
     @staticmethod
     def forward(ctx: Any, block: "_Encoder | _Decoder", *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.block = block
-        with torch.autocast(block.space.device.type, enabled=False):
-            return block.forward(needed=any(ctx.needs_input_grad))
+        with torch.autocast(block.layout.device.type, enabled=False):
+            return block.forward(needs_grad=any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
@@ -94,15 +94,15 @@ class _Node(Function):
         block, ctx.block = ctx.block, None
         if block is None:
             raise RuntimeError(
-                "a lean block was asked for its gradient twice, and it keeps nothing after the "
-                "first: leave out retain_graph=True, or use checkpointing=blocks"
+                "fused blocks free their activations in the first backward and cannot run a second "
+                "one: remove retain_graph=True, or use checkpointing=blocks or none"
             )
-        with torch.autocast(block.space.device.type, enabled=False):
+        with torch.autocast(block.layout.device.type, enabled=False):
             return None, *block.backward(list(gradients), ctx.needs_input_grad[1:])
 
 
 class _Layer:
-    """A convolution with its norm and activation, while a step lasts."""
+    """A convolution with its norm and activation, for the duration of a step."""
 
     def __init__(self, module: Any, sources: Sequence[MapSource]):
         self.module = module
@@ -110,193 +110,205 @@ class _Layer:
         self.raw = ConvOutput(self.convolution)
         self.output: LazyActivation
 
-    def forward(self, *, whole: bool) -> LazyActivation:
-        """Convolve, and know the norm; the raw output stays only if it is wanted `whole`."""
-        space, channels = self.convolution.space, self.module.conv.out_channels
-        sets = make_stat_groups(self.module.norm, channels)
-        moments = None if sets is None else Moments()
-        if whole or moments is not None:
-            self.raw.kept = self.convolution.forward(keep=whole, moments=moments)
-        like = torch.empty(space.batch, channels, dtype=space.accumulate_dtype, device=space.device)
+    def forward(self, *, store: bool) -> LazyActivation:
+        """Convolve, and compute the norm's statistics; store the raw output if `store`."""
+        layout, channels = self.convolution.layout, self.module.conv.out_channels
+        groups = make_stat_groups(self.module.norm, channels)
+        moments = None if groups is None else Moments()
+        if store or moments is not None:
+            self.raw.stored = self.convolution.forward(store=store, moments=moments)
+        like = torch.empty(
+            layout.batch, channels, dtype=layout.accumulate_dtype, device=layout.device
+        )
         self.output = LazyActivation(
             self.raw, fold_norm(self.module.norm, self.module.act, moments, like)
         )
         return self.output
 
 
-class _Buffer:
-    """Takes a gradient's rows, in the memory of another one if that has enough channels."""
+class _GradientBuffer:
+    """Collects a gradient's rows, in the memory of `g` if that has enough channels."""
 
-    def __init__(self, g: Tensor | None, channels: int, space: MapLayout):
-        self.space = space
-        fits = g is not None and g.shape[1] >= channels
-        self.whole = g.narrow(1, 0, channels) if g is not None and fits else space.empty(channels)
+    def __init__(self, g: Tensor | None, channels: int, layout: MapLayout):
+        self.layout = layout
+        reuse = g is not None and g.shape[1] >= channels
+        self.tensor = (
+            g.narrow(1, 0, channels) if g is not None and reuse else layout.empty(channels)
+        )
 
     def __call__(self, rows: Tensor, start: int, stop: int) -> None:
-        if stop - start == self.space.rows and rows._base is None:
-            self.whole = rows
+        if stop - start == self.layout.rows and rows._base is None:
+            self.tensor = rows
         else:
-            self.space.narrow_rows(self.whole, start, stop).copy_(rows)
+            self.layout.narrow_rows(self.tensor, start, stop).copy_(rows)
 
 
 class _Block:
-    """What encoder and decoder share: convolutions in a row."""
+    """The convolutions of an encoder or decoder block."""
 
-    def __init__(self, convs: Sequence[Any], sources: Sequence[MapSource], keep: str):
-        self.convs, self.sources, self.keep = list(convs), list(sources), keep
-        self.whole = keep != "stream"  # whether outputs before the last are ever in memory as such
-        self.space = sources[0].space
+    def __init__(self, convs: Sequence[Any], sources: Sequence[MapSource], policy: str):
+        self.convs, self.sources, self.policy = list(convs), list(sources), policy
+        self.is_streamed = policy == "stream"  # outputs before the last are never stored in full
+        self.layout = sources[0].layout
         self.parameters = [p for module in self.convs for p in module.parameters()]
         self.layers: list[_Layer] = []
-        self.read: list[LazyActivation] = []  # sources that may be kept until they are read
-        self.found: dict[Tensor, Tensor] = {}
+        self.inputs: list[LazyActivation] = []  # sources that may be freed once they are read
+        self.gradients: dict[Tensor, Tensor] = {}  # by parameter
 
     @property
     def output(self) -> LazyActivation:
         return self.layers[-1].output
 
-    def convolve(self, *, needed: bool) -> None:
-        """All of the layers; the last raw output is whole. What nobody will need is let go."""
+    def convolve(self, *, needs_grad: bool) -> None:
+        """Run all layers and store the last raw output; free outputs that backward never reads."""
         sources = self.sources
         for n, module in enumerate(self.convs, start=1):
             layer = _Layer(module, sources)
-            sources = [layer.forward(whole=self.whole or n == len(self.convs))]
+            sources = [layer.forward(store=not self.is_streamed or n == len(self.convs))]
             self.layers.append(layer)
-            if n == len(self.convs) or (n == 1 and self.whole):
-                for source in self.read:
-                    if source.raw.brief or not needed:
-                        source.raw.kept = None
-        if self.keep != "store_all" or not needed:
+            # Streamed layers read the sources until the last one is done.
+            if n == len(self.convs) or (n == 1 and not self.is_streamed):
+                for source in self.inputs:
+                    if source.raw.drop_after_read or not needs_grad:
+                        source.raw.stored = None
+        if self.policy != "store_all" or not needs_grad:
             for layer in self.layers[:-1]:
-                layer.raw.kept = None
+                layer.raw.stored = None
 
     def edge(self) -> Tensor:
-        """An edge of autograd's graph: the map's shape, and the memory of one element."""
-        one = torch.zeros(1, dtype=self.space.dtype, device=self.space.device)
-        return one.expand(self.space.batch, self.output.channels, *self.space.size)
+        """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
+        one = torch.zeros(1, dtype=self.layout.dtype, device=self.layout.device)
+        return one.expand(self.layout.batch, self.output.channels, *self.layout.size)
 
-    def back(self, layers: int, g: Tensor, sums: Tensor, sinks: Sinks) -> None:
-        """From the gradient of an activation, that of the last of so many layers, to the sources'.
+    def backward_layers(self, layers: int, g: Tensor, sums: Tensor, make_sinks: MakeSinks) -> None:
+        """Run the backward of the first `layers` layers, in the memory of `g`.
 
-        It happens in the memory of `g`; `sums` are what that layer's norm needs to know of it.
+        `g` is the gradient of the last one's activation, `sums` what that layer's norm needs of it.
         """
         for n in reversed(range(layers)):
             layer = self.layers[n]
-            step = self.through_norm(layer, sums)
-            through = (layer.output, step)
-            if layer.raw.kept is not None:
-                backward_norm_act(g, layer.raw.kept, *through, out=g)
-                layer.raw.kept = through = None
-            g, sums = self.through_convolution(n, g, sinks, through)
+            activation = (layer.output, self.backward_norm(layer, sums))
+            if layer.raw.stored is not None:
+                backward_norm_act(g, layer.raw.stored, *activation, out=g)
+                layer.raw.stored = activation = None
+            g, sums = self.backward_conv(n, g, make_sinks, activation)
 
-    def through_norm(self, layer: _Layer, sums: Tensor) -> Gradient:
-        """Note the gradients of what the norm learns."""
-        step = layer.output.norm.gradient(sums)
+    def backward_norm(self, layer: _Layer, sums: Tensor) -> NormGradient:
+        """Return the norm's gradient, and store those of its parameters."""
+        gradient = layer.output.norm.gradient(sums)
         if layer.module.conv.bias is not None:
-            self.found[layer.module.conv.bias] = step.bias
+            self.gradients[layer.module.conv.bias] = gradient.bias
         if getattr(layer.module.norm, "weight", None) is not None:
-            self.found[layer.module.norm.weight] = step.weight
-            self.found[layer.module.norm.bias] = step.shift
-        return step
+            self.gradients[layer.module.norm.weight] = gradient.weight
+            self.gradients[layer.module.norm.bias] = gradient.shift
+        return gradient
 
-    def through_convolution(
+    def backward_conv(
         self,
         n: int,
         g: Tensor,
-        sinks: Sinks,
-        through: tuple[LazyActivation, Gradient] | None = None,
+        make_sinks: MakeSinks,
+        activation: tuple[LazyActivation, NormGradient] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the layer before, with its sums; of the first layer, it goes to sinks."""
+        """Return the gradient of the previous layer's activation and its sums.
+
+        The first layer's input gradient goes to the sinks instead.
+        """
         layer = self.layers[n]
-        below = self.layers[n - 1] if n else None
-        if below is not None and self.whole:
-            below.raw.restore()
-        buffer = None if below is None else _Buffer(g, layer.module.conv.in_channels, self.space)
-        to_weight, sums = by_slabs.backward(
+        conv = layer.module.conv
+        previous = self.layers[n - 1] if n else None
+        if previous is not None and not self.is_streamed:
+            previous.raw.restore()
+        buffer = None if previous is None else _GradientBuffer(g, conv.in_channels, self.layout)
+        weight_gradient, sums = tiled_conv.backward(
             layer.convolution,
             g,
-            sinks(g) if buffer is None else [buffer],
-            weight=layer.module.conv.weight.requires_grad,
-            through=through,
-            below=None if below is None or self.whole else below.output,
+            make_sinks(g) if buffer is None else [buffer],
+            needs_weight=conv.weight.requires_grad,
+            activation=activation,
+            previous=previous.output if previous is not None and self.is_streamed else None,
         )
-        if to_weight is not None:
-            self.found[layer.module.conv.weight] = to_weight
-        if below is None or buffer is None:
+        if weight_gradient is not None:
+            self.gradients[conv.weight] = weight_gradient
+        if previous is None or buffer is None:
             return g, torch.empty(0)
-        if below.raw.kept is not None:
-            sums = compute_norm_gradient_sums(buffer.whole, below.raw.kept, below.output)
+        if previous.raw.stored is not None:
+            sums = compute_norm_gradient_sums(buffer.tensor, previous.raw.stored, previous.output)
         assert sums is not None
-        return buffer.whole, sums
+        return buffer.tensor, sums
 
-    def gradients(self) -> list[Tensor | None]:
-        """In the order and the type of the parameters."""
-        found = [self.found.get(p) if p.requires_grad else None for p in self.parameters]
+    def parameter_gradients(self) -> list[Tensor | None]:
+        """Return the gradients in the order, shape and dtype of the parameters."""
+        gradients = [self.gradients.get(p) if p.requires_grad else None for p in self.parameters]
         return [
             None if g is None else g.reshape(p.shape).to(p.dtype)
-            for p, g in zip(self.parameters, found, strict=True)
+            for p, g in zip(self.parameters, gradients, strict=True)
         ]
 
 
 class _Encoder(_Block):
-    """Convolutions, then a pooling."""
+    """Convolutions, then pooling."""
 
     def __init__(
-        self, x: Map, convs: Sequence[Any], pool: nn.Module | None, window: Triple, keep: str
+        self, x: Map, convs: Sequence[Any], pool: nn.Module | None, pool_kernel: Triple, policy: str
     ):
-        super().__init__(convs, [x.source], keep)
-        self.pool, self.window = pool, window
+        super().__init__(convs, [x.source], policy)
+        self.pool, self.pool_kernel = pool, pool_kernel
 
-    def forward(self, *, needed: bool) -> tuple[Tensor, ...]:
-        self.convolve(needed=needed)
-        small = None if self.pool is None else self._pooled(self.pool)
-        if self.keep == "stream":
-            self.output.raw.kept = None
-        elif self.keep == "offload" and needed and small is not None:
-            self.output.raw.offload()
-        self.output.raw.brief = self.keep in ("recompute", "recompute_tiled")
-        self.output.raw.again = self.keep == "recompute"
+    def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
+        self.convolve(needs_grad=needs_grad)
+        small = None if self.pool is None else self._pool(self.pool)
+        raw = self.output.raw
+        if self.is_streamed:
+            raw.stored = None
+        elif self.policy == "offload" and needs_grad and small is not None:
+            raw.offload()
+        raw.drop_after_read = self.policy in ("recompute", "recompute_tiled")
+        raw.restore_for_decoder = self.policy == "recompute"
         return (self.edge(),) if small is None else (small, self.edge())
 
     def backward(
-        self, gradients: list[Tensor | None], needed: Sequence[bool]
+        self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
     ) -> list[Tensor | None]:
         g = gradients.pop()
         to_small = gradients.pop() if self.pool is not None else None
-        if self.whole:
+        if not self.is_streamed:
             self.layers[-1].raw.restore()
         if g is None:
-            g = self.space.empty(self.output.channels).zero_()
-        sums = self._join(g, to_small)
-        buffer = _Buffer(None, self.sources[0].channels, self.space) if needed[0] else None
-        self.back(len(self.layers), g, sums, lambda _: [buffer])
-        return [None if buffer is None else buffer.whole, *self.gradients()]
+            g = self.layout.empty(self.output.channels).zero_()
+        sums = self._add_pool_gradient(g, to_small)
+        channels = self.sources[0].channels
+        buffer = _GradientBuffer(None, channels, self.layout) if needs_grad[0] else None
+        self.backward_layers(len(self.layers), g, sums, lambda _: [buffer])
+        return [None if buffer is None else buffer.tensor, *self.parameter_gradients()]
 
-    def _pooled(self, pool: nn.Module) -> Tensor:
-        """By slabs of whole windows."""
+    def _pool(self, pool: nn.Module) -> Tensor:
+        """Pool tile by tile."""
         small = None
-        for start, stop in self._windows():
-            rows = pool.forward(self.output.rows(start, stop))  # a part of this block: no hooks
-            if stop - start == self.space.rows:
+        for start, stop in self._pool_tiles():
+            rows = pool.forward(
+                self.output.rows(start, stop)
+            )  # not a call: hooks of a fused block's modules never run
+            if stop - start == self.layout.rows:
                 return rows
             if small is None:
-                size = [n // w for n, w in zip(self.space.size, self.window, strict=True)]
+                size = [n // k for n, k in zip(self.layout.size, self.pool_kernel, strict=True)]
                 small = rows.new_empty(*rows.shape[:2], *size)
-            window = self.window[self.space.axis - 2]
-            self.space.narrow_rows(small, start // window, stop // window).copy_(rows)
+            kernel = self.pool_kernel[self.layout.axis - 2]
+            self.layout.narrow_rows(small, start // kernel, stop // kernel).copy_(rows)
         assert small is not None
         return small
 
-    def _join(self, g: Tensor, to_small: Tensor | None) -> Tensor:
-        """Add to `g` what comes back through the pooling; the sums that the norm needs."""
-        output, window = self.output, self.window[self.space.axis - 2]
+    def _add_pool_gradient(self, g: Tensor, to_small: Tensor | None) -> Tensor:
+        """Add the gradient through the pooling to `g`; return the sums that the norm needs."""
+        output, kernel = self.output, self.pool_kernel[self.layout.axis - 2]
         sums = None
-        for start, stop in self._windows():
-            y, rows = output.raw.rows(start, stop), self.space.narrow_rows(g, start, stop)
+        for start, stop in self._pool_tiles():
+            y, rows = output.raw.rows(start, stop), self.layout.narrow_rows(g, start, stop)
             if self.pool is not None and to_small is not None:
-                part = self.space.narrow_rows(to_small, start // window, stop // window)
+                part = self.layout.narrow_rows(to_small, start // kernel, stop // kernel)
                 a = output.activate(
-                    y, self.space.empty(output.channels, stop - start)
+                    y, self.layout.empty(output.channels, stop - start)
                 ).requires_grad_()
                 with torch.enable_grad():
                     small = self.pool.forward(a)
@@ -304,19 +316,19 @@ class _Encoder(_Block):
                 assert a.grad is not None
                 rows.add_(a.grad)
                 del a, small
-            more = compute_norm_gradient_sums(rows, y, output)
-            sums = more if sums is None else sums.add_(more)
+            part_sums = compute_norm_gradient_sums(rows, y, output)
+            sums = part_sums if sums is None else sums.add_(part_sums)
         assert sums is not None
         return sums
 
-    def _windows(self) -> Iterator[tuple[int, int]]:
-        """Slabs that end where a pooling window does, or where the map does."""
-        multiple = 1 if self.pool is None else self.window[self.space.axis - 2]
-        return self.space.slabs(self.output.channels, multiple=multiple)
+    def _pool_tiles(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of tiles that end at a pooling window's end or at the map's end."""
+        multiple = 1 if self.pool is None else self.pool_kernel[self.layout.axis - 2]
+        return self.layout.tiles(self.output.channels, multiple=multiple)
 
 
 class _Decoder(_Block):
-    """Upsampling, the skip, convolutions, and a 1x1x1 head at some levels."""
+    """Upsampling, concatenation of the skip, convolutions, and a 1x1x1 head at some levels."""
 
     def __init__(
         self,
@@ -326,111 +338,115 @@ class _Decoder(_Block):
         convs: Sequence[Any],
         head: nn.Conv3d | None,
         last: bool,
-        keep: str,
+        policy: str,
     ):
-        self.up = Upsampled(up, low.source, skip.source.space)
-        super().__init__(convs, [skip.source, self.up], keep)
+        self.up = UpsampledMap(up, low.source, skip.source.layout)
+        super().__init__(convs, [skip.source, self.up], policy)
         self.skip, self.low = skip.source, low.source
-        self.read = [skip.source, low.source]
+        self.inputs = [skip.source, low.source]
         self.head, self.last = head, last
         self.parameters += [*up.parameters(), *([] if head is None else head.parameters())]
 
-    def forward(self, *, needed: bool) -> tuple[Tensor, ...]:
-        self.convolve(needed=needed)
+    def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
+        self.convolve(needs_grad=needs_grad)
         outputs = [] if self.last else [self.edge()]
         if self.head is not None:
             outputs.append(self._logits(self.head))
         return tuple(outputs)
 
     def backward(
-        self, gradients: list[Tensor | None], needed: Sequence[bool]
+        self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
     ) -> list[Tensor | None]:
         to_logits = gradients.pop() if self.head is not None else None
         g = None if self.last else gradients.pop()
         to_low = to_skip = None
-        for source in self.read:
-            if source.raw.again:
+        for source in self.inputs:
+            if source.raw.restore_for_decoder:
                 source.raw.restore()
 
-        def sinks(g: Tensor) -> list[Sink | None]:
+        def make_sinks(g: Tensor) -> list[Sink | None]:
             nonlocal to_low, to_skip
-            to_skip = _Buffer(g, self.skip.channels, self.space) if needed[1] else None
-            if not needed[0] and not any(p.requires_grad for p in self.up.module.parameters()):
+            to_skip = _GradientBuffer(g, self.skip.channels, self.layout) if needs_grad[1] else None
+            if not needs_grad[0] and not any(p.requires_grad for p in self.up.module.parameters()):
                 return [to_skip, None]
-            to_low = self.low.space.empty(self.low.channels).zero_()
+            to_low = self.low.layout.empty(self.low.channels).zero_()
             return [to_skip, partial(self.up.gradient, low=to_low)]
 
         n = len(self.layers) - 1
-        g, sums = self.through_convolution(n, self._through_head(g, to_logits), sinks)
-        self.back(n, g, sums, sinks)
-        for p, found in zip(self.up.module.parameters(), self.up.way.gradients, strict=False):
-            self.found[p] = found
-        return [to_low, None if to_skip is None else to_skip.whole, *self.gradients()]
+        g, sums = self.backward_conv(n, self._backward_head(g, to_logits), make_sinks)
+        self.backward_layers(n, g, sums, make_sinks)
+        for p, gradient in zip(self.up.module.parameters(), self.up.method.gradients, strict=False):
+            self.gradients[p] = gradient
+        return [to_low, None if to_skip is None else to_skip.tensor, *self.parameter_gradients()]
 
     def _logits(self, head: nn.Conv3d) -> Tensor:
-        weight, bias = cast_weights(head, self.space.dtype)
-        logits = self.space.empty(head.out_channels).contiguous()  # as the loss reads them
-        for start, stop in self.space.slabs(self.output.channels):
+        weight, bias = cast_weights(head, self.layout.dtype)
+        logits = self.layout.empty(head.out_channels).contiguous()  # the layout that the loss reads
+        for start, stop in self.layout.tiles(self.output.channels):
             rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
-            self.space.narrow_rows(logits, start, stop).copy_(_channels(rows))
+            self.layout.narrow_rows(logits, start, stop).copy_(_channels(rows))
         return logits
 
-    def _from_head(
-        self, g: Tensor | None, to_logits: Tensor | None, start: int, stop: int, *, learn: bool
+    def _activation_gradient(
+        self, g: Tensor | None, to_logits: Tensor | None, start: int, stop: int, *, update: bool
     ) -> Tensor:
-        """Rows of the last activation's gradient; those in `g` are completed while it learns."""
-        rows = None if g is None else self.space.narrow_rows(g, start, stop)
+        """Return rows of the last activation's gradient, the head's part included.
+
+        With `update`, also add the rows to the head's gradients and to `g`, where there is one.
+        """
+        rows = None if g is None else self.layout.narrow_rows(g, start, stop)
         if self.head is None or to_logits is None:
-            none = rows is None
-            return self.space.empty(self.output.channels, stop - start).zero_() if none else rows
-        if rows is not None and not learn:
+            if rows is None:
+                rows = self.layout.empty(self.output.channels, stop - start).zero_()
             return rows
-        weight, _ = cast_weights(self.head, self.space.dtype)
+        if rows is not None and not update:
+            return rows
+        weight, _ = cast_weights(self.head, self.layout.dtype)
         weight = weight.flatten(1)
-        part = _voxels(self.space.narrow_rows(to_logits, start, stop)).contiguous()
-        if learn:
-            self._learn(self.head, part, _voxels(self.output.rows(start, stop)))
-        made = _channels(part @ weight)
-        return made if rows is None else rows.add_(made)
+        part = _voxels(self.layout.narrow_rows(to_logits, start, stop)).contiguous()
+        if update:
+            self._add_head_gradients(self.head, part, _voxels(self.output.rows(start, stop)))
+        from_head = _channels(part @ weight)
+        return from_head if rows is None else rows.add_(from_head)
 
-    def _learn(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
-        """The gradients of the head, from (B, D, H, W, K) and (B, D, H, W, C)."""
-        g, wide = g.flatten(0, 3), self.space.accumulate_dtype
-        found: dict[Tensor, Tensor] = {head.weight: (g.t() @ a.flatten(0, 3)).to(wide)}
+    def _add_head_gradients(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
+        """Add the head's gradients, given `g` (B, D, H, W, K) and activations (B, D, H, W, C)."""
+        g, dtype = g.flatten(0, 3), self.layout.accumulate_dtype
+        parts: dict[Tensor, Tensor] = {head.weight: (g.t() @ a.flatten(0, 3)).to(dtype)}
         if head.bias is not None:
-            found[head.bias] = g.sum(0, dtype=wide)
-        for p, more in found.items():
-            self.found[p] = self.found[p].add_(more) if p in self.found else more
+            parts[head.bias] = g.sum(0, dtype=dtype)
+        for p, part in parts.items():
+            self.gradients[p] = self.gradients[p].add_(part) if p in self.gradients else part
 
-    def _through_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
-        """The gradient of the last raw output, in the memory of `g` or of that output itself."""
+    def _backward_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
+        """Return the gradient of the last raw output, in the memory of `g` or of that output."""
         last = self.layers[-1]
-        y, sums = last.raw.kept, None
+        y, sums = last.raw.stored, None
         assert y is not None
-        slabs = list(self.space.slabs(self.output.channels))
-        for start, stop in slabs:
-            rows = self._from_head(g, to_logits, start, stop, learn=True)
-            more = compute_norm_gradient_sums(
-                rows, self.space.narrow_rows(y, start, stop), last.output
+        tiles = list(self.layout.tiles(self.output.channels))
+        for start, stop in tiles:
+            rows = self._activation_gradient(g, to_logits, start, stop, update=True)
+            part = compute_norm_gradient_sums(
+                rows, self.layout.narrow_rows(y, start, stop), last.output
             )
-            sums = more if sums is None else sums.add_(more)
+            sums = part if sums is None else sums.add_(part)
             del rows
         assert sums is not None
-        step = self.through_norm(last, sums)
-        into = y if g is None else g
-        for start, stop in slabs:
-            raw = self.space.narrow_rows(y, start, stop)
-            rows = self._from_head(g, to_logits, start, stop, learn=False)
+        gradient = self.backward_norm(last, sums)
+        out = y if g is None else g
+        for start, stop in tiles:
+            raw = self.layout.narrow_rows(y, start, stop)
+            rows = self._activation_gradient(g, to_logits, start, stop, update=False)
             backward_norm_act(
-                rows, raw, last.output, step, out=self.space.narrow_rows(into, start, stop)
+                rows, raw, last.output, gradient, out=self.layout.narrow_rows(out, start, stop)
             )
             del rows
-        last.raw.kept = None
-        return into
+        last.raw.stored = None
+        return out
 
 
 def _voxels(x: Tensor) -> Tensor:
-    """(B, C, D, H, W) -> (B, D, H, W, C), which is how maps lie in memory."""
+    """(B, C, D, H, W) -> (B, D, H, W, C), the order of maps in memory."""
     return x.movedim(1, -1)
 
 

@@ -1,4 +1,4 @@
-"""Feature maps that give any of their rows on demand, whether they lie in memory or not."""
+"""Define feature maps that return any of their rows on demand, stored or recomputed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,88 +15,92 @@ from unet3d.model.lean.tiling import MapLayout
 
 
 class MapSource(Protocol):
-    """What a convolution reads."""
+    """A map that a convolution reads."""
 
     channels: int
-    space: MapLayout
+    layout: MapLayout
 
     def fill(self, out: Tensor, start: int, stop: int) -> Tensor | None:
-        """Write rows [start, stop); return the raw rows that they come from, if there are any."""
+        """Write rows [start, stop) to `out`; return the raw rows that they come from, if any."""
         ...
 
 
 class Map(NamedTuple):
-    """A map between blocks: its edge in autograd's graph, without memory, and its values."""
+    """A map between blocks: its place in autograd's graph, and its values."""
 
-    edge: Tensor
-    source: Any  # a Source: Given where it is an input, else Activated
+    edge: Tensor  # has the map's shape and the memory of one element, unless it is a StoredMap's
+    source: Any  # a StoredMap where it is an input, else a LazyActivation
 
 
 class StoredMap:
-    """A tensor: the image, or what a pooling left."""
+    """A map in memory: the image, or the output of a pooling."""
 
-    def __init__(self, x: Tensor, space: MapLayout):
-        self.x, self.space, self.channels = x, space, x.shape[1]
+    def __init__(self, x: Tensor, layout: MapLayout):
+        self.x, self.layout, self.channels = x, layout, x.shape[1]
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
-        out.copy_(self.space.narrow_rows(self.x, start, stop))
+        out.copy_(self.layout.narrow_rows(self.x, start, stop))
 
 
 def cast_weights(
     module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias in the type that a step computes in; channels-last, as the maps are."""
+    """Return weight and bias in the dtype of the step; the weight is channels-last, as maps are."""
     bias = None if module.bias is None else module.bias.detach().to(dtype)
     weight = module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
     return weight, bias
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int]) -> Tensor:
-    """A convolution whose output is channels-last: some kernels for small inputs have no other."""
+    """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
     y = F.conv3d(x, weight, bias, padding=list(padding))
     return y.contiguous(memory_format=torch.channels_last_3d)
 
 
 class Convolution:
-    """A convolution that keeps the size, of the concatenation of its sources."""
+    """A size-preserving convolution of the concatenation of its sources."""
 
     def __init__(self, module: nn.Conv3d, sources: Sequence[MapSource]):
-        self.module, self.sources, self.space = module, list(sources), sources[0].space
-        self.halo = module.kernel_size[self.space.axis - 2] // 2
+        self.module, self.sources, self.layout = module, list(sources), sources[0].layout
+        self.halo = module.kernel_size[self.layout.axis - 2] // 2
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
-        """In the type that it computes in."""
-        return cast_weights(self.module, self.space.dtype)
+        """Return weight and bias in the dtype of the step."""
+        return cast_weights(self.module, self.layout.dtype)
 
-    def slabs(self) -> Iterator[tuple[int, int]]:
-        """By what it reads and writes, and what is redone for that."""
-        return self.space.slabs(self.width, least=2 * self.halo)
+    def tiles(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of tiles sized for all that a row of output needs in memory."""
+        return self.layout.tiles(self.width, min_rows=2 * self.halo)
 
     @property
     def width(self) -> int:
-        """The most channels that are there at a time for a row of its output."""
+        """Return the largest number of channels in memory at a time for a row of output."""
         widths = [self.module.in_channels + self.module.out_channels]
         for source in self.sources:
-            if isinstance(source, LazyActivation) and source.raw.redone:
+            if isinstance(source, LazyActivation) and source.raw.is_recomputed:
                 widths.append(source.raw.convolution.width)
         return max(widths)
 
     def input(self, start: int, stop: int) -> tuple[Tensor, list[int], Tensor | None]:
-        """The sources' rows with their halo; the padding that is left; the last one's raw rows."""
-        space, halo = self.space, self.halo
+        """Read the input of rows [start, stop) with its halo.
+
+        Return it with the padding that the convolution still has to add, and the raw rows of the
+        last source, if any.
+        """
+        layout, halo = self.layout, self.halo
         padding = [k // 2 for k in self.module.kernel_size]
-        if start == 0 and stop == space.rows:
+        if start == 0 and stop == layout.rows:
             halo = 0
         else:
-            padding[space.axis - 2] = 0
-        first, last = max(start - halo, 0), min(stop + halo, space.rows)
-        x = space.empty(self.module.in_channels, stop - start + 2 * halo)
+            padding[layout.axis - 2] = 0
+        first, last = max(start - halo, 0), min(stop + halo, layout.rows)
+        x = layout.empty(self.module.in_channels, stop - start + 2 * halo)
         before, after = first - (start - halo), stop + halo - last
         if before:
-            space.narrow_rows(x, 0, before).zero_()
+            layout.narrow_rows(x, 0, before).zero_()
         if after:
-            space.narrow_rows(x, x.shape[space.axis] - after, x.shape[space.axis]).zero_()
-        inside, channel, raw = space.narrow_rows(x, before, before + last - first), 0, None
+            layout.narrow_rows(x, x.shape[layout.axis] - after, x.shape[layout.axis]).zero_()
+        inside, channel, raw = layout.narrow_rows(x, before, before + last - first), 0, None
         for source in self.sources:
             part = inside if len(self.sources) == 1 else inside.narrow(1, channel, source.channels)
             raw = source.fill(part, first, last)
@@ -104,67 +108,67 @@ class Convolution:
         return x, padding, raw
 
     def rows(self, start: int, stop: int, weights: tuple[Tensor, Tensor | None]) -> Tensor:
-        """Its output there."""
+        """Return rows [start, stop) of the output."""
         x, padding, _ = self.input(start, stop)
         return convolve(x, *weights, padding)
 
-    def forward(self, *, keep: bool, moments: Moments | None) -> Tensor | None:
-        """Its output, whole if it is to be kept; what the norm needs is summed up on the way."""
-        weights, whole = self.weights(), None
-        for start, stop in self.slabs():
+    def forward(self, *, store: bool, moments: Moments | None) -> Tensor | None:
+        """Convolve tile by tile; return the output if `store`, and add its tiles to `moments`."""
+        weights, output = self.weights(), None
+        for start, stop in self.tiles():
             rows = self.rows(start, stop, weights)
             if moments is not None:
                 moments.add(rows)
-            if keep and stop - start == self.space.rows:
+            if store and stop - start == self.layout.rows:
                 return rows
-            if keep:
-                whole = self.space.empty(rows.shape[1]) if whole is None else whole
-                self.space.narrow_rows(whole, start, stop).copy_(rows)
+            if store:
+                output = self.layout.empty(rows.shape[1]) if output is None else output
+                self.layout.narrow_rows(output, start, stop).copy_(rows)
             del rows
-        return whole
+        return output
 
 
 @dataclass
 class ConvOutput:
-    """A convolution's output before its norm: in memory, or redone from what it reads."""
+    """A convolution's output before its norm: in memory, in host memory, or recomputed."""
 
     convolution: Convolution
-    kept: Tensor | None = None
-    host: HostMap | None = None  # where it waits, out of the GPU's memory
-    brief: bool = False  # to be forgotten once the decoder has read it
-    again: bool = False  # and redone for the decoder's backward
+    stored: Tensor | None = None
+    host: HostMap | None = None
+    drop_after_read: bool = False  # free it once the decoder has read it
+    restore_for_decoder: bool = False  # recompute it as a whole for the decoder's backward
 
     @property
-    def redone(self) -> bool:
-        """Whether reading it takes a convolution."""
-        return self.kept is None and self.host is None
+    def is_recomputed(self) -> bool:
+        """Return whether reading it takes a convolution."""
+        return self.stored is None and self.host is None
 
     def offload(self) -> None:
-        """Let it wait in the host's memory."""
-        assert self.kept is not None
-        self.host, self.kept = HostMap(self.kept, self.convolution.space), None
+        """Move it to host memory."""
+        assert self.stored is not None
+        self.host, self.stored = HostMap(self.stored, self.convolution.layout), None
 
     def restore(self) -> None:
-        """Have it in memory again."""
+        """Bring it back to the device, from the host or by recomputing it."""
         if self.host is not None:
-            self.kept, self.host = self.host.rows(0, self.convolution.space.rows), None
-        elif self.kept is None:
-            self.kept = self.convolution.forward(keep=True, moments=None)
+            self.stored, self.host = self.host.rows(0, self.convolution.layout.rows), None
+        elif self.stored is None:
+            self.stored = self.convolution.forward(store=True, moments=None)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        if self.kept is not None:
-            return self.convolution.space.narrow_rows(self.kept, start, stop)
+        if self.stored is not None:
+            return self.convolution.layout.narrow_rows(self.stored, start, stop)
         if self.host is not None:
             return self.host.rows(start, stop)
         return self.convolution.rows(start, stop, self.convolution.weights())
 
 
 class LazyActivation:
-    """A raw output, normalised and activated whenever somebody reads it."""
+    """A convolution's output that is normalized and activated each time it is read."""
 
     def __init__(self, raw: ConvOutput, norm: FoldedNorm):
         self.raw, self.norm = raw, norm
-        self.space, self.channels = raw.convolution.space, raw.convolution.module.out_channels
+        self.layout, self.channels = raw.convolution.layout, raw.convolution.module.out_channels
 
     def fill(self, out: Tensor, start: int, stop: int) -> Tensor:
         y = self.raw.rows(start, stop)
@@ -172,12 +176,12 @@ class LazyActivation:
         return y
 
     def activate(self, y: Tensor, out: Tensor) -> Tensor:
-        """Of raw rows, into `out`."""
+        """Normalize and activate raw rows `y` into `out`."""
         norm_ops.normalize(y, self.norm.scale, self.norm.shift, self.norm.slope, out)
         return out
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """In new memory."""
-        out = self.space.empty(self.channels, stop - start)
+        """Return rows [start, stop) as a new tensor."""
+        out = self.layout.empty(self.channels, stop - start)
         self.fill(out, start, stop)
         return out

@@ -1,4 +1,4 @@
-"""Feature maps that wait in the host's memory, and come back a few rows at a time."""
+"""Keep feature maps in host memory and copy them back a few rows at a time."""
 
 from functools import cache
 from math import prod
@@ -10,93 +10,95 @@ from torch._subclasses.fake_tensor import FakeTensor
 from unet3d.model.lean.tiling import MapLayout
 
 CHUNK_BYTES = 4 * 2**20
-"""What is copied at a time, for one volume: enough for the bus, little beside a map."""
+"""Size of a copy for one volume: enough to saturate the bus, small next to a map."""
 
 
 @cache
 def get_copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """On which maps leave and come back."""
+    """Return the stream that copies maps to and from the host."""
     return torch.cuda.Stream(device)
 
 
 class HostMap:
-    """A map in pinned memory. It leaves, and comes back, on a stream of its own beside the work.
+    """A map in pinned host memory, copied on a stream of its own, concurrently with the work.
 
-    On the GPU are the map until it has left, then the chunk that is read with its neighbours.
-    Whoever works waits for a copy by the GPU's own clock, and only then lets its memory go: so what
-    is there at a time does not depend on how far the host has run ahead.
+    The GPU holds the map until its copy is done, then the chunk that is read and its neighbors. The
+    working stream waits for a copy before its memory is freed, so how much memory is in use does
+    not depend on how far the CPU has run ahead of the GPU.
     """
 
-    def __init__(self, x: Tensor, space: MapLayout):
-        self.space, self.channels = space, x.shape[1]
-        row = self.channels * prod(space.size) // space.rows * space.dtype.itemsize
-        self.step = min(max(1, CHUNK_BYTES // row), space.rows)
-        self.chunks: list[list[Tensor]] = []  # of each volume
-        self.leaving: list[Tensor] = []
-        self.here: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}
+    def __init__(self, x: Tensor, layout: MapLayout):
+        self.layout, self.channels = layout, x.shape[1]
+        row_bytes = self.channels * prod(layout.size) // layout.rows * layout.dtype.itemsize
+        self.step = min(max(1, CHUNK_BYTES // row_bytes), layout.rows)
+        self.chunks: list[list[Tensor]] = []  # per chunk, one tensor per volume
+        self.in_flight: list[Tensor] = []  # must live until the copy to the host is done
+        self.on_device: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}  # by chunk
         pinned = x.is_cuda or isinstance(x, FakeTensor)
-        for start in range(0, space.rows, self.step):
-            rows = space.narrow_rows(x, start, min(start + self.step, space.rows))
-            # Copies of no more than a view, unless the rows lie within planes.
+        for start in range(0, layout.rows, self.step):
+            rows = layout.narrow_rows(x, start, min(start + self.step, layout.rows))
+            # Rows along D are views; rows along H are strided and copied here.
             parts = [v.contiguous(memory_format=torch.channels_last_3d) for v in rows.split(1)]
             chunk = [torch.empty_like(part, device="cpu", pin_memory=pinned) for part in parts]
             self._copy(parts, chunk)
-            self.leaving += parts
+            self.in_flight += parts
             self.chunks.append(chunk)
-        self.left = self._mark()
+        self.offloaded = self._record_event()
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) in new memory; those after them begin to come."""
-        self._leave()
+        """Return rows [start, stop) as a new tensor, and prefetch the chunk after them."""
+        self._release_source()
         first, last = start // self.step, (stop - 1) // self.step
-        out = self.space.empty(self.channels, stop - start)
+        out = self.layout.empty(self.channels, stop - start)
         for n in range(first, last + 1):
-            for m in [m for m in self.here if not n - 1 <= m <= n + 1]:  # n - 1: slabs overlap
-                self._come(m)
-                del self.here[m]
+            for m in [m for m in self.on_device if not n - 1 <= m <= n + 1]:  # n - 1: tiles overlap
+                self._wait_for_chunk(m)
+                del self.on_device[m]
             for m in range(n, min(n + 2, len(self.chunks))):
-                if m not in self.here:
-                    self._begin(m)
-            begun = n * self.step
-            low, high = max(start, begun), min(stop, begun + self.step)
-            part = self.space.narrow_rows(self._come(n), low - begun, high - begun)
-            self.space.narrow_rows(out, low - start, high - start).copy_(part)
-        if stop == self.space.rows:
-            self.here.clear()
+                if m not in self.on_device:
+                    self._prefetch(m)
+            first_row = n * self.step
+            low, high = max(start, first_row), min(stop, first_row + self.step)
+            part = self.layout.narrow_rows(
+                self._wait_for_chunk(n), low - first_row, high - first_row
+            )
+            self.layout.narrow_rows(out, low - start, high - start).copy_(part)
+        if stop == self.layout.rows:
+            self.on_device.clear()
         return out
 
-    def _begin(self, n: int) -> None:
+    def _prefetch(self, n: int) -> None:
         chunk = self.chunks[n]
-        block = self.space.empty(self.channels, chunk[0].shape[self.space.axis])
+        block = self.layout.empty(self.channels, chunk[0].shape[self.layout.axis])
         self._copy(chunk, list(block.split(1)))
-        self.here[n] = block, self._mark()
+        self.on_device[n] = block, self._record_event()
 
-    def _come(self, n: int) -> Tensor:
-        block, done = self.here[n]
+    def _wait_for_chunk(self, n: int) -> Tensor:
+        block, done = self.on_device[n]
         self._wait(done)
         return block
 
-    def _leave(self) -> None:
-        if self.leaving:
-            self._wait(self.left)
-            self.leaving.clear()
+    def _release_source(self) -> None:
+        if self.in_flight:
+            self._wait(self.offloaded)
+            self.in_flight.clear()
 
     def _copy(self, sources: list[Tensor], targets: list[Tensor]) -> None:
-        """Once the work so far is done, beside that which is to come."""
-        if self.space.device.type != "cuda":
+        """Copy after the work queued so far, concurrently with later work."""
+        if self.layout.device.type != "cuda":
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             return
-        stream = get_copy_stream(self.space.device)
-        stream.wait_stream(torch.cuda.current_stream(self.space.device))
+        stream = get_copy_stream(self.layout.device)
+        stream.wait_stream(torch.cuda.current_stream(self.layout.device))
         with torch.cuda.stream(stream):
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
 
-    def _mark(self) -> torch.cuda.Event | None:
-        device = self.space.device
+    def _record_event(self) -> torch.cuda.Event | None:
+        device = self.layout.device
         return get_copy_stream(device).record_event() if device.type == "cuda" else None
 
     def _wait(self, done: torch.cuda.Event | None) -> None:
         if done is not None:
-            torch.cuda.current_stream(self.space.device).wait_event(done)
+            torch.cuda.current_stream(self.layout.device).wait_event(done)

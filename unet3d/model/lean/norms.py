@@ -1,12 +1,12 @@
-"""Batch (of one rank or all), instance and group norm as one algebra, from sums over slabs.
+"""Compute batch (also synchronized), instance and group norm from sums over tiles.
 
-Each is a scale and a shift per volume and channel, from the mean and the variance of a set of
-values: those of a channel in the whole batch, of a channel in one volume, of a group of channels in
-one volume. The gradient is as simple: with m = g * act'(n), and x the normalised value,
+Each norm is a scale and a shift per volume and channel, from the mean and variance of a group of
+values: a channel of the whole batch, a channel of one volume, or several channels of one volume.
+With m = g * act'(n) and x the normalized value, the gradient is
 
     dy = scale * m - inv * (mean(gamma * m) + x * mean(gamma * m * x))
 
-where the means are over the same sets. So two sums per volume and channel are all that it needs.
+with means over the same groups, so backward needs two sums per volume and channel.
 """
 
 from dataclasses import dataclass
@@ -22,52 +22,50 @@ from unet3d.model.lean.ops import norm_ops
 
 
 class Moments:
-    """Mean and squared deviations per volume and channel, exact, of a map seen in slabs."""
+    """Exact mean and squared deviations per volume and channel of a map that is read in tiles."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
-        self.found: list[Tensor] = []  # (2, B, C) of each slab
+        self.parts: list[Tensor] = []  # (2, B, C) per tile
 
     def add(self, rows: Tensor) -> None:
-        """See some rows more."""
+        """Add the rows of a tile."""
         self.counts.append(prod(rows.shape[2:]))
-        self.found.append(norm_ops.moments(rows))
+        self.parts.append(norm_ops.moments(rows))
 
     @cached_property
     def count(self) -> int:
-        """Values per volume and channel."""
+        """Return the number of values per volume and channel."""
         return sum(self.counts)
 
     @cached_property
     def total(self) -> Tensor:
-        """(2, B, C): mean, and squared deviations from it, without a difference of large sums."""
-        if len(self.found) == 1:
-            return self.found[0]
-        means, squares = torch.stack(self.found, dim=1)
+        """Return (2, B, C): the mean, and the sum of squared deviations, without cancellation."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        means, squares = torch.stack(self.parts, dim=1)
         counts = means.new_tensor(self.counts)[:, None, None]
         mean = (means * counts).sum(0) / self.count
-        apart = (means - mean).square_() * counts
-        return torch.stack([mean, squares.sum(0) + apart.sum(0)])
+        between = (means - mean).square_() * counts
+        return torch.stack([mean, squares.sum(0) + between.sum(0)])
 
 
 @dataclass(frozen=True)
 class FoldedNorm:
-    """A norm with its activation, once the statistics are known; all tensors are (B, C)."""
+    """A norm with its activation and known statistics; all tensors are (B, C)."""
 
     scale: Tensor
     shift: Tensor
     mean: Tensor
     inverse: Tensor  # 1 / standard deviation
-    slope: float  # of the activation below zero
-    stat_groups: (
-        "StatGroups | None"  # whose statistics they are; None: they do not depend on the input
-    )
+    slope: float  # negative slope of the activation
+    stat_groups: "StatGroups | None"  # None: the statistics do not depend on the input
     moments: Moments | None
 
-    def gradient(self, sums: Tensor) -> "Gradient":
-        """From the sums of m and of m * x over a map."""
+    def gradient(self, sums: Tensor) -> "NormGradient":
+        """Return the gradient, given the sums (2, B, C) of m and of m * x over a map."""
         a, b = sums
-        gamma_a, gamma_b = (a * self.scale / self.inverse, b * self.scale / self.inverse)
+        gamma_a, gamma_b = (s * self.scale / self.inverse for s in (a, b))
         constant = linear = torch.zeros_like(self.scale)
         bias = self.scale * a
         if self.stat_groups is not None and self.moments is not None:
@@ -77,35 +75,35 @@ class FoldedNorm:
             linear = -q * self.inverse
             constant = -p - linear * self.mean
             bias = bias + n * (constant + linear * self.moments.total[0])
-        return Gradient(
+        return NormGradient(
             self.scale, constant, linear, weight=b.sum(0), shift=a.sum(0), bias=bias.sum(0)
         )
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """dy = scale * m + constant + linear * y, and the gradients of what is learned."""
+class NormGradient:
+    """The gradient of a norm's input, dy = scale * m + constant + linear * y, and of parameters."""
 
     scale: Tensor  # (B, C)
     constant: Tensor
     linear: Tensor
-    weight: Tensor  # (C): of the norm's weight
-    shift: Tensor  # of its bias
-    bias: Tensor  # of the convolution's
+    weight: Tensor  # (C): gradient of the norm's weight
+    shift: Tensor  # gradient of the norm's bias
+    bias: Tensor  # gradient of the convolution's bias
 
 
 @dataclass(frozen=True)
 class StatGroups:
-    """Values that share their statistics: `groups` of channels, in a volume or in the batch."""
+    """Which values share statistics: `groups` of channels, per volume or over the batch."""
 
     groups: int
-    batch: bool
-    ranks: int = 1  # whose batches are one, all as large
+    over_batch: bool
+    ranks: int = 1  # ranks that share statistics; their batches have one size
 
     def mean(self, x: Tensor) -> Tensor:
-        """(B, C) -> (B, C): the mean over each one's set."""
+        """(B, C) -> (B, C): replace each value by the mean of its group."""
         b, c = x.shape
-        dims = (0, 2) if self.batch else (2,)
+        dims = (0, 2) if self.over_batch else (2,)
         grouped = x.view(b, self.groups, c // self.groups)
         mean = grouped.mean(dims, keepdim=True)
         if self.ranks > 1:
@@ -114,31 +112,33 @@ class StatGroups:
 
 
 def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
-    """Whose statistics a norm takes from its input; None: it takes none."""
+    """Return the groups over which a norm computes statistics; None: it does not compute any."""
     if isinstance(norm, nn.Identity):
         return None
     if type(norm) in (nn.BatchNorm3d, nn.SyncBatchNorm):
         fixed = norm.running_mean is not None and not norm.training
-        together = norm.training and isinstance(norm, nn.SyncBatchNorm)
-        ranks = torch.distributed.get_world_size() if together else 1
-        return None if fixed else StatGroups(channels, batch=True, ranks=ranks)
+        synchronized = norm.training and isinstance(norm, nn.SyncBatchNorm)
+        ranks = torch.distributed.get_world_size() if synchronized else 1
+        return None if fixed else StatGroups(channels, over_batch=True, ranks=ranks)
     if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
-        return StatGroups(channels, batch=False)
+        return StatGroups(channels, over_batch=False)
     if type(norm) is nn.GroupNorm:
-        return StatGroups(norm.num_groups, batch=False)
-    raise UsageError(f"lean blocks know batch, instance and group norm, got {norm}")
+        return StatGroups(norm.num_groups, over_batch=False)
+    raise UsageError(
+        f"fused blocks support batch, instance and group norm, got {norm}: use checkpointing=none"
+    )
 
 
 def fold_norm(
     norm: Any, activation: nn.Module, moments: Moments | None, like: Tensor
 ) -> FoldedNorm:
-    """The norm of a map with these moments; `like` is (B, C) in the type of sums."""
+    """Fold the norm of a map with these moments; `like` is (B, C) in the dtype of sums."""
     slope = float(getattr(activation, "negative_slope", 0.0))
     if isinstance(norm, nn.Identity):
         one, zero = torch.ones_like(like), torch.zeros_like(like)
         return FoldedNorm(one, zero, zero, one, slope, None, None)
-    sets = make_stat_groups(norm, like.shape[1])
-    if sets is None:
+    groups = make_stat_groups(norm, like.shape[1])
+    if groups is None:
         mean, variance = (
             t.to(like.dtype).expand_as(like).contiguous()
             for t in (norm.running_mean, norm.running_var)
@@ -146,23 +146,25 @@ def fold_norm(
     else:
         assert moments is not None
         means, squares = moments.total
-        mean = sets.mean(means)
-        variance = sets.mean(squares / moments.count + (means - mean).square())
+        mean = groups.mean(means)
+        variance = groups.mean(squares / moments.count + (means - mean).square())
         if isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm):
-            _remember(norm, mean[0], variance[0], len(like) * moments.count * sets.ranks)
+            _update_running_stats(
+                norm, mean[0], variance[0], len(like) * moments.count * groups.ranks
+            )
     inverse = torch.rsqrt(variance + norm.eps)
     weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
     scale = inverse * weight
-    return FoldedNorm(scale, bias - mean * scale, mean, inverse, slope, sets, moments)
+    return FoldedNorm(scale, bias - mean * scale, mean, inverse, slope, groups, moments)
 
 
 @torch.no_grad()
-def _remember(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
-    """The running statistics, as nn.BatchNorm3d moves them."""
+def _update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Update the running statistics as nn.BatchNorm3d does."""
     if norm.running_mean is None or not norm.training:
         return
     norm.num_batches_tracked.add_(1)
-    share = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+    momentum = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
     unbiased = variance * (count / (count - 1))
-    for running, now in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-        running.mul_(1 - share).add_(now.to(running.dtype) * share)
+    for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+        running.mul_(1 - momentum).add_(new.to(running.dtype) * momentum)

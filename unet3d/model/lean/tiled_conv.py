@@ -1,4 +1,4 @@
-"""A convolution slab by slab, and the way back within the buffer that its gradient comes in."""
+"""Compute a convolution's backward tile by tile, within the buffer of its output's gradient."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from unet3d.model.lean.feature_maps import Convolution, LazyActivation, convolve
-from unet3d.model.lean.norms import Gradient
+from unet3d.model.lean.norms import NormGradient
 from unet3d.model.lean.ops import norm_ops
 
 aten = torch.ops.aten
 
 Sink = Callable[[Tensor, int, int], None]
-"""Takes rows [start, stop) of a source's gradient."""
+"""Receives rows [start, stop) of a source's gradient."""
 
 
 def backward(
@@ -20,102 +20,106 @@ def backward(
     g: Tensor,
     sinks: Sequence[Sink | None],
     *,
-    weight: bool,
-    through: tuple[LazyActivation, Gradient] | None = None,
-    below: LazyActivation | None = None,
+    needs_weight: bool,
+    activation: tuple[LazyActivation, NormGradient] | None = None,
+    previous: LazyActivation | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient of the weight; rows of the input's go to the sinks as they are ready.
+    """Return the weight's gradient, and send rows of the input's gradient to the sinks.
 
-    The input's gradient in rows [s, t) needs the output's in [s - halo, t + halo): so it follows
-    one halo behind, and sinks may write it over `g`, of whose last rows a copy is held until then.
+    The input's gradient in rows [s, t) needs the output's in [s - halo, t + halo), so it follows
+    one halo behind. Sinks may overwrite `g`: a copy of its last rows is held until then.
 
-    With `through`, g is still that of the activation, whose raw rows were not kept: they are redone
-    here and g is led back through the norm first. With `below`, the sums that the norm of the only
-    source will need are made here, from raw rows that are there anyway; they are returned second.
+    With `activation`, `g` is the gradient of the activation, whose raw rows were not stored: they
+    are recomputed here, and `g` first goes through activation and norm. With `previous`, the only
+    source, the sums that the backward of its norm needs are computed here, from raw rows that are
+    in memory anyway, and returned second.
     """
-    space, halo = convolution.space, convolution.halo
+    layout, halo = convolution.layout, convolution.halo
     weights = convolution.weights()
-    turned = None
+    transposed = None
     if any(sink is not None for sink in sinks):
-        turned = weights[0].transpose(0, 1).flip(2, 3, 4)
-        turned = turned.contiguous(memory_format=torch.channels_last_3d)
-    to_weight = sums = behind = None
+        transposed = weights[0].transpose(0, 1).flip(2, 3, 4)
+        transposed = transposed.contiguous(memory_format=torch.channels_last_3d)
+    weight_gradient = sums = halo_before = None
     done = 0
-    for start, stop in convolution.slabs():
+    for start, stop in convolution.tiles():
         x, padding, raw = convolution.input(start, stop)
-        rows = space.narrow_rows(g, start, stop)
-        if through is not None:
+        rows = layout.narrow_rows(g, start, stop)
+        if activation is not None:
             y = convolve(x, *weights, padding)
-            backward_norm_act(rows, y, *through, out=rows)
+            backward_norm_act(rows, y, *activation, out=rows)
             del y
-        if weight:
-            more = _to_weight(rows, x, weights[0], padding)
-            to_weight = more if to_weight is None else to_weight.add_(more)
+        if needs_weight:
+            part = _weight_gradient(rows, x, weights[0], padding)
+            weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
         del x, rows
-        if turned is None:
+        if transposed is None:
             continue
-        end = stop if stop == space.rows else stop - halo
-        around, padding = _around(convolution, g, done, end, behind)
-        behind = space.narrow_rows(g, end - halo, end).clone() if end < space.rows else None
-        made = convolve(around, turned, None, padding)
-        del around
-        if below is not None and raw is not None:
+        end = stop if stop == layout.rows else stop - halo
+        padded, padding = _with_halo(convolution, g, done, end, halo_before)
+        halo_before = layout.narrow_rows(g, end - halo, end).clone() if end < layout.rows else None
+        to_input = convolve(padded, transposed, None, padding)
+        del padded
+        if previous is not None and raw is not None:
             first = max(start - halo, 0)
-            y = space.narrow_rows(raw, done - first, end - first)
-            more = compute_norm_gradient_sums(made, y, below)
-            sums = more if sums is None else sums.add_(more)
+            y = layout.narrow_rows(raw, done - first, end - first)
+            part = compute_norm_gradient_sums(to_input, y, previous)
+            sums = part if sums is None else sums.add_(part)
             del y
         del raw
         channel = 0
         for source, sink in zip(convolution.sources, sinks, strict=True):
             if sink is not None:
-                sink(made.narrow(1, channel, source.channels), done, end)
+                sink(to_input.narrow(1, channel, source.channels), done, end)
             channel += source.channels
         done = end
-        del made
-    return to_weight, sums
+        del to_input
+    return weight_gradient, sums
 
 
-def compute_norm_gradient_sums(g: Tensor, y: Tensor, activated: LazyActivation) -> Tensor:
-    """What the norm's gradient needs to know of these rows."""
-    n = activated.norm
+def compute_norm_gradient_sums(g: Tensor, y: Tensor, activation: LazyActivation) -> Tensor:
+    """Return the sums over these rows that the norm's backward needs, as (2, B, C)."""
+    n = activation.norm
     return norm_ops.gradient_sums(g, y, n.scale, n.shift, n.mean, n.inverse, n.slope)
 
 
 def backward_norm_act(
-    g: Tensor, y: Tensor, activated: LazyActivation, step: Gradient, *, out: Tensor
+    g: Tensor, y: Tensor, activation: LazyActivation, gradient: NormGradient, *, out: Tensor
 ) -> None:
-    """Through activation and norm: `out` may be g or y."""
-    n = activated.norm
-    norm_ops.gradient(g, y, n.scale, n.shift, step.constant, step.linear, n.slope, out)
+    """Write the gradient of raw rows `y` to `out`, which may be `g` or `y`."""
+    n = activation.norm
+    norm_ops.gradient(g, y, n.scale, n.shift, gradient.constant, gradient.linear, n.slope, out)
 
 
-def _to_weight(g: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+def _weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
     g = g.contiguous(memory_format=torch.channels_last_3d)
     if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
-        # oneDNN leaves parts of this gradient unset where a depth of 2 is padded (torch 2.13).
+        # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
         g, x, weight = g.float(), x.float(), weight.float()
-    _, found, _ = aten.convolution_backward(
+    _, gradient, _ = aten.convolution_backward(
         g, x, weight, None, [1] * 3, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
     )
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
 
 
-def _around(
-    convolution: Convolution, g: Tensor, start: int, stop: int, behind: Tensor | None
+def _with_halo(
+    convolution: Convolution, g: Tensor, start: int, stop: int, halo_before: Tensor | None
 ) -> tuple[Tensor, list[int]]:
-    """Rows [start - halo, stop + halo) of g, zeros outside; those behind were written over."""
-    space, halo = convolution.space, convolution.halo
+    """Return rows [start - halo, stop + halo) of `g`, zero outside, and the padding left to add.
+
+    `halo_before` is the copy of the rows before `start`, which have been overwritten.
+    """
+    layout, halo = convolution.layout, convolution.halo
     padding = [k // 2 for k in convolution.module.kernel_size]
-    if start == 0 and stop == space.rows:
+    if start == 0 and stop == layout.rows:
         return g, padding
-    padding[space.axis - 2] = 0
+    padding[layout.axis - 2] = 0
     rows = stop - start
-    around = space.empty(g.shape[1], rows + 2 * halo)
-    before = space.narrow_rows(around, 0, halo)
-    before.zero_() if behind is None else before.copy_(behind)
-    last = min(stop + halo, space.rows)
-    space.narrow_rows(around, halo, halo + last - start).copy_(space.narrow_rows(g, start, last))
+    padded = layout.empty(g.shape[1], rows + 2 * halo)
+    before = layout.narrow_rows(padded, 0, halo)
+    before.zero_() if halo_before is None else before.copy_(halo_before)
+    last = min(stop + halo, layout.rows)
+    layout.narrow_rows(padded, halo, halo + last - start).copy_(layout.narrow_rows(g, start, last))
     if last < stop + halo:
-        space.narrow_rows(around, halo + last - start, rows + 2 * halo).zero_()
-    return around, padding
+        layout.narrow_rows(padded, halo + last - start, rows + 2 * halo).zero_()
+    return padded, padding

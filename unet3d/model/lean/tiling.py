@@ -1,4 +1,4 @@
-"""Feature maps a few rows at a time: along which axis, and how many."""
+"""Split feature maps into tiles: consecutive rows along one axis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-SLAB_BYTES = 16 * 2**20
-"""What a slab's input and output take, for one volume: so memory is affine in the batch."""
-LEAST_ROWS = 8
-"""A slab of fewer rows would be more halo than slab."""
+TILE_BYTES = 16 * 2**20
+"""Size of a tile's input and output for one volume, which makes memory affine in the batch size."""
+MIN_ROWS = 8
+"""A tile of fewer rows would be mostly halo."""
 
 
 @dataclass(frozen=True)
 class MapLayout:
-    """What the maps of one level have in common. Slabs cut the `axis`: 2 is D, 3 is H."""
+    """The layout that all feature maps of a level share; tiles split `axis` (2 is D, 3 is H)."""
 
     batch: int
     size: tuple[int, int, int]  # D, H, W
@@ -26,16 +26,16 @@ class MapLayout:
 
     @cached_property
     def rows(self) -> int:
-        """How many there are."""
+        """Return the size along the tiled axis."""
         return self.size[self.axis - 2]
 
     @cached_property
     def accumulate_dtype(self) -> torch.dtype:
-        """In which sums are made: float32 at least."""
+        """Return the dtype of sums: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def empty(self, channels: int, rows: int | None = None) -> Tensor:
-        """Memory for a map, or for so many rows of one."""
+        """Allocate a channels-last map, or `rows` rows of one."""
         size = list(self.size)
         if rows is not None:
             size[self.axis - 2] = rows
@@ -47,26 +47,26 @@ class MapLayout:
         )
 
     def narrow_rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a map."""
+        """Return rows [start, stop) of a map as a view."""
         return x.narrow(self.axis, start, stop - start)
 
-    def slabs(
-        self, channels: int, *, least: int = 1, multiple: int = 1
+    def tiles(
+        self, channels: int, *, min_rows: int = 1, multiple: int = 1
     ) -> Iterator[tuple[int, int]]:
-        """(start, stop) of slabs that take about SLAB_BYTES, with so many channels in and out.
+        """Yield (start, stop) of tiles of about TILE_BYTES, given input plus output channels.
 
-        All but the last have `least` rows and a `multiple` of rows; the last has the rest.
+        Every tile but the last has at least `min_rows` rows, and a `multiple` of rows; the last one
+        has the rest.
         """
-        row = channels * prod(self.size) // self.rows * self.dtype.itemsize
-        count = max(1, self.rows // max(LEAST_ROWS, least, SLAB_BYTES // row))
-        step = (
-            -(-self.rows // (count * multiple)) * multiple
-        )  # equal, so that memory is found again
+        row_bytes = channels * prod(self.size) // self.rows * self.dtype.itemsize
+        count = max(1, self.rows // max(MIN_ROWS, min_rows, TILE_BYTES // row_bytes))
+        # Tiles of one size let the caching allocator reuse their memory.
+        step = -(-self.rows // (count * multiple)) * multiple
         starts = range(0, self.rows - multiple + 1, step)
         for start in starts:
             yield start, self.rows if start == starts[-1] else start + step
 
 
 def longest_axis(size: Sequence[int]) -> int:
-    """The axis of (B, C, D, H, W) to cut: W stays whole, so that rows are long."""
+    """Return the axis of (B, C, D, H, W) to tile: D or H, so that rows stay contiguous along W."""
     return 2 if size[0] >= size[1] else 3

@@ -1,4 +1,4 @@
-"""Kernels for the CPU: cpp/, compiled for this machine."""
+"""Call the compiled kernels of cpp/."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from unet3d.pool.sorting_network import build_median_network
 from unet3d.pool.windows import Windows
 
 POOLS = ("median", "max", "avg", "approx_median")  # in the order of cpp/grid.h
-WORTH_A_THREAD = 1 << 14  # elements
+MIN_PARALLEL_ELEMENTS = 1 << 14  # a smaller tensor runs on one thread
 
 kernels = CppKernels(Path(__file__).parent / "cpp" / "pool.cpp", "pooling")
 
@@ -33,18 +33,18 @@ class _Job(ctypes.Structure):
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the compiled kernels take x: small tensors do not start a compiler."""
+    """Return whether the kernels take x; a small tensor does not start a compilation."""
     return kernels.supports(x)
 
 
 def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The output and the recorded places."""
-    y, recorded = allocate_outputs(x, pool, windows)
+    """Return the output and its codes."""
+    y, codes = allocate_outputs(x, pool, windows)
     if y.numel():
         job = _job(x.shape, pool, windows, tau, is_channels_last(x))
-        door = kernels[x.dtype].pool_forward
-        door(ctypes.byref(job), get_data_ptr(x), get_data_ptr(y), get_data_ptr(recorded))
-    return y, recorded
+        function = kernels[x.dtype].pool_forward
+        function(ctypes.byref(job), get_data_ptr(x), get_data_ptr(y), get_data_ptr(codes))
+    return y, codes
 
 
 def backward(
@@ -53,16 +53,16 @@ def backward(
     windows: Windows,
     shape: Sequence[int],
     channels_last: bool,
-    recorded: Tensor | None = None,
+    codes: Tensor | None = None,
     x: Tensor | None = None,
     tau: float = 0.0,
 ) -> Tensor:
-    """The gradient by the input: from recorded places, from the input itself, or from neither."""
+    """Return the gradient of the input, from codes, from the input itself, or from neither."""
     result = make_empty_like(shape, grad, channels_last)
     if result.numel():
         job = _job(shape, pool, windows, tau, channels_last)
-        door = kernels[grad.dtype].pool_backward
-        door(ctypes.byref(job), *map(get_data_ptr, (grad, recorded, x, result)))
+        function = kernels[grad.dtype].pool_backward
+        function(ctypes.byref(job), *map(get_data_ptr, (grad, codes, x, result)))
     return result
 
 
@@ -78,7 +78,7 @@ def _job(
         grid=(ctypes.c_int64 * 17)(outer, *space, inner, *windows.output_shape(shape), *axes),
         pool=POOLS.index(pool),
         code=choose_code(pool, windows),
-        threads=torch.get_num_threads() if elements >= WORTH_A_THREAD else 1,
+        threads=torch.get_num_threads() if elements >= MIN_PARALLEL_ELEMENTS else 1,
         comparators=comparators,
         network=ctypes.cast(network, ctypes.c_void_p),
         tau=tau,

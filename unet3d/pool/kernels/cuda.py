@@ -1,4 +1,4 @@
-"""Launches the Triton kernels. Triton is imported when a CUDA tensor first comes by."""
+"""Launch the Triton kernels; Triton is imported on first use."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from unet3d.pool.sorting_network import EIGHT, Comparator, build_median_network
 from unet3d.pool.windows import Windows
 
 HALVES = (torch.float16, torch.bfloat16)
-PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integers
+PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned integers
     torch.bfloat16: torch.int32,
     torch.float16: torch.uint32,
     torch.float32: torch.int64,
@@ -21,19 +21,19 @@ PAIR_TYPES = {  # bfloat16 and float16 are told apart by the sign of their integ
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels take x."""
-    return x.dtype in PAIR_TYPES and has_triton("poolings")
+    """Return whether the kernels take x."""
+    return x.dtype in PAIR_TYPES and has_triton("pooling")
 
 
 def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The output and the recorded places."""
+    """Return the output and its codes."""
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
-    y, recorded = allocate_outputs(x, pool, windows)
+    y, codes = allocate_outputs(x, pool, windows)
     if y.numel():
-        grid, arguments = forward_launch(x, y, recorded, pool, windows, tau)
+        grid, arguments = forward_launch(x, y, codes, pool, windows, tau)
         forward_kernel[grid](**arguments)
-    return y, recorded
+    return y, codes
 
 
 def backward(
@@ -42,22 +42,21 @@ def backward(
     windows: Windows,
     shape: Sequence[int],
     channels_last: bool,
-    recorded: Tensor | None = None,
+    codes: Tensor | None = None,
     x: Tensor | None = None,
     tau: float = 0.0,
 ) -> Tensor:
-    """The gradient by the input: from recorded places, from the input itself, or from neither."""
+    """Return the gradient of the input, from codes, from the input itself, or from neither."""
     from unet3d.pool.kernels.backward_triton import covering_kernel, tiled_kernel
 
     if pool == "approx_median" and x is not None and not _tiles(windows):
-        rare = approx_median_gradient(
-            grad, x, windows, tau
-        )  # plain torch: several times the memory
-        return rare.contiguous(memory_format=memory_format(channels_last))
+        # Rare enough for plain PyTorch, which takes several times the memory.
+        result = approx_median_gradient(grad, x, windows, tau)
+        return result.contiguous(memory_format=memory_format(channels_last))
     result = make_empty_like(shape, grad, channels_last)
     if not result.numel():
         return result
-    source = grad if recorded is None else recorded  # a pooling without a code reads none
+    source = grad if codes is None else codes  # average pooling has no codes and reads none
     if _tiles(windows):
         grid, arguments = tiled_launch(grad, source, x, result, pool, windows, tau)
         tiled_kernel[grid](**arguments)
@@ -68,9 +67,9 @@ def backward(
 
 
 def forward_launch(
-    x: Tensor, y: Tensor, recorded: Tensor, pool: str, windows: Windows, tau: float
+    x: Tensor, y: Tensor, codes: Tensor, pool: str, windows: Windows, tau: float
 ) -> tuple[tuple[int, int], dict]:
-    """The grid and the arguments of forward_kernel."""
+    """Return the grid and arguments of forward_kernel."""
     last = is_channels_last(x)
     b, c, *space = x.shape
     d, h, w = windows.output_shape(x.shape)
@@ -80,7 +79,7 @@ def forward_launch(
     return (planes, -(-per_plane // block)), {
         "x": x.view(PAIR_TYPES[x.dtype]) if pairs else x,
         "y": y,
-        "code": recorded,
+        "code": codes,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
         **{"DO": d, "HO": h, "OUTPUTS": per_plane, "TOTAL": y.numel(), "tau": tau},
         **{"POOL": pool, "CODE": int(choose_code(pool, windows)), "NETWORK": _network(windows)},
@@ -92,14 +91,14 @@ def forward_launch(
 
 def tiled_launch(
     grad: Tensor,
-    recorded: Tensor,
+    codes: Tensor,
     x: Tensor | None,
     result: Tensor,
     pool: str,
     windows: Windows,
     tau: float,
 ) -> tuple[tuple[int, int], dict]:
-    """The grid and the arguments of tiled_kernel."""
+    """Return the grid and arguments of tiled_kernel."""
     last = is_channels_last(result)
     b, c, *space = result.shape
     d, h, w = windows.output_shape(result.shape)
@@ -113,7 +112,7 @@ def tiled_launch(
     source = result if x is None else x
     return (planes, -(-per_plane // block)), {
         "grad": grad,
-        "code": recorded,
+        "code": codes,
         "x": source.view(wide) if pairs else source,
         "to": result.view(wide) if pairs else result,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
@@ -127,9 +126,9 @@ def tiled_launch(
 
 
 def covering_launch(
-    grad: Tensor, recorded: Tensor, result: Tensor, pool: str, windows: Windows
+    grad: Tensor, codes: Tensor, result: Tensor, pool: str, windows: Windows
 ) -> tuple[tuple[int, int], dict]:
-    """The grid and the arguments of covering_kernel."""
+    """Return the grid and arguments of covering_kernel."""
     last = is_channels_last(result)
     b, c, *space = result.shape
     d, h, w = windows.output_shape(result.shape)
@@ -138,7 +137,7 @@ def covering_launch(
         planes, per_plane = b * c * space[0], space[1] * space[2]
     block = _block(per_plane, windows)
     return (planes, -(-per_plane // block)), {
-        **{"grad": grad, "code": recorded, "to": result, "D": space[0], "H": space[1]},
+        **{"grad": grad, "code": codes, "to": result, "D": space[0], "H": space[1]},
         **{"DO": d, "HO": h, "WO": w, "ELEMENTS": per_plane, "TOTAL": grad.numel()},
         **{"POOL": pool, "CODE": int(choose_code(pool, windows))},
         **_constants(windows, "KSP"),
@@ -147,18 +146,18 @@ def covering_launch(
 
 
 def _constants(windows: Windows, kinds: str) -> dict[str, int]:
-    """KD, KH, KW and so on, for the size (K), the stride (S) and the padding (P)."""
+    """Return KD, KH, KW and so on, for size (K), stride (S) and padding (P)."""
     values = dict(zip("KSP", windows.axes, strict=True))
     return {k + axis: n for k in kinds for axis, n in zip("DHW", values[k], strict=True)}
 
 
 def _tiles(windows: Windows) -> bool:
-    """Whether the windows lie side by side, and a mask says which elements they took."""
+    """Return whether the windows tile the volume and their codes are masks."""
     return windows.size == windows.stride and not any(windows.padding) and windows.elements <= 8
 
 
 def _in_pairs(x: Tensor, windows: Windows) -> bool:
-    """Whether a window's row is two elements that one aligned load can bring."""
+    """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
     return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
 
@@ -172,6 +171,6 @@ def _network(windows: Windows) -> tuple[Comparator, ...]:
 
 
 def _block(per_plane: int, windows: Windows) -> int:
-    """Lanes in a program of 4 warps: 4 each, fewer where a lane holds many elements."""
-    most = 512 if windows.elements <= 8 else 128
-    return min(most, max(32, 1 << (per_plane - 1).bit_length()))
+    """Return the lanes of a program: 4 per thread of 4 warps, fewer where windows are large."""
+    limit = 512 if windows.elements <= 8 else 128
+    return min(limit, max(32, 1 << (per_plane - 1).bit_length()))

@@ -1,4 +1,4 @@
-"""Which kernels take a tensor: Triton's on CUDA, compiled C++ on the CPU, or none: plain torch."""
+"""Choose the kernels for a tensor: Triton on CUDA, compiled C++ on CPUs, else plain PyTorch."""
 
 from types import ModuleType
 
@@ -8,7 +8,7 @@ from unet3d.pool.kernels import cpu
 
 
 def select_kernels(x: Tensor) -> ModuleType | None:
-    """A module with `forward` and `backward`, as in cpu.py, or None."""
+    """Return the module of kernels, cpu or cuda, or None."""
     if x.device.type == "cuda":
         from unet3d.pool.kernels import cuda
 

@@ -1,1 +1,1 @@
-"""Slow poolings in plain PyTorch that the kernels are tested against."""
+"""Reference poolings in plain PyTorch; the kernels are tested against them."""

@@ -1,4 +1,4 @@
-"""The mean, written to be read. Padding counts as zeros, as in nn.AvgPool3d."""
+"""Reference average pooling. Padding counts as zeros, as in nn.AvgPool3d."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from unet3d.pool.windows import Windows
 
 
 def average(x: Tensor, windows: Windows) -> Tensor:
-    """The mean of each window."""
+    """Return the mean of each window."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     total = torch.zeros((), dtype=values.dtype, device=x.device)
     for view in windows.views(values, fill=0):
@@ -18,6 +18,6 @@ def average(x: Tensor, windows: Windows) -> Tensor:
 
 
 def average_gradient(grad: Tensor, shape: Sequence[int], windows: Windows) -> Tensor:
-    """Each element's share of its windows' gradients."""
+    """Return the gradient of the input."""
     share = grad.to(torch.promote_types(grad.dtype, torch.float32)) / windows.elements
     return windows.scatter_add(shape, (share for _ in range(windows.elements))).to(grad.dtype)

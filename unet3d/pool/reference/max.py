@@ -1,4 +1,4 @@
-"""The maximum, written to be read: the first of equals; NaN wins, and the last NaN over others."""
+"""Reference max pooling: the first of equal elements; NaN wins, and the last NaN over others."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from unet3d.pool.windows import Windows
 
 
 def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
-    """The greatest element of each window and its place, as nn.MaxPool3d chooses it."""
+    """Return the maximum of each window and the index that nn.MaxPool3d selects."""
     inside = windows.valid_masks(x)
-    best, place = None, None
+    best, index = None, None
     for i, view in enumerate(windows.views(x, fill=0)):
-        if best is None or place is None:
-            best, place = view, torch.full(view.shape, -1, dtype=torch.int16, device=x.device)
-        wins = (view > best) | view.isnan() | (place < 0)
+        if best is None or index is None:
+            best, index = view, torch.full(view.shape, -1, dtype=torch.int16, device=x.device)
+        wins = (view > best) | view.isnan() | (index < 0)
         if inside is not None:
             wins = wins & inside[i]
-        best, place = torch.where(wins, view, best), torch.where(wins, i, place)
+        best, index = torch.where(wins, view, best), torch.where(wins, i, index)
     assert best is not None
-    assert place is not None
-    return best, SelectedIndices(place, place)
+    assert index is not None
+    return best, SelectedIndices(index, index)

@@ -1,4 +1,4 @@
-"""The exact median, written to be read: ranks by comparing every two elements of a window."""
+"""Reference median pooling: rank the elements of a window by comparing every pair."""
 
 import torch
 from torch import Tensor
@@ -8,19 +8,18 @@ from unet3d.pool.windows import Windows
 
 
 def median(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
-    """The median of each window, and the places of the elements that it is the mean of."""
+    """Return the median of each window, and the indices of the middle elements."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
-    places = take_middle_values(values, windows)
-    y = gather_at(values, windows, places.low) / 2 + gather_at(values, windows, places.high) / 2
-    return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype), places
+    indices = select_middle(values, windows)
+    y = gather_at(values, windows, indices.low) / 2 + gather_at(values, windows, indices.high) / 2
+    return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype), indices
 
 
-def take_middle_values(x: Tensor, windows: Windows) -> SelectedIndices:
-    """The lower and the upper middle element of each window.
+def select_middle(x: Tensor, windows: Windows) -> SelectedIndices:
+    """Return the indices of the lower and upper middle element of each window.
 
-    An element's rank is the number of those before it in a stable sort; padding sorts last. In a
-    window with NaN nothing has a rank: its first element stands for the lower middle, and its
-    second, where two are to be taken, for the upper.
+    An element's rank is its position in a stable sort; padding sorts last. A window with NaN has no
+    ranks: its first element inside the volume is selected, and its second where two are needed.
     """
     views = list(windows.views(x, fill=torch.inf))
     inside = windows.valid_masks(x)
@@ -33,27 +32,27 @@ def take_middle_values(x: Tensor, windows: Windows) -> SelectedIndices:
             first = (a <= b) & inside[i] | ~inside[j]
             ranks[j] += first
             ranks[i] += ~first
-    nan, count, seen = has_nan(x, windows), sum(v.short() for v in inside), 0
+    nan, count, before = has_nan(x, windows), sum(v.short() for v in inside), 0
     low, high = (torch.zeros(shape, dtype=torch.int16, device=x.device) for _ in range(2))
     for i, rank in enumerate(ranks):
-        rank = torch.where(nan, (count - 1) // 2 + seen, rank)
+        rank = torch.where(nan, (count - 1) // 2 + before, rank)
         low.masked_fill_((rank == (count - 1) // 2) & inside[i], i)
         high.masked_fill_((rank == count // 2) & inside[i], i)
-        seen = seen + inside[i].short()
+        before = before + inside[i].short()
     return SelectedIndices(low, high)
 
 
-def gather_at(x: Tensor, windows: Windows, places: Tensor) -> Tensor:
-    """The element at `places` of each window."""
-    taken = x.new_zeros(places.shape)
+def gather_at(x: Tensor, windows: Windows, indices: Tensor) -> Tensor:
+    """Return the element at `indices` of each window."""
+    values = x.new_zeros(indices.shape)
     for i, view in enumerate(windows.views(x, fill=0)):
-        taken = torch.where(places == i, view, taken)
-    return taken
+        values = torch.where(indices == i, view, values)
+    return values
 
 
 def has_nan(x: Tensor, windows: Windows) -> Tensor:
-    """Which windows hold NaN."""
-    found = torch.zeros((), dtype=torch.bool, device=x.device)
+    """Return which windows hold NaN."""
+    result = torch.zeros((), dtype=torch.bool, device=x.device)
     for view in windows.views(x, fill=0):
-        found = found | view.isnan()
-    return found
+        result = result | view.isnan()
+    return result

@@ -1,1 +1,1 @@
-"""Kernels of lean blocks for CPUs and GPUs."""
+"""Kernels of fused blocks for CPUs and GPUs."""

@@ -1,4 +1,4 @@
-"""Calls the compiled kernels of cpp/ on channels-last maps."""
+"""Call the compiled kernels of cpp/ on channels-last maps."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unet3d.cpp_kernels import CppKernels, get_data_ptr
 
-WORTH_A_THREAD = 1 << 15  # elements
+MIN_PARALLEL_ELEMENTS = 1 << 15  # a smaller map runs on one thread
 
 kernels = CppKernels(Path(__file__).parent / "cpp" / "lean.cpp", "norm")
 
@@ -23,56 +23,56 @@ class _Map(ctypes.Structure):
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels take maps of this type; small ones start no compiler."""
+    """Return whether the kernels take x; a small map does not start a compilation."""
     return kernels.supports(x)
 
 
 def moments(y: Tensor, out: Tensor) -> None:
-    """See fused.py."""
+    """Run norm_ops.moments."""
     mean, squares = out
     kernels[y.dtype].moments(_map(y), get_data_ptr(mean), get_data_ptr(squares), _threads(y))
 
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
-    numbers = _numbers(scale, shift)
-    kernels[y.dtype].normalize(_map(y), _map(out), *numbers, _float(slope), _threads(y))
+    """Run norm_ops.normalize."""
+    pointers = _pointers(scale, shift)
+    kernels[y.dtype].normalize(_map(y), _map(out), *pointers, _float(slope), _threads(y))
 
 
 def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
-    door = kernels[y.dtype].gradient_sums
-    door(_map(g), _map(y), *_numbers(*numbers), _float(slope), get_data_ptr(out), _threads(y))
+    """Run norm_ops.gradient_sums."""
+    function = kernels[y.dtype].gradient_sums
+    function(_map(g), _map(y), *_pointers(*numbers), _float(slope), get_data_ptr(out), _threads(y))
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
-    door = kernels[y.dtype].gradient
-    door(_map(g), _map(y), _map(out), *_numbers(*numbers), _float(slope), _threads(y))
+    """Run norm_ops.gradient."""
+    function = kernels[y.dtype].gradient
+    function(_map(g), _map(y), _map(out), *_pointers(*numbers), _float(slope), _threads(y))
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
-    """See interpolation.py."""
-    door = kernels[low.dtype].interpolate
-    door(_map(low), _map(out), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(out))
+    """Run upsample_ops.interpolate."""
+    function = kernels[low.dtype].interpolate
+    function(_map(low), _map(out), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(out))
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
-    """Likewise."""
-    door = kernels[low.dtype].interpolate_gradient
-    door(_map(g), _map(low), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(g))
+    """Run upsample_ops.interpolate_gradient."""
+    function = kernels[low.dtype].interpolate_gradient
+    function(_map(g), _map(low), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(g))
 
 
 def _map(x: Tensor):
     b, _, d, h, w = x.stride()
-    made = _Map(x.data_ptr(), (ctypes.c_int64 * 5)(*x.shape), (ctypes.c_int64 * 4)(b, d, h, w))
-    return ctypes.byref(made)
+    fields = (ctypes.c_int64 * 5)(*x.shape), (ctypes.c_int64 * 4)(b, d, h, w)
+    return ctypes.byref(_Map(x.data_ptr(), *fields))
 
 
-def _numbers(*found: Tensor) -> list[ctypes.c_void_p]:
-    """Those per volume and channel, (B, C)."""
-    assert all(t.is_contiguous() for t in found)
-    return [get_data_ptr(t) for t in found]
+def _pointers(*numbers: Tensor) -> list[ctypes.c_void_p]:
+    """Return pointers to contiguous (B, C) tensors."""
+    assert all(t.is_contiguous() for t in numbers)
+    return [get_data_ptr(t) for t in numbers]
 
 
 def _float(value: float) -> ctypes.c_float:
@@ -80,4 +80,4 @@ def _float(value: float) -> ctypes.c_float:
 
 
 def _threads(x: Tensor) -> int:
-    return torch.get_num_threads() if x.numel() >= WORTH_A_THREAD else 1
+    return torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1

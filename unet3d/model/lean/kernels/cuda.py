@@ -1,4 +1,4 @@
-"""Launches the Triton kernels on channels-last maps. Triton is imported when it is first needed."""
+"""Launch the Triton kernels on channels-last maps; Triton is imported on first use."""
 
 from collections.abc import Sequence
 from math import prod
@@ -10,17 +10,17 @@ from torch import Tensor
 from unet3d.cpp_kernels import has_triton
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 2048  # elements that a program has in registers at a time
-PROGRAMS = 1024  # about so many sum up a map
+TILE = 2048  # elements that a program holds in registers
+PROGRAMS = 1024  # approximate number of programs that sum up a map
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels take maps of this type."""
-    return x.dtype in TYPES and has_triton("norms")
+    """Return whether the kernels take x."""
+    return x.dtype in TYPES and has_triton("norm")
 
 
 def moments(y: Tensor, out: Tensor) -> None:
-    """See fused.py."""
+    """Run norm_ops.moments."""
     from unet3d.model.lean.kernels.triton import moments_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
@@ -35,7 +35,7 @@ def moments(y: Tensor, out: Tensor) -> None:
 
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
+    """Run norm_ops.normalize."""
     from unet3d.model.lean.kernels.triton import normalize_kernel
 
     grid, sizes = _elements(y)
@@ -44,7 +44,7 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 
 
 def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
+    """Run norm_ops.gradient_sums."""
     from unet3d.model.lean.kernels.triton import gradient_sums_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
@@ -55,7 +55,7 @@ def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Ten
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """See fused.py."""
+    """Run norm_ops.gradient."""
     from unet3d.model.lean.kernels.triton import gradient_kernel
 
     grid, sizes = _elements(y)
@@ -64,7 +64,7 @@ def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) 
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
-    """See interpolation.py."""
+    """Run upsample_ops.interpolate."""
     from unet3d.model.lean.kernels.triton import interpolate_kernel
 
     grid, sizes = _elements(out)
@@ -73,8 +73,8 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
-    """See interpolation.py: W first, then H, then D, each time with less to read."""
-    from unet3d.model.lean.kernels.triton import lower_kernel
+    """Run upsample_ops.interpolate_gradient: W first, then H, then D, each on a smaller input."""
+    from unet3d.model.lean.kernels.triton import downsample_kernel
 
     for axis in (2, 1, 0):
         shape = list(g.shape)
@@ -88,9 +88,11 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
         if linear:
             taps = size if low_size == 1 else -(-2 * (size - 1) // (low_size - 1)) + 3
         grid, sizes = _elements(out)
-        where = (first, g.shape[axis + 2], size, low_first, low_size, taps)
-        arguments = (g, out, *_space(out), *_strides(g), *_strides(out), *where)
-        _launch(lower_kernel, grid, *arguments, AXIS=axis, LINEAR=linear, ADD=axis == 0, **sizes)
+        positions = (first, g.shape[axis + 2], size, low_first, low_size, taps)
+        arguments = (g, out, *_space(out), *_strides(g), *_strides(out), *positions)
+        _launch(
+            downsample_kernel, grid, *arguments, AXIS=axis, LINEAR=linear, ADD=axis == 0, **sizes
+        )
         g = out
 
 
@@ -99,32 +101,32 @@ def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constant
 
 
 def _space(x: Tensor) -> tuple[int, int, int, int]:
-    """V, C, H, W."""
+    """Return V = D * H * W, and C, H, W."""
     _, c, d, h, w = x.shape
     return d * h * w, c, h, w
 
 
 def _strides(x: Tensor) -> tuple[int, int, int, int]:
-    """Of B, D, H, W; channels are side by side."""
+    """Return the strides of B, D, H, W; the stride of C is 1."""
     b, _, d, h, w = x.stride()
     return b, d, h, w
 
 
 def _tile(c: int) -> tuple[int, int]:
-    """Voxels and channels of a tile."""
+    """Return the voxels and channels of a tile."""
     channels = min(64, 1 << (c - 1).bit_length())
     return TILE // channels, channels
 
 
 def _elements(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """The grid of a kernel that writes x, and its tile."""
+    """Return the grid of a kernel that writes x, and its tile."""
     voxels, c, _, _ = _space(x)
     bv, bc = _tile(c)
     return (-(-voxels // bv), len(x), -(-c // bc)), {"BV": bv, "BC": bc}
 
 
 def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """The grid of a kernel that adds x up, its tile, and how many tiles a program sees."""
+    """Return the grid of a kernel that sums x, its tile, and the tiles per program."""
     (tiles, b, c), sizes = _elements(x)
-    each = max(1, tiles * b * c // PROGRAMS)
-    return (-(-tiles // each), b, c), {"TILES": each, **sizes}
+    per_program = max(1, tiles * b * c // PROGRAMS)
+    return (-(-tiles // per_program), b, c), {"TILES": per_program, **sizes}

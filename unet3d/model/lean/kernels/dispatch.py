@@ -1,4 +1,4 @@
-"""Which kernels take some maps: Triton's on CUDA, compiled C++ on the CPU, or none: plain torch."""
+"""Choose the kernels for feature maps: Triton on CUDA, compiled C++ on CPUs, else plain PyTorch."""
 
 from types import ModuleType
 
@@ -8,7 +8,7 @@ from unet3d.model.lean.kernels import cpu
 
 
 def select_kernels(*maps: Tensor) -> ModuleType | None:
-    """A module with the functions of cpu.py, or None; the maps are of one type and device."""
+    """Return the module of kernels, cpu or cuda, or None; the maps share one dtype and device."""
     if any(x.stride(1) != 1 and x.shape[1] > 1 for x in maps):
         return None  # not channels-last
     if maps[0].device.type == "cuda":

@@ -1,1 +1,1 @@
-"""Operations of lean blocks, in plain PyTorch or by a kernel."""
+"""Operators of fused blocks, in plain PyTorch or by a kernel."""

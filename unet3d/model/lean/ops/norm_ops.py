@@ -1,8 +1,8 @@
-"""Normalise and activate, and the way back: what reads and writes whole maps, as operators.
+"""Operators that normalize and activate feature maps, and their backward.
 
-y is a raw convolution output (B, C, D, H, W) or some rows of one, g a gradient by its activation;
-scale, shift and the like are (B, C), in the type of sums. n = scale * y + shift is the normalised
-value, and m = g * act'(n) the gradient by it.
+y is a raw convolution output (B, C, D, H, W) or some rows of one, g the gradient of its activation;
+scale, shift and the like are (B, C), in the dtype of sums. n = scale * y + shift is the normalized
+value, and m = g * act'(n) its gradient.
 """
 
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from torch import Tensor
 from unet3d.model.lean.kernels import dispatch
 
 CHUNK = 2**21
-"""Elements that plain torch has in float32 at once."""
+"""Elements that the plain PyTorch versions hold in float32 at once."""
 
 
 @torch.library.custom_op("unet3d::moments", mutates_args=())
 def moments(y: Tensor) -> Tensor:
-    """(2, B, C): the mean, and the sum of squared deviations from it."""
-    found = _sums_like(y)
-    if fast := dispatch.select_kernels(y):
-        fast.moments(y, found)
-        return found
+    """Return (2, B, C): the mean, and the sum of squared deviations from it."""
+    result = _sums_like(y)
+    if kernels := dispatch.select_kernels(y):
+        kernels.moments(y, result)
+        return result
     for c in _channels(y):
-        variance, mean = torch.var_mean(_wide(y[:, c]), dim=(2, 3, 4), correction=0)
-        found[0, :, c], found[1, :, c] = mean, variance * y[0, 0].numel()
-    return found
+        variance, mean = torch.var_mean(_upcast(y[:, c]), dim=(2, 3, 4), correction=0)
+        result[0, :, c], result[1, :, c] = mean, variance * y[0, 0].numel()
+    return result
 
 
 @torch.library.custom_op("unet3d::normalize", mutates_args=("out",))
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
     """Write act(n) to out."""
-    if fast := dispatch.select_kernels(y, out):
-        return fast.normalize(y, scale, shift, slope, out)
+    if kernels := dispatch.select_kernels(y, out):
+        return kernels.normalize(y, scale, shift, slope, out)
     for c in _channels(y):
         n = _normalized(y, scale, shift, c)
         out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
@@ -49,16 +49,16 @@ def gradient_sums(
     inverse: Tensor,
     slope: float,
 ) -> Tensor:
-    """(2, B, C): the sums of m and of m * (y - mean) * inverse."""
-    found = _sums_like(y)
-    if fast := dispatch.select_kernels(y, g):
-        fast.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=found)
-        return found
+    """Return (2, B, C): the sums of m and of m * (y - mean) * inverse."""
+    result = _sums_like(y)
+    if kernels := dispatch.select_kernels(y, g):
+        kernels.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=result)
+        return result
     for c in _channels(y):
-        m = _masked(g, y, scale, shift, slope, c)
-        x = (_wide(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
-        found[0, :, c], found[1, :, c] = m.sum((2, 3, 4)), (m * x).sum((2, 3, 4))
-    return found
+        m = _activation_backward(g, y, scale, shift, slope, c)
+        x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
+        result[0, :, c], result[1, :, c] = m.sum((2, 3, 4)), (m * x).sum((2, 3, 4))
+    return result
 
 
 @torch.library.custom_op("unet3d::norm_gradient", mutates_args=("out",))
@@ -73,10 +73,10 @@ def gradient(
     out: Tensor,
 ) -> None:
     """Write scale * m + constant + linear * y to out, which may be g or y."""
-    if fast := dispatch.select_kernels(y, g, out):
-        return fast.gradient(g, y, scale, shift, constant, linear, slope=slope, out=out)
+    if kernels := dispatch.select_kernels(y, g, out):
+        return kernels.gradient(g, y, scale, shift, constant, linear, slope=slope, out=out)
     for c in _channels(y):
-        m = _masked(g, y, scale, shift, slope, c)
+        m = _activation_backward(g, y, scale, shift, slope, c)
         rest = _normalized(y, linear, constant, c)
         out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
 
@@ -103,11 +103,13 @@ def _sums_like(y: Tensor) -> Tensor:
 
 
 def _normalized(y: Tensor, scale: Tensor, shift: Tensor, c: slice) -> Tensor:
-    return torch.addcmul(_per_channel(shift[:, c]), _wide(y[:, c]), _per_channel(scale[:, c]))
+    return torch.addcmul(_per_channel(shift[:, c]), _upcast(y[:, c]), _per_channel(scale[:, c]))
 
 
-def _masked(g: Tensor, y: Tensor, scale: Tensor, shift: Tensor, slope: float, c: slice) -> Tensor:
-    wide = _wide(g[:, c])
+def _activation_backward(
+    g: Tensor, y: Tensor, scale: Tensor, shift: Tensor, slope: float, c: slice
+) -> Tensor:
+    wide = _upcast(g[:, c])
     return torch.where(_normalized(y, scale, shift, c) > 0, wide, wide * slope)
 
 
@@ -121,5 +123,5 @@ def _per_channel(t: Tensor) -> Tensor:
     return t[:, :, None, None, None]
 
 
-def _wide(x: Tensor) -> Tensor:
+def _upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

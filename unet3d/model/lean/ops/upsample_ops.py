@@ -1,8 +1,8 @@
-"""Trilinear (corners aligned) or nearest upsampling of some rows, as operators, and its transpose.
+"""Operators that upsample some rows (trilinear, corners aligned, or nearest), and their transpose.
 
-`axes` has four numbers for each of D, H and W: which place of the upsampled map is first, the size
-of all of it, which coarser place is first, and the size of the whole coarser map. The rest is told
-by the tensors' sizes.
+`axes` has four numbers for each of D, H and W: the first position in the upsampled map, the size of
+that map, the first position in the coarser map, and the size of that map. The number of positions
+is the size of the tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from torch import Tensor
 from unet3d.model.lean.kernels import dispatch
 
 CHUNK = 2**21
-"""Elements of an upsampled map that plain torch has in float32 at once."""
+"""Elements of an upsampled map that the plain PyTorch versions hold in float32 at once."""
 
 
 @torch.library.custom_op("unet3d::interpolate", mutates_args=("out",))
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
-    """Write these places of the upsampled map to out."""
-    if fast := dispatch.select_kernels(low, out):
-        return fast.interpolate(low, axes, linear, out)
+    """Write the positions `axes` of the upsampled map to `out`."""
+    if kernels := dispatch.select_kernels(low, out):
+        return kernels.interpolate(low, axes, linear, out)
     matrices = _matrices(axes, linear, out, low)
     for c in _channels(out):
         x = low[:, c].to(matrices[0].dtype)
@@ -31,9 +31,9 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
 
 @torch.library.custom_op("unet3d::interpolate_gradient", mutates_args=("low",))
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
-    """Add to low what the gradient of these places means for it."""
-    if fast := dispatch.select_kernels(low, g):
-        return fast.interpolate_gradient(g, axes, linear, low)
+    """Add the coarser map's gradient, given that of the positions `axes`, to `low`."""
+    if kernels := dispatch.select_kernels(low, g):
+        return kernels.interpolate_gradient(g, axes, linear, low)
     matrices = _matrices(axes, linear, g, low)
     for c in _channels(g):
         x = g[:, c].to(matrices[0].dtype)
@@ -49,18 +49,18 @@ def _(*arguments: object) -> None:
 
 
 def _matrices(axes: Sequence[int], linear: bool, up: Tensor, low: Tensor) -> list[Tensor]:
-    """For each axis (places, coarser places): how much of each coarser place is in each place."""
-    dtype, made = torch.promote_types(low.dtype, torch.float32), []
+    """Return per axis a matrix (positions, coarser positions) of interpolation weights."""
+    dtype, matrices = torch.promote_types(low.dtype, torch.float32), []
     for axis in range(3):
         first, size, low_first, low_size = axes[4 * axis : 4 * axis + 4]
-        place = torch.arange(first, first + up.shape[axis + 2], device=low.device, dtype=dtype)
+        position = torch.arange(first, first + up.shape[axis + 2], device=low.device, dtype=dtype)
         coarse = torch.arange(low_first, low_first + low.shape[axis + 2], device=low.device)
         if linear:
-            at = place * ((low_size - 1) / max(1, size - 1))
-            made.append((1 - (at[:, None] - coarse).abs()).clamp_min_(0))
+            at = position * ((low_size - 1) / max(1, size - 1))
+            matrices.append((1 - (at[:, None] - coarse).abs()).clamp_min_(0))
         else:
-            made.append((torch.floor(place * low_size / size)[:, None] == coarse).to(dtype))
-    return made
+            matrices.append((torch.floor(position * low_size / size)[:, None] == coarse).to(dtype))
+    return matrices
 
 
 def _channels(up: Tensor) -> Iterator[slice]:

@@ -1,14 +1,15 @@
-// What the kernels are asked: a pooling, how it is recorded, and where its windows lie.
+// The arguments of the kernels: a pooling, the encoding of its selection, and its windows.
 #pragma once
 
 #include <cstdint>
 
 enum Pool { MEDIAN, MAX, AVG, APPROX };
-enum Code { NONE, MASK, PLACE, PAIR, TWO };  // codes.py tells what each means
+enum Code { NONE, MASK, INDEX, PAIR, TWO };  // see argmax_codes.py
 
 constexpr int MOST = 256;  // elements in a window
 
-// A tensor is (outer, D, H, W, inner): B * C and 1 when contiguous, B and C when channels-last.
+// A tensor is (outer, D, H, W, inner); outer and inner are B * C and 1 when contiguous, B and C when
+// channels-last.
 struct Grid {
     int64_t outer, in[3], inner, out[3], size[3], stride[3], padding[3];
 

@@ -1,4 +1,4 @@
-// The doors that cpu.py calls. ELEMENT is the type of the elements: one library is built for each.
+// The functions that cpu.py calls. ELEMENT is the element type; each has a library of its own.
 
 #include "sliding.h"
 #include "tiled.h"

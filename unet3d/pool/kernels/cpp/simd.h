@@ -1,4 +1,4 @@
-// What the kernels are made of: L floats in one register, elements in memory, order, exp.
+// Building blocks of the kernels: L floats in a register, loads and stores, order, exp.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ template <int L> struct Simd {
     typedef uint8_t U8 __attribute__((vector_size(L)));
 };
 template <int L> using F = typename Simd<L>::F;
-template <int L> using I = typename Simd<L>::I;  // as a truth value: -1 or 0
+template <int L> using I = typename Simd<L>::I;  // as a boolean: -1 or 0
 template <int L> using Wide = typename Simd<L>::Wide;
 
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
@@ -27,7 +27,7 @@ template <class V> inline V read(const void* from) {
 }
 template <class V> inline void write(void* to, V v) { std::memcpy(to, &v, sizeof(V)); }
 
-// bfloat16 has no type in C++17: its bits, and arithmetic in float.
+// C++17 has no bfloat16 type: store its bits, compute in float.
 struct Bf16 {
     uint16_t bits;
 };
@@ -40,7 +40,7 @@ inline float widen(Bf16 v) {
 inline float widen(_Float16 v) { return float(v); }
 #endif
 
-// L elements in memory to floats and back; as a pair: 2 L elements, the even and the odd ones.
+// Converts L elements in memory to floats and back; a pair is 2 L elements, even and odd ones.
 template <class T, int L> struct Elements {
     using U = typename Simd<L>::U;
     using U16 = typename Simd<L>::U16;
@@ -83,7 +83,7 @@ template <class T, int L> struct Elements {
 template <int L> struct Elements<Bf16, L> {
     using U = typename Simd<L>::U;
     using U16 = typename Simd<L>::U16;
-    static U bits(F<L> v) {  // rounded to nearest even, in the upper half of each word
+    static U bits(F<L> v) {  // rounded to nearest, ties to even, in the upper half of each word
         const U u = (U)v;
         return v != v ? U{} + 0x7fc00000u : (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
     }
@@ -120,7 +120,7 @@ template <class V> inline void order(V& a, V& b) {
     a = low;
 }
 
-// exp(t) for t <= 0 within 2e-7 of it; 0 where float's normal numbers end.
+// exp(t) for t <= 0 with an error below 2e-7; 0 below the normal range of float.
 template <int L> inline F<L> exponential(F<L> t) {
     const I<L> vanishes = ~(t > -87.0f);
     t = vanishes ? F<L>{} : t;
@@ -137,12 +137,12 @@ template <int L> inline F<L> exponential(F<L> t) {
     return vanishes ? F<L>{} : (F<L>)((I<L>)p + (n << 23));
 }
 
-// A soft mean around a middle value. An element with weight 0 counts as nothing, so that an infinite
-// one far from the middle does no harm; `present` is 0 for what lies outside the volume.
+// A soft mean around a middle value. Elements of weight 0 are skipped, so that a distant infinity does
+// not give NaN; `present` is 0 outside the volume.
 template <int L> struct Soft {
-    F<L> centre, scale, total{}, offset{};
-    Soft(F<L> centre, float tau) : centre(centre), scale(F<L>{} - 1 / tau) {}
-    F<L> difference(F<L> x) const { return x == centre ? F<L>{} : x - centre; }
+    F<L> center, scale, total{}, offset{};
+    Soft(F<L> center, float tau) : center(center), scale(F<L>{} - 1 / tau) {}
+    F<L> difference(F<L> x) const { return x == center ? F<L>{} : x - center; }
     F<L> weight(F<L> x, I<L> present) const {
         const F<L> d = difference(x);
         return present ? exponential<L>((d < 0 ? -d : d) * scale) : F<L>{};
@@ -152,8 +152,8 @@ template <int L> struct Soft {
         total += w;
         offset += w > 0 ? w * difference(x) : F<L>{};
     }
-    F<L> mean() const { return centre + offset / total; }
-    // The derivative of mean() by x; what the centre passes on to its own element adds up in `through`.
+    F<L> mean() const { return center + offset / total; }
+    // The derivative of mean() by x; the part through the center is added to `through`.
     F<L> derivative(F<L> x, I<L> present, F<L>& through) const {
         const F<L> w = weight(x, present) / total, d = difference(x);
         const F<L> pull = w * (d - offset / total) * (d < 0 ? scale : -scale);

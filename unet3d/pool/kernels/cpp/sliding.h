@@ -1,4 +1,4 @@
-// Windows of any size, stride and padding: LANES of them at a time, ordered by a given network.
+// Windows of any size, stride and padding, LANES at a time, with a median network as argument.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 constexpr int LANES = 8;
 
-// What part of one window lies inside the volume, per axis, and its elements' places.
+// The part of a window inside the volume, per axis, and the indices of its elements.
 struct Box {
     int64_t first[3], count[3];
 
@@ -22,13 +22,13 @@ struct Box {
         }
     }
     int64_t elements() const { return count[0] * count[1] * count[2]; }
-    // Places number all K elements in order (D, H, W); local ones only those inside.
-    int local(const Grid& g, int place) const {
-        const int64_t d = place / (g.size[1] * g.size[2]), h = place / g.size[2] % g.size[1];
-        const int64_t w = place % g.size[2];
+    // An index counts all K elements in order (D, H, W), a local one only those inside.
+    int to_local(const Grid& g, int index) const {
+        const int64_t d = index / (g.size[1] * g.size[2]), h = index / g.size[2] % g.size[1];
+        const int64_t w = index % g.size[2];
         return int(((d - first[0]) * count[1] + h - first[1]) * count[2] + w - first[2]);
     }
-    int place(const Grid& g, int local) const {
+    int to_global(const Grid& g, int local) const {
         const int64_t d = local / (count[1] * count[2]), h = local / count[2] % count[1];
         const int64_t w = local % count[2];
         return int(((d + first[0]) * g.size[1] + h + first[1]) * g.size[2] + w + first[2]);
@@ -54,7 +54,7 @@ template <class T> struct Sliding {
             for (int64_t j = 0; j < g.row(); j += LANES) {
                 const int n = int(g.row() - j < LANES ? g.row() - j : LANES);
                 Block b(*this, x, r, j);
-                const F<LANES> result = b.pooled();
+                const F<LANES> result = b.pool();
                 for (int l = 0; l < n; l++) {
                     const int64_t at = r * g.row() + j + l;
                     y[at] = narrow<T>(result[l]);
@@ -63,7 +63,7 @@ template <class T> struct Sliding {
             }
     }
 
-    // Each task owns one plane of the input, so that nothing is added by two threads.
+    // Each task owns one plane of the input, so that no two threads add to an element.
     void backward(const T* grad, const uint8_t* code, const T* x, T* to) const {
         const int64_t plane = g.in[1] * g.in[2] * g.inner;
 #pragma omp parallel num_threads(threads)
@@ -78,8 +78,8 @@ template <class T> struct Sliding {
                     if (dz < 0 || dz >= g.size[0]) continue;
                     for (int64_t h = 0; h < g.out[1]; h++) {
                         const int64_t r = (o * g.out[0] + d) * g.out[1] + h;
-                        if (pool == APPROX) spread_soft(grad, x, r, dz, sum.data());
-                        else spread(grad, code, r, dz, sum.data());
+                        if (pool == APPROX) scatter_soft(grad, x, r, dz, sum.data());
+                        else scatter(grad, code, r, dz, sum.data());
                     }
                 }
                 for (int64_t i = 0; i < plane; i++) to[p * plane + i] = narrow<T>(sum[i]);
@@ -88,16 +88,16 @@ template <class T> struct Sliding {
     }
 
   private:
-    int64_t base(int64_t h, int64_t w, int64_t c) const {  // of a window's first element, in its plane
+    int64_t base(int64_t h, int64_t w, int64_t c) const {  // offset of a window's first element in its plane
         const int64_t y = h * g.stride[1] - g.padding[1], x = w * g.stride[2] - g.padding[2];
         return (y * g.in[2] + x) * g.inner + c;
     }
-    int64_t in_plane(int place) const {
-        const int64_t h = place / g.size[2] % g.size[1], w = place % g.size[2];
+    int64_t in_plane(int index) const {
+        const int64_t h = index / g.size[2] % g.size[1], w = index % g.size[2];
         return (h * g.in[2] + w) * g.inner;
     }
 
-    // LANES windows of one row: their elements, and which of them are there.
+    // LANES windows of one row: their elements, and which are inside the volume.
     struct Block {
         const Sliding& s;
         const Grid& g;
@@ -127,9 +127,9 @@ template <class T> struct Sliding {
                     for (int64_t dx = 0; dx < g.size[2]; dx++, k++)
                         for (int l = 0; l < LANES; l++) {
                             const int64_t at = start[l] + dx * g.inner;
-                            const bool here = inside && at >= 0 && at < width;
-                            v[k][l] = here ? widen(row[at]) : 0.0f;
-                            present[k][l] = -int(here);
+                            const bool valid = inside && at >= 0 && at < width;
+                            v[k][l] = valid ? widen(row[at]) : 0.0f;
+                            present[k][l] = -int(valid);
                         }
                 }
             for (int i = 0; i < s.K; i++) {
@@ -138,7 +138,7 @@ template <class T> struct Sliding {
             }
         }
 
-        F<LANES> pooled() {
+        F<LANES> pool() {
             if (s.pool == AVG) {
                 F<LANES> sum{};
                 for (int k = 0; k < s.K; k++) sum += v[k];
@@ -164,8 +164,8 @@ template <class T> struct Sliding {
             return nan ? F<LANES>{} + NOT_A_NUMBER : a * 0.5f + b * 0.5f;
         }
 
-        // A key holds a value's order and its place. Absent elements go below and above all others in
-        // turn, so that the middle of what is present stays in the middle of the K.
+        // A key orders by value, then index. Absent elements sort alternately below and above all others,
+        // so that the middle of the present elements stays in the middle of the K.
         void find_middle() {
             Wide<LANES> key[MOST];
             I<LANES> absent{};
@@ -178,7 +178,7 @@ template <class T> struct Sliding {
                 key[k] = __builtin_convertvector(order, Wide<LANES>) << 16 | int64_t(k);
             }
             for (int64_t c = 0; c < s.job.comparators; c++) {
-                const int32_t* pair = s.job.network + 3 * c;  // two wires; 1: keep the lesser, 2: the greater
+                const int32_t* pair = s.job.network + 3 * c;  // two wires; 1: minimum, 2: maximum
                 const Wide<LANES> a = key[pair[0]], b = key[pair[1]];
                 if (pair[2] & 1) key[pair[0]] = lesser(a, b);
                 if (pair[2] & 2) key[pair[1]] = greater(a, b);
@@ -188,18 +188,18 @@ template <class T> struct Sliding {
                 const bool odd = count[l] % 2;
                 low[l] = int(key[odd && s.K % 2 == 0 ? m + 1 : m][l] & 0xffff);
                 high[l] = int(key[odd && s.K % 2 ? m : m + 1][l] & 0xffff);
-                if (nan[l]) {  // no order: the first elements inside take the gradient
+                if (nan[l]) {  // no order: the first elements inside are selected
                     const Box box = this->box(l);
-                    low[l] = box.place(g, 0);
-                    high[l] = box.place(g, odd ? 0 : 1);
+                    low[l] = box.to_global(g, 0);
+                    high[l] = box.to_global(g, odd ? 0 : 1);
                 }
                 low_value[l] = v[low[l]][l];
                 high_value[l] = v[high[l]][l];
             }
         }
 
-        Soft<LANES> soft(F<LANES> centre) const {
-            Soft<LANES> result(centre, s.tau);
+        Soft<LANES> soft(F<LANES> center) const {
+            Soft<LANES> result(center, s.tau);
             for (int k = 0; k < s.K; k++) result.add(v[k], present[k]);
             return result;
         }
@@ -209,21 +209,21 @@ template <class T> struct Sliding {
         void record(uint8_t* code, int l) const {
             if (s.kind == MASK) {
                 *code = uint8_t(1 << low[l] | 1 << high[l]);
-            } else if (s.kind == PLACE) {
+            } else if (s.kind == INDEX) {
                 *code = uint8_t(low[l]);
             } else if (s.kind == TWO) {
                 code[0] = uint8_t(low[l]);
                 code[g.outputs()] = uint8_t(high[l]);
             } else {
                 const Box box = this->box(l);
-                const int a = box.local(g, low[l]), b = box.local(g, high[l]);
-                const int less = a < b ? a : b, more = a < b ? b : a;
-                *code = uint8_t(box.elements() % 2 ? a : more * (more - 1) / 2 + less);
+                const int a = box.to_local(g, low[l]), b = box.to_local(g, high[l]);
+                const int small = a < b ? a : b, large = a < b ? b : a;
+                *code = uint8_t(box.elements() % 2 ? a : large * (large - 1) / 2 + small);
             }
         }
     };
 
-    // The two places that a code stands for; the same twice where one element takes all.
+    // Decodes the two selected indices; they are equal where one element is selected.
     void decode(const uint8_t* code, const int64_t (&at)[3], int& low, int& high) const {
         low = high = *code;
         if (kind == MASK) {
@@ -237,12 +237,12 @@ template <class T> struct Sliding {
                 high = int((1 + std::sqrt(1.0f + 8 * *code)) / 2);
                 low = *code - high * (high - 1) / 2;
             }
-            low = box.place(g, low);
-            high = box.place(g, high);
+            low = box.to_global(g, low);
+            high = box.to_global(g, high);
         }
     }
 
-    void spread(const T* grad, const uint8_t* code, int64_t r, int64_t dz, float* sum) const {
+    void scatter(const T* grad, const uint8_t* code, int64_t r, int64_t dz, float* sum) const {
         const int64_t h = r % g.out[1], d = r / g.out[1] % g.out[0];
         const int64_t plane = g.size[1] * g.size[2];
         for (int64_t w = 0, at = r * g.row(); w < g.out[2]; w++)
@@ -268,7 +268,7 @@ template <class T> struct Sliding {
             }
     }
 
-    void spread_soft(const T* grad, const T* x, int64_t r, int64_t dz, float* sum) const {
+    void scatter_soft(const T* grad, const T* x, int64_t r, int64_t dz, float* sum) const {
         const int64_t plane = g.size[1] * g.size[2];
         for (int64_t j = 0; j < g.row(); j += LANES) {
             Block b(*this, x, r, j);

@@ -1,4 +1,4 @@
-// Windows of 2x2x2, 1x2x2 or 2x2x1 that tile the volume: each direction is one pass over memory.
+// Windows of 2x2x2, 1x2x2 or 2x2x1 that tile the volume: forward and backward read memory once.
 #pragma once
 
 #include "grid.h"
@@ -12,8 +12,8 @@ template <class V> inline void sort4(V* v) {
     order(v[1], v[2]);
 }
 
-// The two middle values of K = 4 or 8, the lower first.
-template <int K, int L> inline void middle(const F<L>* x, F<L>& low, F<L>& high) {
+// The two find_middle values of K = 4 or 8, the lower first.
+template <int K, int L> inline void find_middle(const F<L>* x, F<L>& low, F<L>& high) {
     F<L> a[K];
     for (int k = 0; k < K; k++) a[k] = x[k];
     sort4(a);
@@ -29,9 +29,9 @@ template <int K, int L> inline void middle(const F<L>* x, F<L>& low, F<L>& high)
     }
 }
 
-// Which two elements those are, as a mask: among equals the place decides, as in a stable sort.
+// The mask of those two elements; of equal ones the lower index comes first, as in a stable sort.
 template <int K, int L>
-inline I<L> members(const F<L>* x, F<L> low, F<L> high, I<L> nan) {
+inline I<L> select_middle(const F<L>* x, F<L> low, F<L> high, I<L> nan) {
     I<L> rank{}, mask{}, upper{};
     for (int k = 0; k < K; k++) rank -= x[k] < low;
     for (int k = 0; k < K; k++) {
@@ -71,27 +71,27 @@ template <class T, int KD, int KH, int KW> struct Tiled {
     template <int N> struct Lanes {
         static constexpr int value = N;
     };
-    int64_t run() const { return g.inner == 1 ? g.out[2] : g.inner; }  // contiguous outputs
+    int64_t run_length() const { return g.inner == 1 ? g.out[2] : g.inner; }  // of contiguous outputs
 
     template <class Body> void by_lanes(Body body) const {
-        const int64_t n = run();
+        const int64_t n = run_length();
         if (n >= 16) body(Lanes<16>());
         else if (n >= 8) body(Lanes<8>());
         else if (n >= 4) body(Lanes<4>());
         else body(Lanes<1>());
     }
 
-    // body(first output, first input) for blocks of L windows, as offsets into the row. The last block
-    // reaches back over the one before: it computes some again, and none is partial.
+    // Calls body(first output, first input) for blocks of L windows, as offsets into the row. The last
+    // block overlaps the one before it, so that none is partial.
     template <int L, class Body> void blocks(Body body) const {
-        const int64_t n = run(), runs = g.row() / n;
+        const int64_t n = run_length(), runs = g.row() / n;
         for (int64_t w = 0; w < runs; w++)
             for (int64_t j = 0; j < n; j += L) {
                 const int64_t c = j + L <= n ? j : n - L;
                 body(w * n + c, g.inner == 1 ? c * KW : w * KW * n + c);
             }
     }
-    int64_t offset(int k) const {  // of a window's k-th element from its first
+    int64_t offset(int k) const {  // offset of a window's k-th element from its first
         return ((k / (KH * KW) * g.in[1] + k / KW % KH) * g.in[2] + k % KW) * g.inner;
     }
     template <int L> void load(const T* x, F<L>* v) const {
@@ -109,7 +109,7 @@ template <class T, int KD, int KH, int KW> struct Tiled {
                 for (int w = k; w < k + KW; w++) Elements<T, L>::store(x + offset(w), v[w]);
     }
 
-    template <int L> F<L> pooled(const F<L>* v, uint8_t* code) const {
+    template <int L> F<L> pool_windows(const F<L>* v, uint8_t* code) const {
         if (pool == AVG) {
             F<L> sum = v[0];
             for (int k = 1; k < K; k++) sum += v[k];
@@ -128,9 +128,9 @@ template <class T, int KD, int KH, int KW> struct Tiled {
         }
         const I<L> nan = any_nan<K, L>(v);
         F<L> low, high;
-        middle<K, L>(v, low, high);
+        find_middle<K, L>(v, low, high);
         if (pool == MEDIAN) {
-            store_bytes<L>(code, members<K, L>(v, low, high, nan));
+            store_bytes<L>(code, select_middle<K, L>(v, low, high, nan));
         } else {
             const I<L> all = I<L>{} - 1;
             Soft<L> a(low, tau), b(high, tau);
@@ -144,8 +144,8 @@ template <class T, int KD, int KH, int KW> struct Tiled {
     template <int L> void soft_gradients(const F<L>* v, F<L> grad, F<L>* out) const {
         const I<L> all = I<L>{} - 1, nan = any_nan<K, L>(v);
         F<L> low, high, by_low{}, by_high{};
-        middle<K, L>(v, low, high);
-        const I<L> mask = members<K, L>(v, low, high, nan);
+        find_middle<K, L>(v, low, high);
+        const I<L> mask = select_middle<K, L>(v, low, high, nan);
         Soft<L> a(low, tau), b(high, tau);
         for (int k = 0; k < K; k++) a.add(v[k], all), b.add(v[k], all);
         for (int k = 0; k < K; k++)
@@ -167,7 +167,7 @@ template <class T, int KD, int KH, int KW> struct Tiled {
             blocks<L>([&](int64_t output, int64_t input) {
                 F<L> v[K];
                 load<L>(row + input, v);
-                Elements<T, L>::store(y + at + output, pooled<L>(v, code + at + output));
+                Elements<T, L>::store(y + at + output, pool_windows<L>(v, code + at + output));
             });
         }
     }
@@ -181,7 +181,7 @@ template <class T, int KD, int KH, int KW> struct Tiled {
         for (int64_t r = 0; r < g.outer * depth * height; r++) {
             const int64_t h = r % height, d = r / height % depth, o = r / height / depth;
             const bool full = d < g.out[0] && h < g.out[1];
-            const int64_t covered = full ? g.row() * KW : 0;  // zero is what no window reaches
+            const int64_t covered = full ? g.row() * KW : 0;  // the rest is in no window: zero
             for (int64_t z = d * KD; z < (d + 1) * KD && z < g.in[0]; z++)
                 for (int64_t y = h * KH; y < (h + 1) * KH && y < g.in[1]; y++)
                     std::memset(

@@ -1,4 +1,4 @@
-// Elements in memory and floats in registers.
+// Conversion between elements in memory and floats in registers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline float widen(Bf16 v) {
     return out;
 }
 inline void narrow(float v, float* to) { *to = v; }
-inline void narrow(float v, Bf16* to) {  // to the nearest, ties to even; NaN stays NaN
+inline void narrow(float v, Bf16* to) {  // to nearest, ties to even; NaN stays NaN
     uint32_t bits;
     std::memcpy(&bits, &v, sizeof(bits));
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

@@ -6,18 +6,18 @@
 
 #include "map.h"
 
-// Places [first, first + rows) of `size` along an axis, seen from places low_first .. of `low_size`.
+// Positions along an axis: from `first`, of `size`; coarser ones from `low_first`, of `low_size`.
 struct Axis {
     int64_t first, size, low_first, low_size;
 
-    // The coarser places that a place is between, counted from low_first, and the second's weight.
-    void look(int64_t place, bool linear, int64_t& a, int64_t& b, float& weight) const {
+    // A position's two coarser neighbors, counted from low_first, and the second's weight.
+    void neighbors(int64_t position, bool linear, int64_t& a, int64_t& b, float& weight) const {
         if (!linear) {
-            a = b = place * low_size / size - low_first;
+            a = b = position * low_size / size - low_first;
             weight = 0;
             return;
         }
-        const double at = size > 1 ? double(place) * double(low_size - 1) / double(size - 1) : 0.0;
+        const double at = size > 1 ? double(position) * double(low_size - 1) / double(size - 1) : 0.0;
         a = std::min(int64_t(at), low_size - 1);
         weight = float(at - double(a));
         b = std::min(a + 1, low_size - 1) - low_first;
@@ -25,28 +25,28 @@ struct Axis {
     }
 };
 
-struct Look {
+struct Neighbors {
     int64_t a, b;
     float weight;
 };
 
-static std::vector<Look> looks(const Axis& axis, int64_t rows, bool linear) {
-    std::vector<Look> found(rows);
+static std::vector<Neighbors> find_neighbors(const Axis& axis, int64_t rows, bool linear) {
+    std::vector<Neighbors> result(rows);
     for (int64_t n = 0; n < rows; n++)
-        axis.look(axis.first + n, linear, found[n].a, found[n].b, found[n].weight);
-    return found;
+        axis.neighbors(axis.first + n, linear, result[n].a, result[n].b, result[n].weight);
+    return result;
 }
 
-// The places that read each coarser place, with their weights.
-static std::vector<std::vector<std::pair<int64_t, float>>> readers(
-    const std::vector<Look>& looks, int64_t low_rows
+// The positions that read each coarser position, with their weights.
+static std::vector<std::vector<std::pair<int64_t, float>>> find_readers(
+    const std::vector<Neighbors>& neighbors, int64_t low_rows
 ) {
-    std::vector<std::vector<std::pair<int64_t, float>>> found(low_rows);
-    for (int64_t n = 0; n < int64_t(looks.size()); n++) {
-        found[looks[n].a].push_back({n, 1 - looks[n].weight});
-        if (looks[n].weight > 0) found[looks[n].b].push_back({n, looks[n].weight});
+    std::vector<std::vector<std::pair<int64_t, float>>> result(low_rows);
+    for (int64_t n = 0; n < int64_t(neighbors.size()); n++) {
+        result[neighbors[n].a].push_back({n, 1 - neighbors[n].weight});
+        if (neighbors[n].weight > 0) result[neighbors[n].b].push_back({n, neighbors[n].weight});
     }
-    return found;
+    return result;
 }
 
 static inline void add_line(const T* from, int64_t step, float weight, float* __restrict line,
@@ -56,8 +56,8 @@ static inline void add_line(const T* from, int64_t step, float weight, float* __
         for (int64_t c = 0; c < channels; c++) line[c] += weight * widen(from[c]);
 }
 
-static inline void mix(const float* __restrict a, const float* __restrict b, float weight,
-                       T* __restrict out, int64_t channels) {
+static inline void blend(const float* __restrict a, const float* __restrict b, float weight,
+                         T* __restrict out, int64_t channels) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) narrow(a[c] + weight * (b[c] - a[c]), out + c);
 }
@@ -66,12 +66,12 @@ extern "C" void interpolate(
     const Map* low, const Map* out, const Axis* axes, int linear, int threads
 ) {
     const int64_t channels = out->channels;
-    const auto deep = looks(axes[0], out->depth, linear), high = looks(axes[1], out->height, linear);
-    const auto wide = looks(axes[2], out->width, linear);
+    const auto deep = find_neighbors(axes[0], out->depth, linear), high = find_neighbors(axes[1], out->height, linear);
+    const auto wide = find_neighbors(axes[2], out->width, linear);
     by_lines(*out, threads, [&](int64_t b, int64_t first, int64_t last, int) {
         std::vector<float> line(low->width * channels);
         for (int64_t n = first; n < last; n++) {
-            const Look &d = deep[n / out->height], &h = high[n % out->height];
+            const Neighbors &d = deep[n / out->height], &h = high[n % out->height];
             std::fill(line.begin(), line.end(), 0.0f);
             for (int k = 0; k < 4; k++) {
                 const float weight =
@@ -82,7 +82,7 @@ extern "C" void interpolate(
             }
             T* to = out->line(b, n);
             for (int64_t w = 0; w < out->width; w++, to += out->stride[3])
-                mix(line.data() + wide[w].a * channels, line.data() + wide[w].b * channels,
+                blend(line.data() + wide[w].a * channels, line.data() + wide[w].b * channels,
                     wide[w].weight, to, channels);
         }
     });
@@ -99,14 +99,14 @@ static inline void add_to(const float* __restrict from, T* to, int64_t channels)
     for (int64_t c = 0; c < channels; c++) narrow(widen(to[c]) + from[c], to + c);
 }
 
-// Adds to `low`: every coarser line gathers from the lines that read it.
+// Adds to `low`: each coarser line gathers from the lines that read it.
 extern "C" void interpolate_gradient(
     const Map* g, const Map* low, const Axis* axes, int linear, int threads
 ) {
     const int64_t channels = g->channels;
-    const auto deep = readers(looks(axes[0], g->depth, linear), low->depth);
-    const auto high = readers(looks(axes[1], g->height, linear), low->height);
-    const auto wide = looks(axes[2], g->width, linear);
+    const auto deep = find_readers(find_neighbors(axes[0], g->depth, linear), low->depth);
+    const auto high = find_readers(find_neighbors(axes[1], g->height, linear), low->height);
+    const auto wide = find_neighbors(axes[2], g->width, linear);
     by_lines(*low, threads, [&](int64_t b, int64_t first, int64_t last, int) {
         std::vector<float> line(g->width * channels), sum(low->width * channels);
         for (int64_t n = first; n < last; n++) {

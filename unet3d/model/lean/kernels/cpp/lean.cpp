@@ -1,4 +1,4 @@
-// Norm, activation and upsampling on channels-last maps, or on some rows or channels of one.
+// Norm, activation and upsampling of channels-last maps, or of some rows or channels of one.
 
 #include <algorithm>
 #include <vector>
@@ -6,12 +6,12 @@
 #include "interpolate.h"
 #include "map.h"
 
-constexpr int64_t BLOCK = 64;  // voxels that are summed in float, before double takes over
+constexpr int64_t BLOCK = 64;  // voxels summed in float before the sum is added to a double
 
-// What happens to the channels of a voxel. Outputs may be inputs, element by element.
+// Per-voxel functions over the channels. An output may alias an input of the same element.
 using Numbers = const float* __restrict;
 
-static inline void to_activation(
+static inline void normalize_voxel(
     const T* y, T* out, Numbers scale, Numbers shift, float slope, int64_t channels
 ) {
 #pragma omp simd
@@ -21,18 +21,18 @@ static inline void to_activation(
     }
 }
 
-static inline void to_moments(
-    const T* y, Numbers about, float* __restrict first, float* __restrict second, int64_t channels
+static inline void add_moments(
+    const T* y, Numbers pivot, float* __restrict first, float* __restrict second, int64_t channels
 ) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
-        const float d = widen(y[c]) - about[c];
+        const float d = widen(y[c]) - pivot[c];
         first[c] += d;
         second[c] += d * d;
     }
 }
 
-static inline void to_sums(
+static inline void add_gradient_sums(
     const T* g, const T* y, Numbers scale, Numbers shift, Numbers mean, Numbers inverse,
     float slope, float* __restrict first, float* __restrict second, int64_t channels
 ) {
@@ -45,7 +45,7 @@ static inline void to_sums(
     }
 }
 
-static inline void to_gradient(
+static inline void gradient_voxel(
     const T* g, const T* y, T* out, Numbers scale, Numbers shift, Numbers constant, Numbers linear,
     float slope, int64_t channels
 ) {
@@ -67,29 +67,29 @@ extern "C" void normalize(
             const T* from = y->line(b, n);
             T* to = out->line(b, n);
             for (int64_t w = 0; w < y->width; w++, from += y->stride[3], to += out->stride[3])
-                to_activation(from, to, s, o, slope, channels);
+                normalize_voxel(from, to, s, o, slope, channels);
         }
     });
 }
 
-// Sums per volume, thread and channel: `add` sees a voxel, and two float accumulators for each
-// channel, which are added up in double every BLOCK voxels.
+// Two sums per volume and channel: `add` adds a voxel to two float accumulators per channel, which
+// are added to doubles every BLOCK voxels.
 template <class Add>
 static std::vector<double> two_sums(const Map& map, int threads, Add add) {
     const int64_t channels = map.channels;
     std::vector<double> sums(map.batch * threads * 2 * channels, 0.0);
     by_lines(map, threads, [&](int64_t b, int64_t first, int64_t last, int thread) {
-        double* mine = sums.data() + (b * threads + thread) * 2 * channels;
+        double* own = sums.data() + (b * threads + thread) * 2 * channels;
         std::vector<float> part(2 * channels, 0.0f);
-        int64_t seen = 0;
+        int64_t count = 0;
         const auto flush = [&] {
-            for (int64_t c = 0; c < 2 * channels; c++) mine[c] += part[c], part[c] = 0;
-            seen = 0;
+            for (int64_t c = 0; c < 2 * channels; c++) own[c] += part[c], part[c] = 0;
+            count = 0;
         };
         for (int64_t n = first; n < last; n++)
             for (int64_t w = 0; w < map.width; w++) {
                 add(b, n, w, part.data(), part.data() + channels);
-                if (++seen == BLOCK) flush();
+                if (++count == BLOCK) flush();
             }
         flush();
     });
@@ -102,21 +102,21 @@ static std::vector<double> two_sums(const Map& map, int threads, Add add) {
 
 extern "C" void moments(const Map* y, float* mean, float* squares, int threads) {
     const int64_t channels = y->channels;
-    std::vector<float> values(y->batch * channels);  // of each channel one, against cancellation
-    float* about = values.data();
+    std::vector<float> values(y->batch * channels);  // one value per channel as pivot, against cancellation
+    float* pivot = values.data();
     for (int64_t b = 0; b < y->batch; b++)
-        for (int64_t c = 0; c < channels; c++) about[b * channels + c] = widen(y->line(b, 0)[c]);
+        for (int64_t c = 0; c < channels; c++) pivot[b * channels + c] = widen(y->line(b, 0)[c]);
     const auto sums = two_sums(
         *y, threads, [=](int64_t b, int64_t n, int64_t w, float* first, float* second) {
             const T* v = y->line(b, n) + w * y->stride[3];
-            to_moments(v, about + b * channels, first, second, channels);
+            add_moments(v, pivot + b * channels, first, second, channels);
         }
     );
     const double count = double(y->lines() * y->width);
     for (int64_t b = 0; b < y->batch; b++)
         for (int64_t c = 0; c < channels; c++) {
             const double* s = sums.data() + b * threads * 2 * channels;
-            mean[b * channels + c] = float(about[b * channels + c] + s[c] / count);
+            mean[b * channels + c] = float(pivot[b * channels + c] + s[c] / count);
             squares[b * channels + c] = float(std::max(0.0, s[channels + c] - s[c] * s[c] / count));
         }
 }
@@ -130,7 +130,7 @@ extern "C" void gradient_sums(
         *y, threads, [=](int64_t b, int64_t n, int64_t w, float* first, float* second) {
             const T *u = g->line(b, n) + w * g->stride[3], *v = y->line(b, n) + w * y->stride[3];
             const int64_t k = b * channels;
-            to_sums(u, v, scale + k, shift + k, mean + k, inverse + k, slope, first, second, channels);
+            add_gradient_sums(u, v, scale + k, shift + k, mean + k, inverse + k, slope, first, second, channels);
         }
     );
     for (int64_t b = 0; b < y->batch; b++)
@@ -151,7 +151,7 @@ extern "C" void gradient(
             const T *u = g->line(b, n), *v = y->line(b, n);
             T* to = out->line(b, n);
             for (int64_t w = 0; w < y->width; w++) {
-                to_gradient(u, v, to, scale + k, shift + k, constant + k, linear + k, slope, channels);
+                gradient_voxel(u, v, to, scale + k, shift + k, constant + k, linear + k, slope, channels);
                 u += g->stride[3], v += y->stride[3], to += out->stride[3];
             }
         }

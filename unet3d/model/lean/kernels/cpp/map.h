@@ -1,4 +1,4 @@
-// A map in memory, and its lines shared among threads.
+// A feature map in memory, and a parallel loop over its lines.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 using T = ELEMENT;
 
-// (B, C, D, H, W) with channels side by side; the strides are of B, D, H, W.
+// (B, C, D, H, W), channels-last; the strides are those of B, D, H, W.
 struct Map {
     T* data;
     int64_t batch, channels, depth, height, width, stride[4];
@@ -18,7 +18,7 @@ struct Map {
     }
 };
 
-// body(b, first, last, thread): the lines of each volume, shared among threads.
+// Calls body(b, first, last, thread) on the lines of each volume, split among threads.
 template <class Body> static void by_lines(const Map& map, int threads, Body body) {
 #pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1)
     for (int64_t b = 0; b < map.batch; b++)
