@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inference.helpers.allocated import allocated_at_most
+from tests.inference.helpers.allocated import measure_peak_bytes
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, InferenceProblem, choose_plan
 from unet3d.inference.segment import segment
@@ -12,7 +12,9 @@ from unet3d.units import GIB
 CPU = torch.device("cpu")
 
 
-def job(shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_bytes=0, held=0):
+def make_problem(
+    shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_bytes=0, held_bytes=0
+):
     return InferenceProblem(
         shape=shape,
         box=box,
@@ -22,61 +24,61 @@ def job(shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_b
         overlap=0.5,
         batch_size=batch_size,
         window_bytes=window_bytes,
-        held=held,
+        held_bytes=held_bytes,
     )
 
 
-@pytest.mark.parametrize("strips", [1, 3])
+@pytest.mark.parametrize("slabs", [1, 3])
 @pytest.mark.parametrize("mirror", [[], [0, 1]])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("box", [(40, 48, 30), (60, 70, 45), (20, 30, 11)])
-def test_a_forecast_bounds_what_is_taken_and_not_by_much(box, batch_size, mirror, strips):
+def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
-    window = allocated_at_most(lambda: network(batch.flip([]))) + batch.nbytes
-    asked = job(box=box, batch_size=batch_size, window_bytes=window)
-    found = choose_plan(asked, Budget(ram=2**40))
-    if strips > 1:
-        found = choose_plan(asked, Budget(ram=int(0.7 * found.ram)))
-        assert len(found.strips) > 1
+    window = measure_peak_bytes(lambda: network(batch.flip([]))) + batch.nbytes
+    problem = make_problem(box=box, batch_size=batch_size, window_bytes=window)
+    plan = choose_plan(problem, Budget(ram=2**40))
+    if slabs > 1:
+        plan = choose_plan(problem, Budget(ram=int(0.7 * plan.ram)))
+        assert len(plan.slabs) > 1
     labels, image = np.zeros(box, np.uint8), torch.randn(1, 40, 48, 30)
-    taken = allocated_at_most(
+    measured = measure_peak_bytes(
         lambda: segment(
             image,
             [network],
-            found,
+            plan,
             [Output(argmax_labels, labels)],
-            mirrored=list_flips(mirror),
+            flips=list_flips(mirror),
             device=CPU,
         )
     )
-    assert taken <= found.ram
-    assert taken > 0.75 * found.ram
+    assert measured <= plan.ram
+    assert measured > 0.75 * plan.ram
 
 
-def test_sums_go_to_ram_before_the_volume_is_cut_into_strips():
-    asked = job(window_bytes=1000, held=500)
-    on_gpu = choose_plan(asked, Budget(ram=2**40, gpu=2**40))
+def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
+    problem = make_problem(window_bytes=1000, held_bytes=500)
+    on_gpu = choose_plan(problem, Budget(ram=2**40, gpu=2**40))
     assert not on_gpu.sums_in_ram
     assert on_gpu.ram == 500
-    in_ram = choose_plan(asked, Budget(ram=2**40, gpu=on_gpu.gpu - 1))
+    in_ram = choose_plan(problem, Budget(ram=2**40, gpu=on_gpu.gpu - 1))
     assert in_ram.sums_in_ram
     assert in_ram.gpu == 1000
-    assert len(on_gpu.strips) == len(in_ram.strips) == 1
-    cut = choose_plan(asked, Budget(ram=in_ram.ram - 1, gpu=1000))
-    assert len(cut.strips) > 1
-    assert cut.extra > 0
+    assert len(on_gpu.slabs) == len(in_ram.slabs) == 1
+    split = choose_plan(problem, Budget(ram=in_ram.ram - 1, gpu=1000))
+    assert len(split.slabs) > 1
+    assert split.extra_fraction > 0
 
 
-def test_the_smallest_plan_is_given_where_none_fits():
-    least = choose_plan(job(), Budget(ram=1000))
-    assert not least.fits(Budget(ram=1000))
-    assert choose_plan(job(), Budget(ram=least.ram)) == least
+def test_the_smallest_plan_is_returned_if_none_fits():
+    smallest = choose_plan(make_problem(), Budget(ram=1000))
+    assert not smallest.fits(Budget(ram=1000))
+    assert choose_plan(make_problem(), Budget(ram=smallest.ram)) == smallest
 
 
 def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
     shape = (384, 384, 256)
-    asked = InferenceProblem(
+    problem = InferenceProblem(
         shape=shape,
         box=shape,
         channels=1,
@@ -84,8 +86,8 @@ def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
         patch=(128, 128, 128),
         overlap=0.5,
         batch_size=1,
-        window_bytes=GIB,  # logits, and a little network
-        held=5 * 384 * 384 * 256,
+        window_bytes=GIB,  # logits and a small network
+        held_bytes=5 * 384 * 384 * 256,
     )
-    assert choose_plan(asked, Budget(ram=2**40)).ram < 5 * GIB
-    assert choose_plan(asked, Budget(ram=3 * GIB)).fits(Budget(ram=3 * GIB))
+    assert choose_plan(problem, Budget(ram=2**40)).ram < 5 * GIB
+    assert choose_plan(problem, Budget(ram=3 * GIB)).fits(Budget(ram=3 * GIB))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from monai.inferers.utils import sliding_window_inference
 
-from tests.inference.helpers.allocated import allocated_at_most
+from tests.inference.helpers.allocated import measure_peak_bytes
 from unet3d.errors import UsageError
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import RegionsToLabels
@@ -10,7 +10,7 @@ from unet3d.inference.write_labels import RegionsToLabels
 
 @pytest.mark.parametrize("size", [(20, 17, 9), (5, 6, 7), (9, 30, 12)])
 @torch.no_grad()
-def test_labels_are_those_of_the_whole_logits(size):
+def test_labels_equal_those_of_monais_sliding_window(size):
     image, network = torch.randn(2, 1, *size), torch.nn.Conv3d(1, 3, 3, padding=1)
     labels = SlidingWindow([8, 8, 8], batch_size=3)(image, network)
     logits = sliding_window_inference(image, (8, 8, 8), 1, network, overlap=0.5, mode="gaussian")
@@ -18,7 +18,7 @@ def test_labels_are_those_of_the_whole_logits(size):
     assert labels.equal(logits.argmax(1).to(torch.uint8))
 
 
-def test_how_labels_are_decided_is_handed_in():
+def test_logits_become_labels_by_the_given_function():
     image = torch.randn(1, 2, 9, 8, 8)
     labels = SlidingWindow([8, 8, 8], decide=RegionsToLabels([4, 7]))(image, lambda x: x)
     expected = torch.where(image[:, 1] > 0, 7, torch.where(image[:, 0] > 0, 4, 0))
@@ -26,14 +26,14 @@ def test_how_labels_are_decided_is_handed_in():
 
 
 @torch.no_grad()
-def test_the_logits_of_the_whole_volume_are_never_there():
+def test_the_logits_of_the_whole_volume_are_never_allocated():
     image, network = torch.randn(1, 1, 96, 32, 32), torch.nn.Conv3d(1, 30, 1)
-    whole = 4 * 30 * image.numel()
-    taken = allocated_at_most(lambda: SlidingWindow([16, 16, 16])(image, network))
-    assert taken < 0.4 * whole
+    logits_bytes = 4 * 30 * image.numel()
+    peak = measure_peak_bytes(lambda: SlidingWindow([16, 16, 16])(image, network))
+    assert peak < 0.4 * logits_bytes
 
 
-@pytest.mark.parametrize("bad", [{"overlap": 1.0}, {"overlap": -0.1}, {"batch_size": 0}])
-def test_a_window_that_makes_no_sense_is_refused(bad):
-    with pytest.raises(UsageError, match="inference needs"):
-        SlidingWindow([8, 8, 8], **bad)
+@pytest.mark.parametrize("settings", [{"overlap": 1.0}, {"overlap": -0.1}, {"batch_size": 0}])
+def test_invalid_settings_are_errors(settings):
+    with pytest.raises(UsageError, match=r"inference\.overlap must be"):
+        SlidingWindow([8, 8, 8], **settings)

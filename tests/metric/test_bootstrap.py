@@ -9,10 +9,10 @@ NAN = math.nan
 
 
 def test_a_class_is_averaged_over_its_cases_and_the_classes_over_their_means():
-    found, overall = bootstrap_means(np.array([[1.0, 0.2], [0.5, NAN], [0.0, 0.6], [0.3, NAN]]))
-    assert [f["mean"] for f in found] == pytest.approx([0.45, 0.4])
-    assert [f["median"] for f in found] == pytest.approx([0.4, 0.4])
-    assert [f["cases"] for f in found] == [4, 2]
+    per_class, overall = bootstrap_means(np.array([[1.0, 0.2], [0.5, NAN], [0.0, 0.6], [0.3, NAN]]))
+    assert [c["mean"] for c in per_class] == pytest.approx([0.45, 0.4])
+    assert [c["median"] for c in per_class] == pytest.approx([0.4, 0.4])
+    assert [c["cases"] for c in per_class] == [4, 2]
     assert overall["mean"] == pytest.approx(0.425)
 
 
@@ -20,27 +20,27 @@ def test_the_interval_equals_scipys_percentile_bootstrap():
     from scipy.stats import bootstrap
 
     values = np.random.default_rng(0).beta(8, 2, 40)
-    (found,), overall = bootstrap_means(values[:, None])
-    theirs = bootstrap((values,), np.mean, n_resamples=10_000, method="percentile")
-    expected = (theirs.confidence_interval.low, theirs.confidence_interval.high)
-    assert (found["low"], found["high"]) == pytest.approx(expected, abs=3e-3)
-    assert (overall["low"], overall["high"]) == (found["low"], found["high"])
+    (single,), overall = bootstrap_means(values[:, None])
+    interval = bootstrap((values,), np.mean, n_resamples=10_000, method="percentile")
+    expected = (interval.confidence_interval.low, interval.confidence_interval.high)
+    assert (single["low"], single["high"]) == pytest.approx(expected, abs=3e-3)
+    assert (overall["low"], overall["high"]) == (single["low"], single["high"])
 
 
-def test_the_same_cases_give_the_same_interval():
+def test_intervals_are_reproducible():
     values = np.random.default_rng(0).random((7, 3))
     assert bootstrap_means(values) == bootstrap_means(values)
 
 
-def test_one_case_has_a_mean_and_no_interval():
+def test_one_case_has_a_mean_but_no_interval():
     (one, none), overall = bootstrap_means(np.array([[0.5, NAN]]))
     assert (one["mean"], one["cases"], none["cases"], overall["mean"]) == (0.5, 1, 0, 0.5)
     assert all(math.isnan(x["low"]) and math.isnan(x["high"]) for x in (one, none, overall))
     assert math.isnan(none["mean"])
 
 
-def test_a_class_that_few_cases_have_is_averaged_over_those_that_were_drawn():
+def test_resamples_without_the_class_do_not_count():
     rare = np.full((20, 1), NAN)
     rare[:2, 0] = (0.2, 0.4)
-    (found,), _ = bootstrap_means(rare)
-    assert (found["low"], found["high"]) == pytest.approx((0.2, 0.4))
+    (single,), _ = bootstrap_means(rare)
+    assert (single["low"], single["high"]) == pytest.approx((0.2, 0.4))

@@ -7,26 +7,26 @@ from unet3d.metric.dice import Dice
 from unet3d.types import IGNORE_LABEL
 
 
-def logits_of(classes, k):
+def one_hot(classes, k):
     return torch.nn.functional.one_hot(classes.long(), k).movedim(-1, 1).float()
 
 
 def test_dice_and_iou_equal_monais_on_whole_volumes():
     from monai.metrics import DiceMetric, MeanIoU
 
-    metric, theirs = Dice(["background", "a", "b"]), (DiceMetric(), MeanIoU())
+    metric, monais = Dice(["background", "a", "b"]), (DiceMetric(), MeanIoU())
     for _ in range(3):
         reference = torch.randint(0, 3, (1, 6, 5, 4))
         predicted = torch.randint(0, 3, (1, 6, 5, 4))
         metric.update(predicted, reference)
-        for other in theirs:
-            other(logits_of(predicted, 3)[:, 1:], logits_of(reference, 3)[:, 1:])
+        for monai_metric in monais:
+            monai_metric(one_hot(predicted, 3)[:, 1:], one_hot(reference, 3)[:, 1:])
     scores = metric.compute()
-    assert scores["dice"] == pytest.approx(theirs[0].aggregate().item(), abs=1e-6)
-    assert scores["iou"] == pytest.approx(theirs[1].aggregate().item(), abs=1e-6)
+    assert scores["dice"] == pytest.approx(monais[0].aggregate().item(), abs=1e-6)
+    assert scores["iou"] == pytest.approx(monais[1].aggregate().item(), abs=1e-6)
 
 
-def test_the_mean_is_over_volumes_and_not_over_voxels():
+def test_scores_are_means_over_volumes_not_over_voxels():
     metric = Dice(["background", "a"])
     large, small = torch.ones(1, 4, 4, 4), torch.zeros(1, 4, 4, 4)
     small[0, 0, 0, 0] = 1
@@ -35,17 +35,17 @@ def test_the_mean_is_over_volumes_and_not_over_voxels():
     assert metric.compute()["dice/a"] == 0.5
 
 
-def test_a_class_absent_from_both_is_left_out_and_a_wrong_one_scores_zero():
+def test_a_class_absent_from_both_is_skipped_and_a_false_positive_scores_zero():
     metric = Dice(["background", "a", "b"])
-    nothing, some = torch.zeros(1, 2, 2, 2), torch.ones(1, 2, 2, 2)
-    metric.update(some, nothing)
+    empty, full = torch.zeros(1, 2, 2, 2), torch.ones(1, 2, 2, 2)
+    metric.update(full, empty)
     scores = metric.compute()
     assert scores["dice/a"] == 0
     assert math.isnan(scores["dice/b"])
     assert scores["dice"] == 0
 
 
-def test_ignored_voxels_count_nowhere():
+def test_ignored_voxels_are_not_scored():
     metric = Dice(["background", "a"])
     reference = torch.ones(1, 2, 2, 2, dtype=torch.uint8)
     predicted = torch.ones(1, 2, 2, 2)
@@ -55,7 +55,7 @@ def test_ignored_voxels_count_nowhere():
     assert metric.compute()["dice/a"] == 1
 
 
-def test_a_region_is_judged_as_one_whatever_its_labels():
+def test_a_region_is_scored_as_the_union_of_its_labels():
     metric = Dice(["background", "a", "b", "c"], {"whole": [1, 2, 3], "core": [2, 3]})
     reference = torch.tensor([0, 1, 2, 3]).view(1, 1, 1, 4)
     metric.update(torch.tensor([0, 2, 3, 3]).view(1, 1, 1, 4), reference)
@@ -67,19 +67,19 @@ def test_a_region_is_judged_as_one_whatever_its_labels():
     assert set(scores) == {"dice", "iou", "dice/whole", "dice/core", "iou/whole", "iou/core"}
 
 
-def test_voxels_of_classes_and_regions_are_counted_but_for_those_to_ignore():
+def test_voxels_of_classes_and_regions_are_counted_without_ignored_ones():
     reference = torch.tensor([0, 1, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 5)
     prediction = torch.tensor([2, 2, 2, 0, 1]).view(1, 1, 1, 5)
-    for regions, found in (
+    for regions, expected in (
         (None, {"a": (1, 0), "b": (2, 3)}),
         ({"both": [1, 2]}, {"both": (3, 3)}),
     ):
         metric = Dice(["background", "a", "b"], regions)
         metric.update(prediction, reference)
-        assert metric.voxels() == found
+        assert metric.voxels() == expected
 
 
-def test_reset_forgets():
+def test_reset_removes_all_volumes():
     metric = Dice(["background", "a"])
     metric.update(torch.ones(1, 3, 3, 3), torch.ones(1, 3, 3, 3))
     metric.reset()

@@ -7,14 +7,14 @@ from unet3d.metric.surface import find_surface_voxels, surface_scores
 SPACINGS = [(1.0, 1.0, 1.0), (0.7, 0.7, 3.0), (5.0, 0.5, 1.3)]
 
 
-def blob(seed, shape=(14, 17, 12)):
+def make_blob(seed, shape=(14, 17, 12)):
     from scipy.ndimage import gaussian_filter
 
     noise = gaussian_filter(np.random.default_rng(seed).normal(size=shape), 1.5)
     return noise > np.quantile(noise, 0.8)
 
 
-def monais(prediction, reference, spacing_mm, tolerance_mm):
+def compute_with_monai(prediction, reference, spacing_mm, tolerance_mm):
     from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
     p, r = (torch.from_numpy(a)[None, None] for a in (prediction, reference))
@@ -27,46 +27,49 @@ def monais(prediction, reference, spacing_mm, tolerance_mm):
 @pytest.mark.parametrize("spacing_mm", SPACINGS)
 @pytest.mark.parametrize("seed", range(4))
 def test_distances_equal_monais(spacing_mm, seed):
-    prediction, reference = blob(seed), blob(seed + 100)  # blobs touch the volume's border
-    found = surface_scores(prediction, reference, spacing_mm=spacing_mm, tolerance_mm=1.4)
-    expected = monais(prediction, reference, spacing_mm, 1.4)
-    assert found == pytest.approx(expected, abs=1e-4)
+    prediction, reference = (
+        make_blob(seed),
+        make_blob(seed + 100),
+    )  # blobs touch the volume's border
+    scores = surface_scores(prediction, reference, spacing_mm=spacing_mm, tolerance_mm=1.4)
+    expected = compute_with_monai(prediction, reference, spacing_mm, 1.4)
+    assert scores == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:monai")
 def test_a_crop_around_both_structures_changes_nothing():
-    whole = np.zeros((2, 40, 30, 30), bool)
-    whole[0, 3:9, 4:9, 5:7] = whole[1, 5:12, 4:8, 5:9] = True
-    cropped = whole[:, 3:12, 4:9, 5:9]
+    full = np.zeros((2, 40, 30, 30), bool)
+    full[0, 3:9, 4:9, 5:7] = full[1, 5:12, 4:8, 5:9] = True
+    cropped = full[:, 3:12, 4:9, 5:9]
     settings = {"spacing_mm": (1, 2, 3), "tolerance_mm": 2.0}
-    found = surface_scores(cropped[0], cropped[1], **settings)
-    assert found == surface_scores(whole[0], whole[1], **settings)
-    assert found == pytest.approx(monais(whole[0], whole[1], (1, 2, 3), 2.0), abs=1e-4)
+    scores = surface_scores(cropped[0], cropped[1], **settings)
+    assert scores == surface_scores(full[0], full[1], **settings)
+    assert scores == pytest.approx(compute_with_monai(full[0], full[1], (1, 2, 3), 2.0), abs=1e-4)
 
 
-def test_single_voxels_are_as_far_apart_as_their_centres():
+def test_single_voxels_are_as_far_apart_as_their_centers():
     prediction, reference = np.zeros((2, 8, 8, 8), bool)
     prediction[1, 1, 1] = reference[1, 4, 5] = True
     settings = {"spacing_mm": (1.0, 1.0, 2.0)}
-    apart = np.hypot(3, 8)
-    assert surface_scores(prediction, reference, tolerance_mm=8.5, **settings) == (apart, 0)
-    assert surface_scores(prediction, reference, tolerance_mm=8.6, **settings) == (apart, 1)
+    distance = np.hypot(3, 8)
+    assert surface_scores(prediction, reference, tolerance_mm=8.5, **settings) == (distance, 0)
+    assert surface_scores(prediction, reference, tolerance_mm=8.6, **settings) == (distance, 1)
 
 
-def test_equal_structures_are_0_mm_apart_and_agree_at_any_tolerance():
-    structure = blob(0)
-    found = surface_scores(structure, structure, spacing_mm=(1, 1, 1), tolerance_mm=0)
-    assert found == (0, 1)
+def test_equal_structures_have_distance_0_and_full_agreement():
+    structure = make_blob(0)
+    scores = surface_scores(structure, structure, spacing_mm=(1, 1, 1), tolerance_mm=0)
+    assert scores == (0, 1)
 
 
-def test_a_distance_equal_to_the_tolerance_lies_within_it():
+def test_a_distance_equal_to_the_tolerance_is_within_it():
     prediction, reference = np.zeros((2, 8, 3, 3), bool)
     prediction[1, 1, 1] = reference[4, 1, 1] = True
     assert 3 * 0.1 > 0.3  # in float64
     assert surface_scores(prediction, reference, spacing_mm=(0.1,) * 3, tolerance_mm=0.3)[1] == 1
 
 
-def test_the_surface_is_the_shell_and_what_touches_the_border():
+def test_the_surface_is_the_shell_including_voxels_at_the_border():
     structure = np.zeros((6, 6, 6), bool)
     structure[0:4, 1:5, 1:5] = True
     inner = np.zeros_like(structure)
@@ -78,6 +81,6 @@ def test_the_larger_of_the_two_directions_counts():
     prediction, reference = np.zeros((2, 20, 3, 3), bool)
     reference[0] = prediction[0] = True
     prediction[10] = True  # every reference voxel is near, half of the predicted ones are not
-    forth = surface_scores(prediction, reference, spacing_mm=(1, 1, 1), tolerance_mm=1)
-    back = surface_scores(reference, prediction, spacing_mm=(1, 1, 1), tolerance_mm=1)
-    assert forth == back == (10, pytest.approx(18 / 27))
+    forward = surface_scores(prediction, reference, spacing_mm=(1, 1, 1), tolerance_mm=1)
+    backward = surface_scores(reference, prediction, spacing_mm=(1, 1, 1), tolerance_mm=1)
+    assert forward == backward == (10, pytest.approx(18 / 27))

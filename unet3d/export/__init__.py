@@ -1,1 +1,1 @@
-"""A network as a file that other programs run: ONNX, or torch.export's, without this package."""
+"""Export a network to ONNX or torch.export, to run without this package."""

@@ -1,8 +1,9 @@
-"""ONNX: operators of the standard alone, so that onnxruntime runs it as well as TensorRT."""
+"""Write and run ONNX files that only use standard operators, for onnxruntime or TensorRT."""
 
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,30 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from unet3d.errors import RunError
-from unet3d.export.program import INPUT, OUTPUT, find_root_cause, quiet
+from unet3d.export.program import INPUT, OUTPUT, find_root_cause, suppress_output
 
 ENDING = ".onnx"
-NEEDS = ("onnx", "onnxscript", "onnxruntime")
+REQUIRED_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
-"""What torch's exporter speaks by itself; others it translates to."""
+"""The native opset of torch's exporter; others need a conversion."""
 
-MOST_INSIDE = 2**31 - 2**26
-"""Bytes of weights that one file may hold: a protobuf message ends at 2 GiB."""
+MAX_INTERNAL_BYTES = 2**31 - 2**26
+"""Largest size of weights inside the .onnx file: protobuf messages are limited to 2 GiB."""
 
-LEAST_BESIDE = 1024
-"""Bytes of a tensor that goes into the file beside, if there has to be one."""
+MIN_EXTERNAL_BYTES = 1024
+"""Smallest tensor to move to the external data file, if there is one."""
 
 
-def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
-    """Write one file, or beside it `<name>.data` with weights of 2 GiB and more; say what it is.
+def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]) -> str:
+    """Write an ONNX file and return its format and version.
 
-    The facts are in the model's metadata, each as JSON.
+    The metadata becomes model properties, each as JSON. Weights over 2 GiB go to `<name>.data`.
     """
     import onnx
 
-    with quiet():
+    with suppress_output():
         try:
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 input_names=[INPUT],
                 output_names=[OUTPUT],
@@ -45,38 +46,38 @@ def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -
             )
         except Exception as error:
             raise RunError(
-                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot say "
-                f"this network in ONNX: {find_root_cause(error)}"
+                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot convert "
+                f"this network to ONNX: {find_root_cause(error)}"
             ) from error
-    assert made is not None
-    model = made.model_proto
-    foreign = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
-    if foreign:
-        raise RunError(f"ONNX itself has no {', '.join(sorted(foreign))}, which the network uses")
+    assert exported is not None
+    model = exported.model_proto
+    custom = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
+    if custom:
+        raise RunError(f"the network uses operators that ONNX lacks: {', '.join(sorted(custom))}")
     strip_metadata(model)
-    model.producer_name, model.producer_version = "unet3d", str(facts["unet3d"])
-    onnx.helper.set_model_props(model, {key: json.dumps(fact) for key, fact in facts.items()})
-    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    model.producer_name, model.producer_version = "unet3d", str(metadata["unet3d"])
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
+    weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     onnx.save_model(
         model,
         path,
-        save_as_external_data=weights > MOST_INSIDE,
+        save_as_external_data=weight_bytes > MAX_INTERNAL_BYTES,
         location=f"{path.name}.data",
-        size_threshold=LEAST_BESIDE,
+        size_threshold=MIN_EXTERNAL_BYTES,
     )
     return f"ONNX opset {OPSET}"
 
 
 def strip_metadata(model: Any) -> None:
-    """Without what torch notes of the Python that a node comes from, paths among it."""
+    """Remove torch's notes on the Python source of each node, which contain local paths."""
     graph = model.graph
     parts = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer, [graph])
-    for part in (part for several in parts for part in several):
+    for part in chain.from_iterable(parts):
         del part.metadata_props[:]
 
 
 class OnnxSession:
-    """A file as onnxruntime runs it on the CPU."""
+    """An ONNX file, run by onnxruntime on the CPU."""
 
     def __init__(self, path: Path):
         import onnxruntime
@@ -88,7 +89,8 @@ class OnnxSession:
             self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         except Exception as error:
             raise RunError(
-                f"onnxruntime {version('onnxruntime')} cannot load {path.name}: {find_root_cause(error)}"
+                f"onnxruntime {version('onnxruntime')} cannot load {path.name}: "
+                f"{find_root_cause(error)}"
             ) from error
 
     def __call__(self, batch: Tensor) -> Tensor:

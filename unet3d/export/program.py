@@ -1,4 +1,4 @@
-"""From a network to the graph of operators that both formats are written from."""
+"""Export a network to the graph of operators from which both formats are written."""
 
 import logging
 import warnings
@@ -16,56 +16,59 @@ from unet3d.types import Triple
 
 INPUT, OUTPUT = "image", "logits"
 
-KNOWN = ("aten", "prim", "prims")
-"""Whose operators every torch has, and ONNX a word for."""
+STANDARD_NAMESPACES = ("aten", "prim", "prims")
+"""Namespaces of the operators that every torch has and ONNX can express."""
 
 
 def export_program(network: nn.Module, channels: int, patch: Triple) -> ExportedProgram:
-    """The graph of (batch, C, D, H, W) -> (batch, K, D, H, W), for a batch of any size.
+    """Return the graph of (batch, C, D, H, W) -> (batch, K, D, H, W), for any batch size.
 
-    Space is fixed to the patch: a window of a volume is never of another size, a network goes by
-    it as it fits odd maps to each other, and runtimes plan their memory by it.
+    D, H and W are fixed to the patch: sliding windows have no other size, networks pad odd sizes
+    accordingly, and runtimes plan their memory for it.
     """
-    example = torch.zeros(2, channels, *patch)  # a batch of one would be taken for ever
-    with quiet():
+    example = torch.zeros(2, channels, *patch)  # a batch of 1 would be specialized
+    with suppress_output():
         try:
             batch = Dim("batch", min=1)
             program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
-        except Exception as error:  # whatever torch makes of what a network does
+        except Exception as error:  # torch raises many kinds
             raise RunError(
-                f"{type(network).__name__} cannot be traced by torch.export: {find_root_cause(error)}"
+                f"{type(network).__name__} cannot be traced by torch.export: "
+                f"{find_root_cause(error)}"
             ) from error
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             check_operators(part)
             for node in part.graph.nodes:
-                node.meta.pop("stack_trace", None)  # paths of the machine that exports
+                node.meta.pop("stack_trace", None)  # contains local paths
     return program
 
 
 def check_operators(graph: torch.fx.GraphModule) -> None:
-    """An operator that a package brings along would be missing wherever that is not installed."""
+    """Reject custom operators, which exist only where their package is installed."""
     for node in graph.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target.namespace not in KNOWN:
-            raise RunError(f"the network uses {node.target}, an operator that torch itself has not")
+        if isinstance(node.target, OpOverload) and node.target.namespace not in STANDARD_NAMESPACES:
+            raise RunError(
+                f"the network uses the custom operator {node.target}, which other programs lack"
+            )
 
 
 @contextmanager
-def quiet() -> Generator[None]:
-    """Without what torch's exporters say of themselves; errors are raised all the same."""
-    before = logging.root.manager.disable
+def suppress_output() -> Generator[None]:
+    """Suppress what torch's exporters log and print; errors are still raised."""
+    previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        said = StringIO()
-        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
+        sink = StringIO()
+        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)
 
 
 def find_root_cause(error: BaseException) -> str:
-    """The first line of what lies behind an error, which exporters wrap in pages of advice."""
+    """Return the first line of the original error, which exporters wrap in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

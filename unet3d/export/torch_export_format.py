@@ -1,4 +1,4 @@
-"""torch.export: a .pt2 that `torch.export.load` reads where this package is not installed."""
+"""Write and run torch.export files (.pt2), which load without this package."""
 
 import json
 from collections.abc import Mapping
@@ -10,30 +10,35 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from unet3d.errors import RunError
-from unet3d.export.program import find_root_cause, quiet
+from unet3d.export.program import find_root_cause, suppress_output
 
 ENDING = ".pt2"
-NEEDS = ()
-FACTS = "unet3d.json"
+REQUIRED_PACKAGES = ()
+METADATA_FILE = "unet3d.json"
 
 
-def write_torch_export(program: ExportedProgram, path: Path, facts: Mapping[str, Any]) -> str:
-    """Write the file, the facts in it as an extra file, and say what it is."""
-    with quiet():
-        torch.export.save(program, path, extra_files={FACTS: json.dumps(facts, indent=1)})
+def write_torch_export(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]) -> str:
+    """Write a .pt2 file and return its format and version.
+
+    The metadata becomes an extra file inside, unet3d.json.
+    """
+    with suppress_output():
+        torch.export.save(
+            program, path, extra_files={METADATA_FILE: json.dumps(metadata, indent=1)}
+        )
     return f"torch.export of torch {torch.__version__}"
 
 
 class ExportedSession:
-    """A file as torch runs it on the CPU."""
+    """A .pt2 file, run by torch on the CPU."""
 
     def __init__(self, path: Path):
         try:
-            with quiet():
+            with suppress_output():
                 self.module = torch.export.load(path).module()
         except Exception as error:
             raise RunError(
-                f"torch cannot load {path.name} again: {find_root_cause(error)}"
+                f"torch cannot load the exported {path.name}: {find_root_cause(error)}"
             ) from error
 
     def __call__(self, batch: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Sliding-window inference within a memory budget."""
+"""Run sliding-window inference within a memory budget."""

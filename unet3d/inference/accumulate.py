@@ -1,4 +1,4 @@
-"""A volume through networks, window by window, with their logits summed in open bars."""
+"""Run the windows of a volume through networks and accumulate their logits tile by tile."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,21 +14,21 @@ from unet3d.types import Triple
 Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
 
-FAINT = 1e-3
-"""The least weight of a window's voxel against its middle one, as in MONAI."""
+MIN_IMPORTANCE = 1e-3
+"""Smallest weight of a window's voxel relative to its center, as in MONAI."""
 
 
 def make_gaussian_importance(patch: Triple) -> Tensor:
-    """The weight of each voxel of a window: a gaussian of an eighth of its sides, never faint."""
+    """Return a window's importance map: a Gaussian with an eighth of its sides as sigma."""
     weights = torch.ones(())
     for side in patch:
-        at = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
-        weights = weights[..., None] * torch.exp(-(at**2) / (2 * (side / 8) ** 2))
-    return weights.clamp(min=FAINT)
+        offset = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
+        weights = weights[..., None] * torch.exp(-(offset**2) / (2 * (side / 8) ** 2))
+    return weights.clamp(min=MIN_IMPORTANCE)
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """All combinations of flips along some axes of a volume, no flip among them.
+    """Return all combinations of flips along these axes, no flip included.
 
     >>> list_flips([0, 2])
     [(), (2,), (0,), (0, 2)]
@@ -38,83 +38,88 @@ def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 class Accumulator:
-    """Weighted sums of logits in the open bars; the sum of the weights is their last channel."""
+    """Weighted sums of logits for the active tiles.
 
-    def __init__(self, walk: WindowSchedule, device: torch.device):
-        self.walk = walk
-        self.weights = make_gaussian_importance(walk.patch).to(device)
-        self.open: dict[tuple[Span, Span], Tensor] = {}
+    The last channel of a tile's sum is the sum of the weights.
+    """
 
-    def add(self, window: Triple, logits: Tensor, flipped: Sequence[int]) -> None:
-        """Take in the logits (K, D, H, W) of a window, which was flipped along some axes."""
-        turned = [axis + 1 for axis in flipped]
-        for rows, columns in self.walk.under(window):
-            block = self.open.get((rows, columns))
-            if block is None:
-                block = self.open[rows, columns] = self._opened(rows, columns, len(logits))
-            begin, stop = self.walk.along(window)
-            inside, read = [], []
-            for axis, (start, end) in enumerate(self.walk.placed(rows, columns, (begin, stop))):
+    def __init__(self, schedule: WindowSchedule, device: torch.device):
+        self.schedule = schedule
+        self.weights = make_gaussian_importance(schedule.patch).to(device)
+        self.active: dict[tuple[Span, Span], Tensor] = {}
+
+    def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:
+        """Add the logits (K, D, H, W) of a window that was flipped along some axes."""
+        flip_dims = [axis + 1 for axis in flips]
+        for rows, columns in self.schedule.find_tiles_under(window):
+            sums = self.active.get((rows, columns))
+            if sums is None:
+                sums = self.active[rows, columns] = self._make_sums(rows, columns, len(logits))
+            begin, stop = self.schedule.get_lengthwise_span(window)
+            inside, source = [], []  # slices of the weights, and of the flipped logits
+            spans = self.schedule.to_volume_order(rows, columns, (begin, stop))
+            for axis, (start, end) in enumerate(spans):
                 first, last = start - window[axis], end - window[axis]
                 inside.append(slice(first, last))
-                side = self.walk.patch[axis]
-                read.append(slice(side - last, side - first) if axis in flipped else inside[-1])
-            piece = logits[(slice(None), *read)].float()
+                side = self.schedule.patch[axis]
+                source.append(slice(side - last, side - first) if axis in flips else inside[-1])
+            values = logits[(slice(None), *source)].float()
             weights = self.weights[tuple(inside)]
-            part = block.narrow(self.walk.order[2] + 1, begin, stop - begin)
-            part[:-1].addcmul_(piece.flip(turned) if turned else piece, weights)
+            part = sums.narrow(self.schedule.order[2] + 1, begin, stop - begin)
+            part[:-1].addcmul_(values.flip(flip_dims) if flip_dims else values, weights)
             part[-1] += weights
 
-    def finalize(self, bar: Tile) -> Tensor:
-        """The mean logits (K, D, H, W) of a finished bar, no longer held here."""
-        block = self.open.pop((bar.rows, bar.columns))
-        block[:-1] /= block[-1]
-        return block[:-1]
+    def finalize(self, tile: Tile) -> Tensor:
+        """Return the mean logits (K, D, H, W) of a completed tile and release its sums."""
+        sums = self.active.pop((tile.rows, tile.columns))
+        sums[:-1] /= sums[-1]
+        return sums[:-1]
 
-    def _opened(self, rows: Span, columns: Span, classes: int) -> Tensor:
-        whole = (0, self.walk.size[self.walk.order[2]])
-        shape = map(compute_span_length, self.walk.placed(rows, columns, whole))
+    def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
+        full_length = (0, self.schedule.size[self.schedule.order[2]])
+        spans = self.schedule.to_volume_order(rows, columns, full_length)
+        shape = map(compute_span_length, spans)
         return torch.zeros(classes + 1, *shape, device=self.weights.device)
 
 
 def run_windows(
     image: Tensor,
-    walk: WindowSchedule,
+    schedule: WindowSchedule,
     networks: Sequence[Network],
-    take: Callable[[Tile, Tensor], None],
+    on_tile: Callable[[Tile, Tensor], None],
     *,
-    mirrored: Sequence[Sequence[int]] = ((),),
+    flips: Sequence[Sequence[int]] = ((),),
     device: torch.device,
-    keep: torch.device,
-    told: Callable[[int], None] = lambda windows: None,
+    sum_device: torch.device,
+    on_windows: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Give `take` each bar with its mean logits (K, D, H, W), over networks and mirrorings.
+    """Call `on_tile` with each tile and its mean logits (K, D, H, W) over networks and flips.
 
-    `image` is (C, D, H, W); windows are computed on `device` and summed on `keep`; `told` hears how
-    many are done.
+    `image` is (C, D, H, W). Windows are computed on `device` and summed on `sum_device`.
+    `on_windows` is called with the size of each completed batch.
     """
-    sums = Accumulator(walk, keep)
-    bars = deque(walk.bars)
-    for begin in range(0, len(walk.windows), walk.batch_size):
-        windows = walk.windows[begin : begin + walk.batch_size]
-        batch = torch.stack([extract_window(image, at, walk.patch) for at in windows]).to(device)
-        for network, flipped in product(networks, mirrored):
-            logits = network(batch.flip([axis + 2 for axis in flipped])).to(keep)
+    sums = Accumulator(schedule, sum_device)
+    tiles = deque(schedule.tiles)
+    for begin in range(0, len(schedule.windows), schedule.batch_size):
+        windows = schedule.windows[begin : begin + schedule.batch_size]
+        batch = torch.stack([extract_window(image, w, schedule.patch) for w in windows]).to(device)
+        for network, axes in product(networks, flips):
+            logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
             for number, window in enumerate(windows):
-                sums.add(window, logits[number], flipped)
-            del logits  # before the next ones are made
-        told(len(windows))
-        while bars and bars[0].last < begin + len(windows):
-            bar = bars.popleft()
-            take(bar, sums.finalize(bar))
+                sums.add(window, logits[number], axes)
+            del logits  # before the network computes the next ones
+        on_windows(len(windows))
+        while tiles and tiles[0].last < begin + len(windows):
+            tile = tiles.popleft()
+            on_tile(tile, sums.finalize(tile))
 
 
-def extract_window(image: Tensor, at: Triple, patch: Triple) -> Tensor:
-    """A window of (C, D, H, W); what lies outside is 0."""
+def extract_window(image: Tensor, start: Triple, patch: Triple) -> Tensor:
+    """Return a window of (C, D, H, W), padded with 0 outside the image."""
     inside, missing = [], []
-    for n, start, side in zip(image.shape[1:], at, patch, strict=True):
-        inside.append(slice(max(start, 0), min(start + side, n)))
-        missing.append((max(-start, 0), max(start + side - n, 0)))
-    piece = image[(slice(None), *inside)]
-    around = [n for sides in reversed(missing) for n in sides]
-    return pad(piece, around) if any(around) else piece
+    for n, first, side in zip(image.shape[1:], start, patch, strict=True):
+        inside.append(slice(max(first, 0), min(first + side, n)))
+        missing.append((max(-first, 0), max(first + side - n, 0)))
+    window = image[(slice(None), *inside)]
+    padding = [n for sides in reversed(missing) for n in sides]
+    return pad(window, padding) if any(padding) else window

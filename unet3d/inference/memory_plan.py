@@ -1,4 +1,4 @@
-"""What segmenting a volume takes, before it starts, and the cheapest way that fits."""
+"""Predict the memory of segmenting a volume and choose the cheapest plan that fits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from unet3d.inference.window_order import (
 from unet3d.types import Triple
 
 FLOAT = 4
-"""Bytes of a number in fp32."""
+"""Bytes of a float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceProblem:
-    """A volume and the networks that are to segment it."""
+    """A volume and the networks to segment it with."""
 
-    shape: Triple  # of the prepared volume
-    box: Triple  # of its part of the file's grid
+    shape: Triple  # of the preprocessed volume
+    box: Triple  # of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
     patch: Triple
     overlap: float
     batch_size: int
-    window_bytes: int  # what a batch of windows takes on its device, from its input to its logits
-    held: int  # bytes of RAM that stay: the image and what is written
+    window_bytes: int  # of a batch of windows on its device, from input to logits
+    held_bytes: int  # bytes of RAM in use throughout: the image and the outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes that there are."""
+    """Available bytes."""
 
     ram: int
     gpu: int | None = None  # None: windows are computed on the CPU
@@ -42,88 +42,95 @@ class Budget:
 
 @dataclass(frozen=True)
 class Slab:
-    """A walk of its own, and the columns that are decided in it."""
+    """A schedule of its own, and the columns that it writes."""
 
-    walk: WindowSchedule
+    schedule: WindowSchedule
     columns: Span
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferencePlan:
-    """How a volume is walked, and what that takes at most."""
+    """How to schedule a volume's windows, and the peak memory."""
 
-    strips: tuple[Slab, ...]
+    slabs: tuple[Slab, ...]
     sums_in_ram: bool
     ram: int
     gpu: int  # 0 if windows are computed on the CPU
-    extra: float  # windows that are computed again at seams, as a share
+    extra_fraction: float  # fraction of windows that are computed again because slabs overlap
 
     @property
     def order(self) -> Triple:
-        """The volume's axes as they are walked."""
-        return self.strips[0].walk.order
+        """Return the volume's axes in the order of the schedule."""
+        return self.slabs[0].schedule.order
 
     @property
     def windows(self) -> int:
-        """How many are computed."""
-        return sum(len(strip.walk.windows) for strip in self.strips)
+        """Return the number of windows to compute."""
+        return sum(len(slab.schedule.windows) for slab in self.slabs)
 
     def fits(self, budget: Budget) -> bool:
-        """Whether there is that much."""
+        """Return whether the plan fits the budget."""
         return self.ram <= budget.ram and self.gpu <= (budget.gpu or 0)
 
 
 def choose_plan(job: InferenceProblem, budget: Budget) -> InferencePlan:
-    """The first that fits: with sums on the GPU, in RAM, in more and more strips.
+    """Return the first plan that fits: sums on the GPU, then in RAM, then in ever more slabs.
 
-    If none does, the one that takes least, for the one who asks to say what is missing.
+    If none fits, return the one that needs the least, so that the caller can report the shortfall.
     """
-    whole = sorted(list_plans(job, budget, strips=False), key=_preference)
-    for found in whole:
-        if found.fits(budget):
-            return found
-    cut = sorted(list_plans(job, budget, strips=True), key=_preference)
-    for found in cut:
-        if found.fits(budget):
-            return found
-    return min(whole + cut, key=lambda found: (found.gpu, found.ram))
+    unsplit = sorted(list_plans(job, budget, split=False), key=_get_cost)
+    for plan in unsplit:
+        if plan.fits(budget):
+            return plan
+    split = sorted(list_plans(job, budget, split=True), key=_get_cost)
+    for plan in split:
+        if plan.fits(budget):
+            return plan
+    return min(unsplit + split, key=lambda plan: (plan.gpu, plan.ram))
 
 
-def _preference(found: InferencePlan) -> tuple[int, bool, int]:
-    return found.windows, found.sums_in_ram, found.ram + found.gpu
+def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
+    return plan.windows, plan.sums_in_ram, plan.ram + plan.gpu
 
 
-def list_plans(job: InferenceProblem, budget: Budget, *, strips: bool) -> Iterator[InferencePlan]:
-    """Every order of the axes; whole, or in every number of strips."""
+def list_plans(job: InferenceProblem, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
+    """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
+    windows_once = prod(
+        len(compute_window_starts(n, p, job.overlap))
+        for n, p in zip(job.shape, job.patch, strict=True)
+    )
     for d, h, w in permutations(range(3)):
         order = (d, h, w)
-        begins = compute_window_starts(job.shape[h], job.patch[h], job.overlap)
-        for count in range(2, len(begins) + 1) if strips else (1,):
-            parts = tuple(_strips(job, order, begins, count))
-            windows = sum(len(part.walk.windows) for part in parts)
-            once = prod(
-                len(compute_window_starts(n, p, job.overlap))
-                for n, p in zip(job.shape, job.patch, strict=True)
-            )
+        starts = compute_window_starts(job.shape[h], job.patch[h], job.overlap)
+        for count in range(2, len(starts) + 1) if split else (1,):
+            slabs = tuple(_split_into_slabs(job, order, starts, count))
+            windows = sum(len(slab.schedule.windows) for slab in slabs)
             for sums_in_ram in (True,) if budget.gpu is None else (False, True):
-                ram, gpu = _bytes(job, parts, sums_in_ram=sums_in_ram, gpu=budget.gpu is not None)
+                ram, gpu = _predict_bytes(
+                    job, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu is not None
+                )
                 yield InferencePlan(
-                    strips=parts,
+                    slabs=slabs,
                     sums_in_ram=sums_in_ram,
                     ram=ram,
                     gpu=gpu,
-                    extra=windows / once - 1,
+                    extra_fraction=windows / windows_once - 1,
                 )
 
 
-def _strips(job: InferenceProblem, order: Triple, begins: list[int], count: int) -> Iterator[Slab]:
-    """Columns from a window's begin to another's; the one before is interpolated with."""
+def _split_into_slabs(
+    job: InferenceProblem, order: Triple, starts: list[int], count: int
+) -> Iterator[Slab]:
+    """Split the columns at window starts.
+
+    If columns are resampled, a slab also computes the column before it, to interpolate with.
+    """
     size = job.shape[order[1]]
-    interpolated = size != job.box[order[1]]
-    edges = [0, *(begins[n * len(begins) // count] for n in range(1, count)), size]
+    resampled = size != job.box[order[1]]
+    edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
     for start, stop in pairwise(edges):
-        first = max(0, start - interpolated)
-        walk = WindowSchedule(
+        first = max(0, start - resampled)
+        schedule = WindowSchedule(
             size=job.shape,
             patch=job.patch,
             overlap=job.overlap,
@@ -131,41 +138,44 @@ def _strips(job: InferenceProblem, order: Triple, begins: list[int], count: int)
             columns=(first, stop),
             batch_size=job.batch_size,
         )
-        yield Slab(walk, (start, stop))
+        yield Slab(schedule, (start, stop))
 
 
-def _bytes(
-    job: InferenceProblem, strips: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
+def _predict_bytes(
+    job: InferenceProblem, slabs: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
 ) -> tuple[int, int]:
-    """(RAM, GPU): what is held, the sums, and the most of what comes and goes beside them."""
-    walks = [strip.walk for strip in strips]
-    sums = max(_sums(job, walk) for walk in walks)
-    passing = max(_passing(job, walk) for walk in walks)
+    """Return the peak (RAM, GPU) bytes: constant parts, sums and the largest temporary."""
+    schedules = [slab.schedule for slab in slabs]
+    sums = max(_predict_sums(job, schedule) for schedule in schedules)
+    temporary = max(_predict_temporaries(job, schedule) for schedule in schedules)
     if not gpu:
-        return job.held + sums + max(passing, job.window_bytes), 0
+        return job.held_bytes + sums + max(temporary, job.window_bytes), 0
     if sums_in_ram:
-        return job.held + sums + passing, job.window_bytes
-    return job.held, sums + max(passing, job.window_bytes)
+        return job.held_bytes + sums + temporary, job.window_bytes
+    return job.held_bytes, sums + max(temporary, job.window_bytes)
 
 
-def _sums(job: InferenceProblem, walk: WindowSchedule) -> int:
-    """The open bars, the windows' weights, and the rows and columns kept to interpolate with."""
-    a, b, c = walk.order
-    numbers = walk.open_voxels * (job.classes + 1) + prod(job.patch)
+def _predict_sums(job: InferenceProblem, schedule: WindowSchedule) -> int:
+    """Return the bytes of active tiles, the importance map, and rows and columns kept."""
+    a, b, c = schedule.order
+    numbers = schedule.max_active_voxels * (job.classes + 1) + prod(job.patch)
     if job.shape[a] != job.box[a]:
-        numbers += job.classes * compute_span_length(walk.wanted) * job.shape[c]
+        numbers += job.classes * compute_span_length(schedule.column_span) * job.shape[c]
     if job.shape[b] != job.box[b]:
         numbers += job.classes * 2 * job.patch[a] * job.shape[c]
     return FLOAT * numbers
 
 
-def _passing(job: InferenceProblem, walk: WindowSchedule) -> int:
-    """A batch with its logits and the piece of them that is added, or a row that is decided."""
-    _, b, c = walk.order
-    rows, columns = (max(map(compute_span_length, cuts)) for cuts in walk.cuts)
+def _predict_temporaries(job: InferenceProblem, schedule: WindowSchedule) -> int:
+    """Return the bytes of a batch, its logits and the part being added, or of a row being written.
+
+    The larger of the two.
+    """
+    _, b, c = schedule.order
+    rows, columns = (max(map(compute_span_length, spans)) for spans in schedule.tile_spans)
     window = (job.channels + job.classes) * prod(job.patch)
-    piece = job.classes * rows * columns * job.patch[c]
-    along = max(job.shape[c], job.box[c])
-    decided = -(-columns * job.box[b] // job.shape[b]) + 1
-    row = job.classes * (3 * (columns + 1) * job.shape[c] + 5 * decided * along)
-    return FLOAT * max(job.batch_size * window + 2 * piece, row)
+    part = job.classes * rows * columns * job.patch[c]
+    length = max(job.shape[c], job.box[c])
+    written = -(-columns * job.box[b] // job.shape[b]) + 1
+    row = job.classes * (3 * (columns + 1) * job.shape[c] + 5 * written * length)
+    return FLOAT * max(job.batch_size * window + 2 * part, row)

@@ -1,31 +1,31 @@
-"""Only the largest piece of a class is kept, where a patient has just one of it."""
+"""Keep only the largest connected component of a class that occurs once per patient."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-BYTES = 8
-"""What cleaning takes at most for each voxel."""
+BYTES_PER_VOXEL = 8
+"""Most bytes per voxel that `keep_largest_component` needs."""
 
 
 def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
-    """Turn all but the largest piece of each class into background, in place.
+    """Turn all but the largest component of each class into background, in place.
 
-    Voxels that touch, be it at a corner, are one piece.
+    Voxels are connected across faces, edges and corners.
     """
     from scipy.ndimage import find_objects, label
 
     boxes = find_objects(labels)
     for number in classes:
         box = boxes[number - 1] if number <= len(boxes) else None
-        if box is None:  # the class is not there
+        if box is None:  # the class is absent
             continue
         part = labels[box]
         mask = part == number
-        pieces, count = label(mask, structure=np.ones((3, 3, 3)))
+        components, count = label(mask, structure=np.ones((3, 3, 3)))
         if count > 1:
             sizes = np.zeros(count + 1, np.int64)
-            for row in pieces:  # counted at once, they would be copied to 64 bits
-                sizes += np.bincount(row.ravel(), minlength=count + 1)
-            mask &= pieces != 1 + np.argmax(sizes[1:])
+            for plane in components:  # all at once, bincount would copy them to 64 bits
+                sizes += np.bincount(plane.ravel(), minlength=count + 1)
+            mask &= components != 1 + np.argmax(sizes[1:])
             part[mask] = 0

@@ -1,4 +1,4 @@
-"""A prepared volume -> what is decided of it, by a plan."""
+"""Segment a preprocessed volume according to a memory plan."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,24 +16,27 @@ def segment(
     plan: InferencePlan,
     outputs: Sequence[Output],
     *,
-    mirrored: Sequence[Sequence[int]] = ((),),
+    flips: Sequence[Sequence[int]] = ((),),
     device: torch.device,
-    told: Callable[[int], None] = lambda windows: None,
+    on_windows: Callable[[int], None] = lambda windows: None,
 ) -> None:
-    """Fill the targets of all outputs, at whatever resolution they have; `image` is (C, D, H, W).
+    """Fill the targets of all outputs, at their own resolution, from `image` (C, D, H, W).
 
-    `told` hears of windows as they are done.
+    `flips` are the flips to average over; `on_windows` is called with the size of each completed
+    batch of windows.
     """
-    keep = torch.device("cpu") if plan.sums_in_ram else device
-    for strip in plan.strips:
-        decider = LabelWriter(outputs, walk=strip.walk, columns=strip.columns, device=keep)
+    sum_device = torch.device("cpu") if plan.sums_in_ram else device
+    for slab in plan.slabs:
+        writer = LabelWriter(
+            outputs, schedule=slab.schedule, columns=slab.columns, device=sum_device
+        )
         run_windows(
             image,
-            strip.walk,
+            slab.schedule,
             networks,
-            decider.write,
-            mirrored=mirrored,
+            writer.write,
+            flips=flips,
             device=device,
-            keep=keep,
-            told=told,
+            sum_device=sum_device,
+            on_windows=on_windows,
         )

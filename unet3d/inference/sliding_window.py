@@ -1,4 +1,4 @@
-"""A whole volume through the network, window by window, to the labels of its voxels."""
+"""Segment whole volumes with a sliding window, as validation does."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -13,7 +13,7 @@ from unet3d.inference.write_labels import Decision, argmax_labels
 
 
 class SlidingWindow:
-    """Overlapping windows of `patch_size`, blended with gaussian weights, decided bar by bar."""
+    """Overlapping windows of `patch_size`, blended with Gaussian weights, labeled tile by tile."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class SlidingWindow:
     ):
         if not 0 <= overlap < 1 or batch_size < 1:
             raise UsageError(
-                "inference needs overlap in 0..1 (1 excluded) and batch_size >= 1, "
+                "inference.overlap must be in 0..1 (1 excluded) and inference.batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
         if len(patch_size) != 3 or min(patch_size) < 1:
@@ -38,11 +38,11 @@ class SlidingWindow:
 
     def __call__(self, image: Tensor, network: Network) -> Tensor:
         """(B, C, D, H, W) -> labels (B, D, H, W), uint8."""
-        return torch.stack([self._labels(one, network) for one in image])
+        return torch.stack([self._segment(volume, network) for volume in image])
 
-    def _labels(self, image: Tensor, network: Network) -> Tensor:
+    def _segment(self, image: Tensor, network: Network) -> Tensor:
         _, d, h, w = image.shape
-        walks = [
+        schedules = [
             WindowSchedule(
                 size=(d, h, w),
                 patch=self.patch_size,
@@ -52,12 +52,15 @@ class SlidingWindow:
             )
             for a, b, c in permutations(range(3))
         ]
-        walk = min(walks, key=lambda walk: walk.open_voxels)
+        schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
-        def take(bar: Tile, logits: Tensor) -> None:
-            place = walk.placed(bar.rows, bar.columns, (0, walk.size[walk.order[2]]))
-            labels[tuple(slice(*span) for span in place)] = self.decide(logits)
+        def write_tile(tile: Tile, logits: Tensor) -> None:
+            full_length = (0, schedule.size[schedule.order[2]])
+            spans = schedule.to_volume_order(tile.rows, tile.columns, full_length)
+            labels[tuple(slice(*span) for span in spans)] = self.decide(logits)
 
-        run_windows(image, walk, [network], take, device=image.device, keep=image.device)
+        run_windows(
+            image, schedule, [network], write_tile, device=image.device, sum_device=image.device
+        )
         return labels

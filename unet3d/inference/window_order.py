@@ -1,8 +1,8 @@
-"""Which windows of a volume come when, so that as little as can be is open at a time.
+"""Order the windows of a volume so that few voxels are accumulated at a time.
 
-The volume is cut where windows begin and end. Along the walk's first two axes the cuts make bars,
-which span the third axis whole: a bar is opened by the first window that covers it and finished
-with the last one. Windows go row by row, so that about as much is open as half a window is thick.
+Window edges cut the first two axes into tiles that span the whole third axis. A tile is active from
+the first window that covers it to the last one. Windows go row by row, so about half a window's
+thickness of rows is active at a time.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns that the same windows cover, from the `first` to the `last` by number."""
+    """Rows and columns covered by the same windows, whose numbers go from `first` to `last`."""
 
     rows: Span
     columns: Span
@@ -28,95 +28,96 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSchedule:
-    """Which windows in which order, and what is open meanwhile."""
+    """The windows of a volume in their order, and the tiles that they cover."""
 
     size: Triple  # of the volume
     patch: Triple
     overlap: float
-    order: Triple = (0, 1, 2)  # the volume's axes: of the rows, the columns, and along the bars
-    columns: Span | None = None  # only these are wanted; None: all
+    order: Triple = (0, 1, 2)  # the volume's axes for rows, columns and the tiles' length
+    columns: Span | None = None  # only these columns are computed; None: all
     batch_size: int = 1
 
     @property
-    def wanted(self) -> Span:
-        """The columns that are wanted."""
+    def column_span(self) -> Span:
+        """Return the columns to compute."""
         return self.columns or (0, self.size[self.order[1]])
 
     @cached_property
     def starts(self) -> list[list[int]]:
-        """Of the windows along the rows, the columns and the bars."""
-        rows, columns, along = (
+        """Return where windows start along the rows, the columns and the tiles' length."""
+        rows, columns, lengthwise = (
             compute_window_starts(self.size[axis], self.patch[axis], self.overlap)
             for axis in self.order
         )
-        begin, end = self.wanted
-        thick = self.patch[self.order[1]]
-        return [rows, [s for s in columns if s < end and s + thick > begin], along]
+        begin, end = self.column_span
+        width = self.patch[self.order[1]]
+        return [rows, [s for s in columns if s < end and s + width > begin], lengthwise]
 
     @cached_property
     def windows(self) -> list[Triple]:
-        """Where they begin, in the volume's axes; below 0 where the volume is smaller."""
+        """Return where windows start (D, H, W); below 0 along axes shorter than a patch."""
         d, h, w = (self.order.index(axis) for axis in range(3))
-        return [(at[d], at[h], at[w]) for at in product(*self.starts)]
+        return [(start[d], start[h], start[w]) for start in product(*self.starts)]
 
     @cached_property
-    def cuts(self) -> tuple[list[Span], list[Span]]:
-        """The rows and the columns of the bars."""
+    def tile_spans(self) -> tuple[list[Span], list[Span]]:
+        """Return the row spans and the column spans of the tiles."""
         a, b, _ = self.order
         rows, columns, _ = self.starts
         return split_at_edges(rows, self.patch[a], (0, self.size[a])), split_at_edges(
-            columns, self.patch[b], self.wanted
+            columns, self.patch[b], self.column_span
         )
 
     @cached_property
-    def bars(self) -> list[Tile]:
-        """As they are finished: each after the bars before it along the rows and the columns."""
+    def tiles(self) -> list[Tile]:
+        """Return the tiles in the order in which they are completed.
+
+        A tile comes after the tiles before it along the rows and along the columns.
+        """
         a, b, _ = self.order
-        _, columns, along = self.starts
-        found = []
-        for row, column in product(*self.cuts):
-            of_rows = find_windows_over(self.starts[0], self.patch[a], row)
-            of_columns = find_windows_over(columns, self.patch[b], column)
-            first = (of_rows[0] * len(columns) + of_columns[0]) * len(along)
-            last = (of_rows[-1] * len(columns) + of_columns[-1] + 1) * len(along) - 1
-            found.append(Tile(row, column, first, last))
-        return sorted(found, key=lambda bar: (bar.last, bar.rows, bar.columns))
+        row_starts, column_starts, lengthwise = self.starts
+        tiles = []
+        for rows, columns in product(*self.tile_spans):
+            over_rows = find_windows_over(row_starts, self.patch[a], rows)
+            over_columns = find_windows_over(column_starts, self.patch[b], columns)
+            per_row, per_column = len(column_starts), len(lengthwise)
+            first = (over_rows[0] * per_row + over_columns[0]) * per_column
+            last = (over_rows[-1] * per_row + over_columns[-1] + 1) * per_column - 1
+            tiles.append(Tile(rows, columns, first, last))
+        return sorted(tiles, key=lambda tile: (tile.last, tile.rows, tile.columns))
 
     @cached_property
-    def open_voxels(self) -> int:
-        """The most that is open at a time."""
+    def max_active_voxels(self) -> int:
+        """Return the largest number of voxels in active tiles at any time."""
         change = [0] * (len(self.windows) // self.batch_size + 2)
-        for bar in self.bars:
-            voxels = (
-                compute_span_length(bar.rows)
-                * compute_span_length(bar.columns)
-                * self.size[self.order[2]]
-            )
-            change[bar.first // self.batch_size] += voxels
-            change[bar.last // self.batch_size + 1] -= voxels
+        for tile in self.tiles:
+            area = compute_span_length(tile.rows) * compute_span_length(tile.columns)
+            voxels = area * self.size[self.order[2]]
+            change[tile.first // self.batch_size] += voxels
+            change[tile.last // self.batch_size + 1] -= voxels
         return max(accumulate(change))
 
-    def under(self, window: Triple) -> list[tuple[Span, Span]]:
-        """The rows and columns of the bars that a window covers."""
+    def find_tiles_under(self, window: Triple) -> list[tuple[Span, Span]]:
+        """Return rows and columns of the tiles that a window covers."""
         rows, columns = (
-            [span for span in cuts if window[axis] <= span[0] < window[axis] + self.patch[axis]]
-            for axis, cuts in zip(self.order, self.cuts, strict=False)
+            [span for span in spans if window[axis] <= span[0] < window[axis] + self.patch[axis]]
+            for axis, spans in zip(self.order, self.tile_spans, strict=False)
         )
         return list(product(rows, columns))
 
-    def along(self, window: Triple) -> Span:
-        """The part of its bars that a window covers."""
+    def get_lengthwise_span(self, window: Triple) -> Span:
+        """Return the part of its tiles' length that a window covers."""
         axis = self.order[2]
         return max(window[axis], 0), min(window[axis] + self.patch[axis], self.size[axis])
 
-    def placed(self, rows: Span, columns: Span, along: Span) -> list[Span]:
-        """The same three spans in the volume's order of axes."""
-        spans = dict(zip(self.order, (rows, columns, along), strict=True))
+    def to_volume_order(self, rows: Span, columns: Span, lengthwise: Span) -> list[Span]:
+        """Return the three spans in the order of the volume's axes."""
+        spans = dict(zip(self.order, (rows, columns, lengthwise), strict=True))
         return [spans[axis] for axis in range(3)]
 
 
 def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
-    """Where windows begin along an axis, as MONAI has it.
+    """Return where windows start along an axis, as in MONAI.
 
     >>> compute_window_starts(20, 8, 0.5), compute_window_starts(5, 8, 0.5)
     ([0, 4, 8, 12], [-1])
@@ -128,7 +129,7 @@ def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
 
 
 def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span]:
-    """The stretches between the windows' begins and ends.
+    """Split a span where windows start or stop.
 
     >>> split_at_edges([0, 4, 8], 8, (2, 16))
     [(2, 4), (4, 8), (8, 12), (12, 16)]
@@ -139,10 +140,10 @@ def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span
 
 
 def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> list[int]:
-    """The numbers of the windows over a stretch."""
+    """Return the numbers of the windows that cover a span."""
     return [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
 
 
 def compute_span_length(span: Span) -> int:
-    """How many voxels."""
+    """Return the number of voxels in a span."""
     return span[1] - span[0]

@@ -1,6 +1,6 @@
-"""Logits of a prepared volume -> labels at its file's resolution, a row of a bar at a time.
+"""Turn the logits of a preprocessed volume into labels at its file's resolution, row by row.
 
-Linear interpolation needs the row and the column before a bar: they are all that is kept.
+Linear interpolation needs the row and the column before a tile: only these are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,60 +15,62 @@ from unet3d.inference.window_order import Span, Tile, WindowSchedule
 from unet3d.types import Triple
 
 Decision = Callable[[Tensor], Tensor]
-"""Logits (K, ...) of some voxels -> their labels (...), or whatever else is written of them."""
+"""Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
 
 
 def argmax_labels(logits: Tensor) -> Tensor:
-    """The class of each voxel, uint8."""
+    """Return the class of each voxel, uint8."""
     return logits.argmax(0).to(torch.uint8)
 
 
-def probabilities(logits: Tensor) -> Tensor:
-    """Of each class, (K, ...)."""
+def compute_probabilities(logits: Tensor) -> Tensor:
+    """Return the probability of each class, (K, ...)."""
     return logits.softmax(0)
 
 
 class RegionsToLabels:
-    """Overlapping regions, painted one upon the other in their order, each with its label."""
+    """Writes overlapping regions over each other in their order, each with its label."""
 
     def __init__(self, labels: Sequence[int]):
         self.labels = list(labels)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The label of the last region that a voxel belongs to; uint8."""
-        painted = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
+        """Return the label of the last region that contains each voxel, uint8."""
+        output = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
         for region, label in zip(logits, self.labels, strict=True):
-            painted.masked_fill_(region > 0, label)
-        return painted
+            output.masked_fill_(region > 0, label)
+        return output
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is decided, and the array (..., D, H, W) that receives it: a view of the file's grid."""
+    """A decision and the array (..., D, H, W) that receives it: a view of the file's grid."""
 
     decide: Decision
     target: np.ndarray
 
 
 class AxisInterpolator:
-    """Linear interpolation along an axis: `new` voxels with the outer edges of `old` ones."""
+    """Linear interpolation along an axis from `old` to `new` voxels with the same outer edges."""
 
     def __init__(self, old: int, new: int, device: torch.device):
-        at = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)
-        self.same = old == new
-        self.below = at.long()
-        self.share = (at - self.below).float()
-        self.above = self.below + (self.share > 0)  # no voxel is waited for that does not count
-        self._share = self.share.to(device)
+        position = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(
+            0, old - 1
+        )
+        self.is_identity = old == new
+        self.below = position.long()
+        self.fraction = (position - self.below).float()
+        self.above = self.below + (self.fraction > 0)  # do not wait for a voxel of weight 0
+        self._fraction = self.fraction.to(device)
 
-    def due(self, span: Span) -> range:
-        """The new voxels whose last old one lies in a stretch."""
+    def find_ready(self, span: Span) -> range:
+        """Return the new voxels whose last source voxel lies in the span."""
         first, end = torch.searchsorted(self.above, torch.tensor(span)).tolist()
         return range(first, end)
 
     def interpolate(self, values: Tensor, dim: int, new: range, begin: int) -> Tensor:
-        """The new voxels from old ones, the first of which is number `begin`."""
-        if self.same:
+        """Return the new voxels, from old ones whose first has the number `begin`."""
+        if self.is_identity:
             return values.narrow(dim, new.start - begin, len(new))
         part = slice(new.start, new.stop)
         below, above = (
@@ -76,63 +78,68 @@ class AxisInterpolator:
             for n in (self.below, self.above)
         )
         shape = [-1 if d == dim else 1 for d in range(values.ndim)]
-        return below.lerp_(above, self._share[part].view(shape))
+        return below.lerp_(above, self._fraction[part].view(shape))
 
 
 class LabelWriter:
-    """Takes the bars of a walk, in its order, and writes what is decided of them.
+    """Receives the tiles of a schedule in their order and writes the outputs.
 
-    `columns` are the prepared volume's that count; bars before them are only interpolated with.
+    `columns` are the columns of the preprocessed volume to write; tiles before them only serve
+    interpolation.
     """
 
     def __init__(
         self,
         outputs: Sequence[Output],
         *,
-        walk: WindowSchedule,
+        schedule: WindowSchedule,
         columns: Span,
         device: torch.device,
     ):
-        self.order, self.columns = walk.order, columns
+        self.order, self.columns = schedule.order, columns
         box = outputs[0].target.shape[-3:]
-        self.lines = [AxisInterpolator(walk.size[axis], box[axis], device) for axis in walk.order]
-        self.outputs = [Output(o.decide, _ordered(o.target, walk.order)) for o in outputs]
-        self.last_rows: dict[Span, Tensor] = {}  # of the bars above, by their columns
-        self.last_columns: dict[Span, Tensor] = {}  # of the bars to the left, by their rows
+        self.axes = [
+            AxisInterpolator(schedule.size[axis], box[axis], device) for axis in schedule.order
+        ]
+        self.outputs = [Output(o.decide, _transpose(o.target, schedule.order)) for o in outputs]
+        self.last_rows: dict[Span, Tensor] = {}  # of the tiles above, by their columns
+        self.last_columns: dict[Span, Tensor] = {}  # of the tiles to the left, by their rows
 
-    def write(self, bar: Tile, logits: Tensor) -> None:
-        """Write what can be decided with this bar (K, D, H, W)."""
+    def write(self, tile: Tile, logits: Tensor) -> None:
+        """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""
         if not torch.isfinite(logits.sum()):
             raise RunError("the network's output is NaN or infinite")
-        own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, along)
-        rows, columns, along = self.lines
-        upper, left = self.last_rows.get(bar.columns), self.last_columns.pop(bar.rows, None)
+        own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
+        rows, columns, lengthwise = self.axes
+        upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)
 
-        def row(number: int) -> Tensor:
-            """(K, columns, along), behind the column to the left."""
-            values = own[:, number - bar.rows[0]] if number >= bar.rows[0] else upper
+        def get_row(number: int) -> Tensor:
+            """(K, columns, length), after the column to the left if there is one."""
+            values = own[:, number - tile.rows[0]] if number >= tile.rows[0] else upper
             assert values is not None
             if left is None:
                 return values
-            first = bar.rows[0] - (upper is not None)
+            first = tile.rows[0] - (upper is not None)
             return torch.cat([left[:, number - first, None], values], 1)
 
-        due = columns.due((max(bar.columns[0], self.columns[0]), bar.columns[1]))
-        for n in rows.due(bar.rows) if due else ():
-            mixed = row(int(rows.below[n]))
-            if rows.share[n] > 0:
-                mixed = mixed.lerp(row(int(rows.above[n])), float(rows.share[n]))
-            mixed = columns.interpolate(mixed, 1, due, bar.columns[0] - (left is not None))
-            mixed = along.interpolate(mixed, 2, range(len(along.above)), 0)
+        ready = columns.find_ready((max(tile.columns[0], self.columns[0]), tile.columns[1]))
+        for n in rows.find_ready(tile.rows) if ready else ():
+            row = get_row(int(rows.below[n]))
+            if rows.fraction[n] > 0:
+                row = row.lerp(get_row(int(rows.above[n])), float(rows.fraction[n]))
+            row = columns.interpolate(row, 1, ready, tile.columns[0] - (left is not None))
+            row = lengthwise.interpolate(row, 2, range(len(lengthwise.above)), 0)
             for output in self.outputs:
-                output.target[..., n, due.start : due.stop, :] = output.decide(mixed).cpu().numpy()
-        if not columns.same and bar.columns[1] < self.columns[1]:
+                output.target[..., n, ready.start : ready.stop, :] = (
+                    output.decide(row).cpu().numpy()
+                )
+        if not columns.is_identity and tile.columns[1] < self.columns[1]:
             above = [] if upper is None else [upper[:, None, -1]]
-            self.last_columns[bar.rows] = torch.cat([*above, own[:, :, -1]], 1)
-        if not rows.same:
-            self.last_rows[bar.columns] = own[:, -1].clone()
+            self.last_columns[tile.rows] = torch.cat([*above, own[:, :, -1]], 1)
+        if not rows.is_identity:
+            self.last_rows[tile.columns] = own[:, -1].clone()
 
 
-def _ordered(target: np.ndarray, order: Triple) -> np.ndarray:
+def _transpose(target: np.ndarray, order: Triple) -> np.ndarray:
     extra = target.ndim - 3
     return target.transpose(*range(extra), *(extra + axis for axis in order))

@@ -1,1 +1,1 @@
-"""Metrics: of a training's volumes, by update and compute; of one case's arrays, by scores."""
+"""Score segmentations: validation metrics during training, and all scores of single cases."""

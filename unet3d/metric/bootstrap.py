@@ -1,57 +1,57 @@
-"""Means over cases with a confidence interval, for each class and for the mean over classes."""
+"""Compute means over cases with bootstrap confidence intervals, per class and over classes."""
 
 import numpy as np
 
 DEFINITION = (
-    "mean over the cases that have the class, with a 95 % interval: the percentile bootstrap over "
-    "cases, 10,000 resamples, seed 0; the mean over classes is the mean of their means"
+    "mean over the cases that have the class, with a 95 % confidence interval from a percentile "
+    "bootstrap over cases (10,000 resamples, seed 0); the mean over classes is that of their means"
 )
-RESAMPLES, AT_ONCE = 10_000, 500
+RESAMPLES, CHUNK = 10_000, 500
 
 
 def bootstrap_means(
     values: np.ndarray,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Of (cases, classes), NaN where a case is left out: each class's, and over the classes.
+    """Return statistics per class and over classes, from (cases, classes) with NaN for no score.
 
-    An interval needs two cases; without them, and without any case, the numbers are NaN.
+    Intervals of fewer than two cases and means of none are NaN.
     """
     cases, classes = values.shape
-    there = ~np.isnan(values)
-    filled = np.where(there, values, 0)
+    valid = ~np.isnan(values)
+    filled = np.where(valid, values, 0)
     rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(0, RESAMPLES, AT_ONCE):
-        chosen = rng.integers(0, cases, (AT_ONCE, cases)) + cases * np.arange(AT_ONCE)[:, None]
-        times = np.bincount(chosen.ravel(), minlength=AT_ONCE * cases).reshape(AT_ONCE, cases)
-        drawn.append(_mean(times @ filled, times @ there))
-    per_class = np.concatenate(drawn)  # (resamples, classes)
-    found = [
+    resampled = []
+    for _ in range(0, RESAMPLES, CHUNK):
+        indices = rng.integers(0, cases, (CHUNK, cases)) + cases * np.arange(CHUNK)[:, None]
+        counts = np.bincount(indices.ravel(), minlength=CHUNK * cases).reshape(CHUNK, cases)
+        resampled.append(_mean(counts @ filled, counts @ valid))
+    per_class = np.concatenate(resampled)  # (resamples, classes)
+    classwise = [
         {
-            "mean": float(_mean(filled[:, c].sum(), there[:, c].sum())),
-            **_interval(per_class[:, c], there[:, c].sum()),
-            "median": float(np.median(values[there[:, c], c])) if there[:, c].any() else np.nan,
-            "cases": int(there[:, c].sum()),
+            "mean": float(_mean(filled[:, c].sum(), valid[:, c].sum())),
+            **_interval(per_class[:, c], valid[:, c].sum()),
+            "median": float(np.median(values[valid[:, c], c])) if valid[:, c].any() else np.nan,
+            "cases": int(valid[:, c].sum()),
         }
         for c in range(classes)
     ]
-    over_classes = _nanmean(per_class), _nanmean(np.array([[f["mean"] for f in found]]))
-    overall = {"mean": float(over_classes[1][0])}
-    return found, overall | _interval(over_classes[0], there.any(1).sum())
+    mean = _nanmean(np.array([[statistics["mean"] for statistics in classwise]]))[0]
+    interval = _interval(_nanmean(per_class), valid.any(1).sum())
+    return classwise, {"mean": float(mean)} | interval
 
 
 def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # 0 / 0: no case of the class was drawn
+    with np.errstate(invalid="ignore"):  # 0 / 0: the resample has no case of the class
         return np.true_divide(total, count)
 
 
 def _nanmean(values: np.ndarray) -> np.ndarray:
-    there = ~np.isnan(values)
-    return _mean(np.where(there, values, 0).sum(1), there.sum(1))
+    valid = ~np.isnan(values)
+    return _mean(np.where(valid, values, 0).sum(1), valid.sum(1))
 
 
-def _interval(drawn: np.ndarray, cases: int) -> dict[str, float]:
+def _interval(means: np.ndarray, cases: int) -> dict[str, float]:
     if cases < 2:
         return {"low": np.nan, "high": np.nan}
-    low, high = np.nanpercentile(drawn, (2.5, 97.5))
+    low, high = np.nanpercentile(means, (2.5, 97.5))
     return {"low": float(low), "high": float(high)}

@@ -1,4 +1,4 @@
-"""Every score of one case, class by class: Dice, IoU, HD95, surface Dice and volumes."""
+"""Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,26 +7,26 @@ import numpy as np
 from unet3d.metric.surface import surface_scores
 
 SCORES = {
-    "dice": "2 TP / (2 TP + FP + FN), of voxels",
-    "iou": "TP / (TP + FP + FN), of voxels",
-    "hd95_mm": "the larger of the two directed 95th percentiles of the distances between the "
-    "surfaces' voxels, in mm",
-    "surface_dice": "the share of both surfaces' voxels that lie within the class's tolerance of "
-    "the other surface",
+    "dice": "2 TP / (2 TP + FP + FN), in voxels",
+    "iou": "TP / (TP + FP + FN), in voxels",
+    "hd95_mm": "95th-percentile Hausdorff distance in mm: the larger of the two directed 95th "
+    "percentiles of the distances between surface voxels",
+    "surface_dice": "fraction of both surfaces' voxels within the class's tolerance of the other "
+    "surface",
     "reference_ml": "volume of the reference in ml",
     "prediction_ml": "volume of the prediction in ml",
     "difference_ml": "prediction_ml - reference_ml",
 }
-"""What is scored, and what the numbers mean, for whoever reads a file of them."""
+"""Name and definition of each score, written to the results."""
 
 RULES = {
-    "absent from both": "a case in which neither prediction nor reference has the class is left "
-    "out of the class's scores (volumes count as 0 ml)",
-    "absent from one": "a class that is missed, or predicted where there is none, has Dice, IoU "
-    "and surface Dice 0 and as HD95 the diagonal of the image in mm, the worst that can be",
-    "ignored voxels": "where the reference has ignore_label, both count as background",
+    "absent from both": "a case in which neither prediction nor reference has the class is not "
+    "part of the class's scores (volumes count as 0 ml)",
+    "absent from one": "a class that only the prediction or only the reference has gets Dice, IoU "
+    "and surface Dice 0, and the diagonal of the image in mm as HD95, the worst possible values",
+    "ignored voxels": "where the reference is ignore_label, both count as background",
 }
-"""What is scored where there is nothing to compare."""
+"""Rules for special cases, written to the results."""
 
 Box = tuple[slice, ...]
 
@@ -39,22 +39,23 @@ def score_case(
     classes: Mapping[str, Sequence[int]],
     tolerance_mm: float | Mapping[str, float] = 1.0,
     ignore_label: int | None = None,
-    most_points: int | None = None,
+    max_points: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """SCORES of each class, from the labels (D, H, W) of a case; NaN where a class is left out.
+    """Return the SCORES of each class of a case, from labels (D, H, W).
 
-    A class is one or more labels above 0; classes may overlap. The largest arrays made on the way
-    are booleans of the box around one class.
+    A class has one or more labels above 0; classes may overlap. Scores are NaN where neither array
+    has the class, HD95 and surface Dice also where surfaces exceed `max_points` voxels. Temporary
+    arrays are booleans no larger than the bounding box of a class.
     """
     prediction, reference = mask_ignored(prediction, reference, ignore_label)
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
-    boxes = [_boxes(a) for a in (prediction, reference)]
-    found = {}
+    boxes = [_find_boxes(a) for a in (prediction, reference)]
+    results = {}
     for name, labels in classes.items():
-        box = _around([boxed[c] for boxed in boxes for c in labels if c in boxed])
-        p, r = (_mask(a[box], labels) for a in (prediction, reference))
-        in_p, in_r, hit = (int(np.count_nonzero(m)) for m in (p, r, p & r))
+        box = _merge_boxes([found[c] for found in boxes for c in labels if c in found])
+        p, r = (_make_mask(a[box], labels) for a in (prediction, reference))
+        in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
         volumes = {
             "reference_ml": in_r * voxel_ml,
             "prediction_ml": in_p * voxel_ml,
@@ -62,43 +63,43 @@ def score_case(
         }
         overlap = {"dice": np.nan, "iou": np.nan}
         if in_p or in_r:
-            overlap = {"dice": 2 * hit / (in_p + in_r), "iou": hit / (in_p + in_r - hit)}
+            overlap = {"dice": 2 * shared / (in_p + in_r), "iou": shared / (in_p + in_r - shared)}
         if in_p and in_r:
             tolerance = (
                 tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             )
-            hd95, near = surface_scores(
-                p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance, most_points=most_points
+            hd95, surface_dice = surface_scores(
+                p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance, max_points=max_points
             )
         else:
-            hd95, near = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
-        found[name] = overlap | {"hd95_mm": hd95, "surface_dice": near} | volumes
-    return found
+            hd95, surface_dice = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
+        results[name] = overlap | {"hd95_mm": hd95, "surface_dice": surface_dice} | volumes
+    return results
 
 
 def mask_ignored(
     prediction: np.ndarray, reference: np.ndarray, ignore_label: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both with background where the reference is to be ignored."""
+    """Return both arrays with background where the reference has the label to ignore."""
     if ignore_label is None or not (ignored := reference == ignore_label).any():
         return prediction, reference
     return np.where(ignored, 0, prediction), np.where(ignored, 0, reference)
 
 
 def find_labels(volume: np.ndarray) -> list[int]:
-    """The different values of a volume, a slab at a time."""
-    return sorted({int(v) for slab in np.moveaxis(volume, -1, 0) for v in np.unique(slab)})
+    """Return the distinct values of a volume, slice by slice to save memory."""
+    return sorted({int(v) for plane in np.moveaxis(volume, -1, 0) for v in np.unique(plane)})
 
 
-def _boxes(volume: np.ndarray) -> dict[int, Box]:
-    """The box around each label above 0 that there is."""
+def _find_boxes(volume: np.ndarray) -> dict[int, Box]:
+    """Return the bounding box of each label above 0."""
     from scipy.ndimage import find_objects
 
     return {c: box for c, box in enumerate(find_objects(volume), start=1) if box is not None}
 
 
-def _around(boxes: Sequence[Box]) -> Box:
-    """The box around boxes; an empty one around none."""
+def _merge_boxes(boxes: Sequence[Box]) -> Box:
+    """Return the bounding box of all boxes; an empty one without any."""
     if not boxes:
         return (slice(0, 0),) * 3
     return tuple(
@@ -107,7 +108,7 @@ def _around(boxes: Sequence[Box]) -> Box:
     )
 
 
-def _mask(volume: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+def _make_mask(volume: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     mask = volume == labels[0]
     for label in labels[1:]:
         mask |= volume == label

@@ -1,11 +1,11 @@
-"""Distances between two surfaces: HD95 in mm and the normalised surface Dice.
+"""Compute HD95 and the normalized surface Dice of two structures.
 
-A structure's surface is its voxels with a face towards a voxel outside of it, or at the volume's
-border; the distance of a surface voxel is that from its centre to the nearest centre of the other
-surface, in mm. HD95 is the larger of the two directed 95th percentiles, and the surface Dice is the
-share of both surfaces' voxels that lie within the tolerance of the other. These are MONAI's
-`compute_hausdorff_distance(percentile=95)` and `compute_surface_dice(use_subvoxels=False)`, in less
-time and memory; see `scores.py` for structures that are absent.
+A structure's surface voxels have a face towards a voxel outside of it, or lie at the volume's
+border. The distance of a surface voxel is that from its center to the nearest center of the other
+surface, in mm. HD95 is the larger of the two directed 95th percentiles; the surface Dice is the
+fraction of both surfaces' voxels within the tolerance of the other. Both equal MONAI's
+`compute_hausdorff_distance(percentile=95)` and `compute_surface_dice(use_subvoxels=False)`, with
+less time and memory; see `scores.py` for absent structures.
 """
 
 from collections.abc import Sequence
@@ -19,45 +19,46 @@ def surface_scores(
     *,
     spacing_mm: Sequence[float],
     tolerance_mm: float,
-    most_points: int | None = None,
+    max_points: int | None = None,
 ) -> tuple[float, float]:
-    """HD95 in mm and surface Dice of two boolean volumes (D, H, W), neither of them empty.
+    """Return HD95 in mm and the surface Dice of two non-empty boolean volumes (D, H, W).
 
-    What lies outside the arrays is background: both may be cropped to the box around the two. NaN
-    if the two surfaces have more than `most_points` voxels: time goes with their number.
+    Both may be cropped to their common bounding box. NaN if the surfaces have more than
+    `max_points` voxels together, since the time grows with their number.
     """
-    of_prediction, of_reference = find_surface_voxels(prediction), find_surface_voxels(reference)
-    if most_points is not None:
-        points = np.count_nonzero(of_prediction) + np.count_nonzero(of_reference)
-        if points > most_points:
+    predicted, true = find_surface_voxels(prediction), find_surface_voxels(reference)
+    if max_points is not None:
+        points = np.count_nonzero(predicted) + np.count_nonzero(true)
+        if points > max_points:
             return np.nan, np.nan
-    there = measure_surface_distances(of_prediction, of_reference, spacing_mm)
-    back = measure_surface_distances(of_reference, of_prediction, spacing_mm)
-    hd95 = max(np.percentile(there, 95), np.percentile(back, 95))
-    both = np.concatenate([there, back]).astype(np.float32)  # as which 3 * 0.1 mm is within 0.3 mm
+    to_reference = measure_surface_distances(predicted, true, spacing_mm)
+    to_prediction = measure_surface_distances(true, predicted, spacing_mm)
+    hd95 = max(np.percentile(to_reference, 95), np.percentile(to_prediction, 95))
+    both = np.concatenate([to_reference, to_prediction])
+    both = both.astype(np.float32)  # in float64, 3 * 0.1 mm would exceed 0.3 mm
     return float(hd95), float(np.mean(both <= np.float32(tolerance_mm)))
 
 
 def find_surface_voxels(structure: np.ndarray) -> np.ndarray:
-    """The voxels of a structure with at least one of their six neighbours outside of it."""
+    """Return the voxels of a structure with at least one of their six neighbors outside of it."""
     inside = structure.copy()
     for axis in range(structure.ndim):
-        view, other = np.moveaxis(inside, axis, 0), np.moveaxis(structure, axis, 0)
-        view[1:] &= other[:-1]
-        view[:-1] &= other[1:]
-        view[0] = view[-1] = False
+        interior, original = np.moveaxis(inside, axis, 0), np.moveaxis(structure, axis, 0)
+        interior[1:] &= original[:-1]
+        interior[:-1] &= original[1:]
+        interior[0] = interior[-1] = False
     return structure & ~inside
 
 
 def measure_surface_distances(
     start: np.ndarray, end: np.ndarray, spacing_mm: Sequence[float]
 ) -> np.ndarray:
-    """From every voxel of `start` to the nearest of `end`; their order means nothing."""
+    """Return the distance of every voxel of `start` to the nearest of `end`, unordered."""
     from scipy.spatial import KDTree
 
-    # A tree of the surface's points, and not a distance transform, which holds the whole volume.
+    # A tree of the surface points needs less memory than a distance transform of the volume.
     tree = KDTree(np.argwhere(end) * np.asarray(spacing_mm, float), leafsize=32)
-    apart = np.argwhere(start & ~end)  # the others are 0 mm away
-    found = np.zeros(np.count_nonzero(start))
-    found[: len(apart)] = tree.query(apart * np.asarray(spacing_mm, float))[0]
-    return found
+    outside = np.argwhere(start & ~end)  # the others have distance 0
+    distances = np.zeros(np.count_nonzero(start))
+    distances[: len(outside)] = tree.query(outside * np.asarray(spacing_mm, float))[0]
+    return distances

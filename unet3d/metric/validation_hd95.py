@@ -1,4 +1,4 @@
-"""HD95 per class of whole volumes while a network is trained, in the grids that it sees."""
+"""Compute HD95 per class of whole preprocessed volumes during training."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,16 +8,19 @@ from torch import Tensor
 from unet3d.metric.scores import score_case
 from unet3d.types import IGNORE_LABEL
 
-MOST_POINTS = 1_000_000
-"""Voxels of both surfaces of a class. The noise of a network that has learned nothing yet has more;
-to measure it takes minutes and says nothing, so such a case is left out."""
+MAX_POINTS = 1_000_000
+"""Largest number of surface voxels of a class to score.
+
+The noise that an untrained network predicts has more; measuring it would take minutes for a
+meaningless number, so such cases are skipped.
+"""
 
 
 class ValidationHD95:
-    """Collects volumes by `update` and sums them up by `compute`.
+    """HD95 of each class; call `update` with volumes, then `compute`.
 
-    `judged` are the labels of each class, `spacing_mm` the voxels of each case. What is absent is
-    judged as in an evaluation (`scores.RULES`).
+    `judged` maps classes to labels, `spacing_mm` cases to voxel spacings. Absent classes are scored
+    as in an evaluation (`scores.RULES`).
     """
 
     def __init__(
@@ -28,27 +31,27 @@ class ValidationHD95:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all volumes."""
-        self.found: list[list[float]] = []  # of each volume, of each class
+        """Remove all volumes."""
+        self.found: list[list[float]] = []  # (volumes, classes)
 
     def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
-        """Take in the predicted classes and the true ones, both (B, D, H, W)."""
+        """Add predicted and reference labels, both (B, D, H, W)."""
         for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
-            of_classes = score_case(
+            scores = score_case(
                 p,
                 t,
                 spacing_mm=self.spacing_mm[case],
                 classes=self.judged,
                 ignore_label=IGNORE_LABEL,
-                most_points=MOST_POINTS,
+                max_points=MAX_POINTS,
             )
-            self.found.append([of_class["hd95_mm"] for of_class in of_classes.values()])
+            self.found.append([by_class["hd95_mm"] for by_class in scores.values()])
 
     def compute(self) -> dict[str, float]:
-        """`hd95_mm`, the mean over the classes, and `hd95_mm/<class>`; none without a figure."""
+        """Return `hd95_mm` (mean over classes) and `hd95_mm/<class>`, without undefined ones."""
         means = {}
         for number, name in enumerate(self.judged):
-            there = [volume[number] for volume in self.found if not np.isnan(volume[number])]
-            if there:
-                means[f"hd95_mm/{name}"] = float(np.mean(there))
+            values = [row[number] for row in self.found if not np.isnan(row[number])]
+            if values:
+                means[f"hd95_mm/{name}"] = float(np.mean(values))
         return {"hd95_mm": float(np.mean(list(means.values())))} | means if means else {}

@@ -1,1 +1,1 @@
-"""What a run leaves behind: report.json, tables, pictures."""
+"""Write a run's results: report.json, tables and figures."""

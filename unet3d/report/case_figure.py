@@ -1,6 +1,6 @@
-"""Reference and prediction of a case side by side, at its fullest slice and at its worst.
+"""Draw a case's reference and prediction side by side: the fullest slice and the worst one.
 
-Slices are shown, counted and lettered as in `unet3d.report.slices`.
+Orientation, slice numbers and edge letters are those of `unet3d.report.slices`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from unet3d.atomic_write import atomic_write
 from unet3d.report.slices import (
     EDGES,
     THIN,
-    class_colors,
-    fullest_slice,
+    find_fullest_slice,
+    format_slice_title,
+    get_class_colors,
+    get_intensity_window,
     get_plane,
-    overlay,
-    slice_title,
-    stretch,
-    upright,
-    window,
+    orient_for_display,
+    overlay_classes,
+    scale_intensity,
 )
 
 MARGIN_MM = 10
@@ -37,50 +37,53 @@ class CaseFigure:
     prediction: np.ndarray
     image: np.ndarray | None
     spacing_mm: tuple[float, float, float]
-    classes: Mapping[str, Sequence[int]]  # each a number of labels; they may overlap
+    classes: Mapping[str, Sequence[int]]  # name -> labels; classes may overlap
 
 
-def draw_case(case: CaseFigure, path: Path, *, title: str, legend: Mapping[str, str]) -> None:
-    """Write the picture; `legend` says of each class what to put beside its colour."""
+def draw_case_figure(
+    case: CaseFigure, path: Path, *, title: str, legend: Mapping[str, str]
+) -> None:
+    """Write the figure as a PNG; `legend` maps class names to the text after them."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    axis = slicing_axis(case.reference.shape, case.spacing_mm)
+    axis = choose_slicing_axis(case.reference.shape, case.spacing_mm)
     first, second = (case.spacing_mm[a] for a in range(3) if a != axis)
-    wrong = wrong_voxels(case, axis)
-    fullest = shown_slice(case, axis)
-    worst = int(wrong.argmax()) if wrong[fullest] < wrong.max() else fullest
-    names = {fullest: "most of the classes"}
-    names[worst] = "most errors" if worst != fullest else "most of the classes and most errors"
-    shown = find_crop_box(case, axis)
-    rows = panels(case, axis, list(names), shown)
+    errors = count_wrong_voxels(case, axis)
+    fullest = choose_slice(case, axis)
+    worst = int(errors.argmax()) if errors[fullest] < errors.max() else fullest
+    names = {fullest: "most foreground"}
+    names[worst] = "most errors" if worst != fullest else "most foreground and most errors"
+    box = find_crop_box(case, axis)
+    rows = make_panels(case, axis, list(names), box)
 
-    sides_mm = [(w.stop - w.start) * mm for w, mm in zip(shown, (first, second), strict=True)]
+    sides_mm = [(w.stop - w.start) * mm for w, mm in zip(box, (first, second), strict=True)]
     inches = PANEL_INCHES * min(max(sides_mm[0] / sides_mm[1], 0.5), 2)
     width = max(len(rows[0]) * (inches + 0.1) + 0.8, 6)
     figure = Figure(figsize=(width, len(rows) * (PANEL_INCHES + 0.3) + 1), layout="constrained")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
-    for row, pictures, (index, name) in zip(axes, rows, names.items(), strict=True):
-        for panel, (what, picture) in zip(row, pictures.items(), strict=True):
-            panel.imshow(upright(picture), aspect=second / first, interpolation="nearest")
-            panel.set(title=what, xticks=[], yticks=[])
+    for row, planes, (index, name) in zip(axes, rows, names.items(), strict=True):
+        for panel, (label, plane) in zip(row, planes.items(), strict=True):
+            panel.imshow(orient_for_display(plane), aspect=second / first, interpolation="nearest")
+            panel.set(title=label, xticks=[], yticks=[])
             panel.title.set_fontsize(9)
-        reference = make_class_map(get_plane(case.reference, axis, index)[shown], case.classes)
-        _outline(row[-1], upright(reference))
-        _letter(row[0], axis)
-        wrong_here = f"{wrong[index]:,} wrong voxels" if wrong[index] else "no wrong voxel"
-        where = slice_title(axis, index, len(wrong))
-        row[0].set_ylabel(f"{where}\n{name}: {wrong_here}", fontsize=9)
+        reference = make_class_map(get_plane(case.reference, axis, index)[box], case.classes)
+        _draw_outline(row[-1], orient_for_display(reference))
+        _draw_edge_letters(row[0], axis)
+        count = f"{errors[index]:,} wrong voxels" if errors[index] else "no wrong voxels"
+        slice_title = format_slice_title(axis, index, len(errors))
+        row[0].set_ylabel(f"{slice_title}\n{name}: {count}", fontsize=9)
     handles = [
         Patch(color=color, label=f"{name}: {legend[name]}")
-        for name, color in zip(case.classes, class_colors(case.classes)[1:], strict=True)
+        for name, color in zip(case.classes, get_class_colors(case.classes)[1:], strict=True)
         if name in legend
     ]
     longest = max((len(str(patch.get_label())) for patch in handles), default=0)
+    entry_inches = 0.07 * longest + 0.6  # 9-point text
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(max(int(width / (0.07 * longest + 0.6)), 1), 3),  # inches of text in 9 points
+        ncols=min(max(int(width / entry_inches), 1), 3),
         fontsize=9,
         frameon=False,
     )
@@ -89,46 +92,42 @@ def draw_case(case: CaseFigure, path: Path, *, title: str, legend: Mapping[str, 
         figure.savefig(draft, dpi=110, format="png")
 
 
-def panels(
-    case: CaseFigure, axis: int, slices: Sequence[int], shown: tuple[slice, slice]
+def make_panels(
+    case: CaseFigure, axis: int, slices: Sequence[int], box: tuple[slice, slice]
 ) -> list[dict[str, np.ndarray]]:
-    """The colored planes (first axis, second axis, 3) of each slice, by what they show."""
-    colors = class_colors(case.classes)
+    """Return, for each slice, its panels: title -> colored plane (first axis, second axis, 3)."""
+    colors = get_class_colors(case.classes)
     rows = []
     for index in slices:
         volumes = {"reference": case.reference, "prediction, reference outlined": case.prediction}
-        rows.append(
-            {
-                k: make_class_map(get_plane(v, axis, index)[shown], case.classes)
-                for k, v in volumes.items()
-            }
-        )
+        planes = {title: get_plane(volume, axis, index)[box] for title, volume in volumes.items()}
+        rows.append({t: make_class_map(plane, case.classes) for t, plane in planes.items()})
     if case.image is None:
-        return [{k: colors[classes] for k, classes in row.items()} for row in rows]
-    planes = [get_plane(case.image, axis, i)[shown] for i in slices]
-    grey = stretch(np.stack(planes), *window(planes))  # one contrast for all slices
-    image = np.repeat(grey[..., None], 3, axis=-1)
+        return [{t: colors[classes] for t, classes in row.items()} for row in rows]
+    gray = [get_plane(case.image, axis, i)[box] for i in slices]
+    scaled = scale_intensity(np.stack(gray), *get_intensity_window(gray))  # same for all slices
+    images = np.repeat(scaled[..., None], 3, axis=-1)
     return [
-        {"image": below} | {k: overlay(below, c, colors) for k, c in row.items()}
-        for below, row in zip(image, rows, strict=True)
+        {"image": image} | {t: overlay_classes(image, c, colors) for t, c in row.items()}
+        for image, row in zip(images, rows, strict=True)
     ]
 
 
-def _outline(panel: Any, reference: np.ndarray) -> None:
-    """Draw the reference's borders over the prediction."""
+def _draw_outline(panel: Any, reference: np.ndarray) -> None:
+    """Outline the reference's classes on a panel."""
     panel.autoscale(False)
     for number in np.unique(reference[reference > 0]):
         inside = np.pad(reference == number, 1).astype(float)
-        places = (np.arange(-1, n - 1) for n in inside.shape[::-1])
-        panel.contour(*places, inside, levels=[0.5], colors="white", linewidths=0.8)
+        grid = (np.arange(-1, n - 1) for n in inside.shape[::-1])
+        panel.contour(*grid, inside, levels=[0.5], colors="white", linewidths=0.8)
 
 
-def _letter(panel: Any, axis: int) -> None:
-    """Write at each edge of a panel where it lies in the patient."""
+def _draw_edge_letters(panel: Any, axis: int) -> None:
+    """Write the anatomical direction (L, R, A, P, S, I) at each edge of a panel."""
     from matplotlib.patheffects import withStroke
 
-    places = ((0.01, 0.5), (0.99, 0.5), (0.5, 0.99), (0.5, 0.01))
-    for (x, y), letter in zip(places, EDGES[axis], strict=True):
+    positions = ((0.01, 0.5), (0.99, 0.5), (0.5, 0.99), (0.5, 0.01))
+    for (x, y), letter in zip(positions, EDGES[axis], strict=True):
         panel.text(
             x,
             y,
@@ -143,7 +142,10 @@ def _letter(panel: Any, axis: int) -> None:
 
 
 def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """The number of each voxel's class from 1, 0 for none; where classes overlap, the smaller."""
+    """Return each voxel's class number, 0 for none; where classes overlap, the one of fewer labels.
+
+    Classes are numbered from 1.
+    """
     highest = max(max(members) for members in classes.values())
     numbers = np.zeros(highest + 2, np.int32)
     numbered = enumerate(classes.values(), start=1)
@@ -152,21 +154,21 @@ def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> 
     return numbers[labels.astype(np.int32).clip(0, highest + 1)]
 
 
-def wrong_voxels(case: CaseFigure, axis: int) -> np.ndarray:
-    """How many voxels of each slice have another class in the prediction."""
-    slabs = zip(*(np.moveaxis(a, axis, 0) for a in (case.prediction, case.reference)), strict=True)
+def count_wrong_voxels(case: CaseFigure, axis: int) -> np.ndarray:
+    """Count the voxels of each slice whose class differs from the reference."""
+    slices = zip(*(np.moveaxis(a, axis, 0) for a in (case.prediction, case.reference)), strict=True)
     return np.array(
         [
             np.count_nonzero(make_class_map(p, case.classes) != make_class_map(r, case.classes))
-            for p, r in slabs
+            for p, r in slices
         ]
     )
 
 
-def slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
-    """The last axis, or the one whose voxels are clearly the longest, if such a slice is no sliver.
+def choose_slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
+    """Return the axis to slice across: the one with clearly the longest voxels, else the last.
 
-    A slice with a side below a quarter of the other, in mm, gives way to another view.
+    An axis whose slices have a side below a quarter of the other, in mm, is avoided.
     """
     longest, sides = int(np.argmax(spacing_mm)), np.multiply(shape, spacing_mm)
     coarse = [longest] if spacing_mm[longest] > 1.5 * spacing_mm[2] else []
@@ -175,34 +177,34 @@ def slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
     return wide[0] if wide else max(across, key=lambda axis: across[axis].prod())
 
 
-def shown_slice(case: CaseFigure, axis: int) -> int:
-    """The fullest slice of the reference; of the prediction if it is empty."""
+def choose_slice(case: CaseFigure, axis: int) -> int:
+    """Return the fullest slice of the reference, or of the prediction if the reference is empty."""
     for volume in (case.reference, case.prediction):
         slices = (make_class_map(labels, case.classes) for labels in np.moveaxis(volume, axis, 0))
-        found = fullest_slice(slices, len(case.classes) + 1)
-        if found is not None:
-            return found
+        fullest = find_fullest_slice(slices, len(case.classes) + 1)
+        if fullest is not None:
+            return fullest
     return case.reference.shape[axis] // 2
 
 
 def find_crop_box(case: CaseFigure, axis: int) -> tuple[slice, slice]:
-    """The part of a slice that holds both structures in any slice, with a margin.
+    """Return the in-plane box around all labels of all slices, with a margin.
 
-    Its shorter side is at least half of the longer one, in mm, as far as the volume goes.
+    Its shorter side is at least half of the longer one, in mm, unless the volume ends before.
     """
-    found = (case.reference != 0) | (case.prediction != 0)
+    foreground = (case.reference != 0) | (case.prediction != 0)
     across = [a for a in range(3) if a != axis]
-    sides_mm = []  # where each side begins and ends
+    sides_mm = []  # start and stop of each side
     for a in across:
-        filled = np.flatnonzero(found.any(axis=tuple(b for b in range(3) if b != a)))
+        filled = np.flatnonzero(foreground.any(axis=tuple(b for b in range(3) if b != a)))
         if not len(filled):
-            filled = np.array([0, found.shape[a] - 1])
+            filled = np.array([0, foreground.shape[a] - 1])
         mm = case.spacing_mm[a]
         sides_mm.append((filled[0] * mm - MARGIN_MM, (filled[-1] + 1) * mm + MARGIN_MM))
-    least = max(stop - start for start, stop in sides_mm) / 2
-    window = []
+    min_side_mm = max(stop - start for start, stop in sides_mm) / 2
+    box = []
     for a, (start, stop) in zip(across, sides_mm, strict=True):
-        lacking, mm = max(0.0, least - (stop - start)) / 2, case.spacing_mm[a]
-        first, last = floor((start - lacking) / mm), ceil((stop + lacking) / mm)
-        window.append(slice(max(0, first), min(found.shape[a], last)))
-    return window[0], window[1]
+        padding, mm = max(0.0, min_side_mm - (stop - start)) / 2, case.spacing_mm[a]
+        first, last = floor((start - padding) / mm), ceil((stop + padding) / mm)
+        box.append(slice(max(0, first), min(foreground.shape[a], last)))
+    return box[0], box[1]

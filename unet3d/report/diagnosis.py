@@ -1,4 +1,4 @@
-"""What went wrong in a training that met no error: decided from its figures, told in sentences."""
+"""Diagnose a run that finished without an error but did not learn, and suggest what to try."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,37 +6,36 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-PATIENCE = 3
-"""Validations in a row before a class is said to be missing, or its Dice to be low."""
+from unet3d.text import join_first, pluralize
 
-EARLY = 0.25
-"""The share of a run in which nothing is said: small classes are learned late."""
+MIN_VALIDATIONS = 3
+"""Consecutive validations before a class counts as never predicted or its Dice as low."""
+
+SILENT_FRACTION = 0.25
+"""Fraction of a run during which nothing is reported: small classes are learned late."""
 
 LOW_DICE = 0.05
-"""Dice of a class that has not been learned."""
+"""Below this Dice a class has not been learned."""
 
-DECAYED = 0.25
-"""The share of the peak learning rate from which little more is learned."""
+LOW_LR_FRACTION = 0.25
+"""Below this fraction of the peak learning rate little more is learned."""
 
 RISE = 0.05
-"""Dice gained in the last quarter of a run from which it ended too early."""
+"""A run that gains this much Dice in its last quarter ended too early."""
 
 FALL = 0.05
-"""The share of the loss that must be gone by the end."""
+"""Fraction by which the loss must have fallen by the end."""
 
 LEARNED_DICE = 0.5
-"""From here on a loss that does not fall is one that was low already, as after init_from=."""
+"""From this Dice on, a loss that does not fall was low from the start, as after init_from=."""
 
 PARTS = 64
-"""Means that a loss history holds before it halves their number."""
-
-NAMED = 5
-"""Classes that a sentence names before it only counts them."""
+"""Number of means in a loss history at which pairs of them are merged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """Overrides worth a try, as they would be typed, by what is wrong."""
+    """Overrides to try for each problem."""
 
     run_too_short: Sequence[str] = ()
     class_not_learned: Sequence[str] = ()
@@ -44,40 +43,40 @@ class Remedies:
 
 
 class LossHistory:
-    """Means of the loss over equally long parts of a run: at most PARTS numbers, however long."""
+    """Mean loss of equally long parts of a run, in fewer than PARTS numbers however long it is."""
 
     def __init__(self) -> None:
         self.means: list[float] = []
-        self.batches = 1  # of each part
-        self.begun: list[float] = []  # the part that is not complete yet
+        self.batches = 1  # per part
+        self.pending: list[float] = []  # losses of the incomplete part
 
     def add(self, loss: float) -> None:
-        """Take in the loss of a batch; one that is not finite was left out of training, too."""
+        """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""
         if not math.isfinite(loss):
             return
-        self.begun.append(loss)
-        if len(self.begun) < self.batches:
+        self.pending.append(loss)
+        if len(self.pending) < self.batches:
             return
-        self.means.append(sum(self.begun) / self.batches)
-        self.begun = []
+        self.means.append(sum(self.pending) / self.batches)
+        self.pending = []
         if len(self.means) == PARTS:
             pairs = zip(self.means[::2], self.means[1::2], strict=True)
             self.means = [(a + b) / 2 for a, b in pairs]
             self.batches *= 2
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
-        return {"means": list(self.means), "batches": self.batches, "begun": list(self.begun)}
+        """Return the state as plain values, for a checkpoint."""
+        return {"means": list(self.means), "batches": self.batches, "pending": list(self.pending)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.means, self.begun = list(state["means"]), list(state["begun"])
+        """Restore what `state_dict` returned."""
+        self.means, self.pending = list(state["means"]), list(state["pending"])
         self.batches = state["batches"]
 
-    def stays(self) -> tuple[float, float] | None:
-        """Medians of the first and the last eighth, if the loss has not fallen between them.
+    def detect_plateau(self) -> tuple[float, float] | None:
+        """Return the medians of the first and last eighth if the loss has not fallen, else None.
 
-        None as well before PARTS batches: of a handful of steps nothing can be said.
+        None before PARTS batches, too: too few steps to judge.
         """
         if self.batches == 1:
             return None
@@ -86,111 +85,98 @@ class LossHistory:
         return (first, last) if first - last < FALL * abs(first) else None
 
 
-def still_rising(dice: Sequence[float]) -> tuple[float, float] | None:
-    """Dice at three quarters of the validations and at the end, if it rose much between them.
+def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
+    """Return Dice at three quarters of the validations and at the end if it rose a lot, else None.
 
-    None with fewer than 8 of them, and where single validations scatter more than Dice rose.
+    None with fewer than 8 validations, and where Dice scatters more than it rose.
     """
     dice = [value for value in dice if not math.isnan(value)]
     if len(dice) < 8:
         return None
-    few, quarter = max(2, len(dice) // 8), len(dice) // 4
-    end, before = dice[-few:], dice[-quarter - few : -quarter]
+    count, quarter = max(2, len(dice) // 8), len(dice) // 4
+    end, before = dice[-count:], dice[-quarter - count : -quarter]
     rose = median(end) - median(before) >= RISE and min(end) > max(before)
     return (median(before), median(end)) if rose else None
 
 
-def absent_classes(
+def find_absent_classes(
     classes: Mapping[str, Sequence[int]],
     training: Sequence[set[int]],
     validation: Sequence[set[int]],
 ) -> list[str]:
-    """Sentences on the `classes`, each of one label or more, that no case has."""
+    """Return warnings about classes (name -> labels) without a voxel in any case.
 
-    def lacking(cases: Sequence[set[int]]) -> list[str]:
-        found = set().union(*cases)
-        return [name for name, labels in classes.items() if not found & set(labels)]
+    `training` and `validation` hold the labels that occur in each case.
+    """
 
-    absent = lacking(training)
-    unseen = [name for name in lacking(validation) if validation and name not in absent]
-    neither = [name for name in absent if not validation or name in lacking(validation)]
-    only_training = [name for name in absent if name not in neither]
-    other = "choose another fold= or data.splits="
-    sentences = []
-    if neither:
-        sentences.append(
-            f"no case has {listed(neither)}, so it cannot be learned: look at the labels of the "
-            "files, or leave the class out"
+    def find_absent(cases: Sequence[set[int]]) -> list[str]:
+        present = set().union(*cases)
+        return [name for name, labels in classes.items() if not present & set(labels)]
+
+    not_trained, not_validated = find_absent(training), find_absent(validation)
+    nowhere = [name for name in not_trained if not validation or name in not_validated]
+    only_validated = [name for name in not_trained if name not in nowhere]
+    only_trained = [name for name in not_validated if validation and name not in not_trained]
+    remedy = "choose another fold= or data.splits="
+    warnings = []
+    if nowhere:
+        warnings.append(
+            f"no case has {join_first(nowhere)}, so it cannot be learned: check the label files, "
+            "or remove the class"
         )
-    if only_training:
-        sentences.append(
-            f"no training case has {listed(only_training)}, so it cannot be learned: {other}"
+    if only_validated:
+        warnings.append(
+            f"no training case has {join_first(only_validated)}, so it cannot be learned: {remedy}"
         )
-    if unseen:
-        sentences.append(
-            f"no validation case has {listed(unseen)}, so its Dice is not known and the mean "
-            f"leaves it out: {other}"
+    if only_trained:
+        warnings.append(
+            f"no validation case has {join_first(only_trained)}, so its Dice is unknown and not "
+            f"part of the mean: {remedy}"
         )
-    return sentences
+    return warnings
 
 
-def never_predicted(validations: Mapping[str, int], remedies: Remedies) -> str:
-    """Of classes that have not got a single voxel, in so many validations in a row."""
-    counts = [f"{name} (for {plural(n, 'validation')})" for name, n in validations.items()]
-    said = f"not one voxel of the validation set is predicted as {listed(counts)}"
-    return advise(said, remedies.class_not_learned)
+def format_never_predicted_warning(validations: Mapping[str, int], remedies: Remedies) -> str:
+    """Return the warning about classes without a predicted voxel.
+
+    `validations` holds the number of consecutive validations of each class.
+    """
+    counts = [f"{name} (for {pluralize(n, 'validation')})" for name, n in validations.items()]
+    message = f"not one voxel of the validation set is predicted as {join_first(counts)}"
+    return add_remedies(message, remedies.class_not_learned)
 
 
-def low_dice(names: Sequence[str], remedies: Remedies) -> str:
-    """Of classes that are predicted, but elsewhere."""
-    said = f"Dice is below {LOW_DICE} for {listed(names)}"
-    return advise(said, remedies.class_not_learned)
+def format_low_dice_warning(names: Sequence[str], remedies: Remedies) -> str:
+    """Return the warning about classes that are predicted in the wrong places."""
+    message = f"Dice is below {LOW_DICE} for {join_first(names)}"
+    return add_remedies(message, remedies.class_not_learned)
 
 
-def ended_rising(before: float, end: float, remedies: Remedies) -> str:
-    """See `still_rising`."""
-    said = (
+def format_ended_rising_warning(before: float, end: float, remedies: Remedies) -> str:
+    """Return the warning for what `detect_late_rise` found."""
+    message = (
         "the run ended while Dice was still rising: "
-        f"{before:.3f} at three quarters of it, {end:.3f} at its end"
+        f"{before:.3f} after three quarters of it, {end:.3f} at the end"
     )
-    return advise(said, remedies.run_too_short)
+    return add_remedies(message, remedies.run_too_short)
 
 
-def loss_stays(first: float, last: float, remedies: Remedies) -> str:
-    """See `LossHistory.stays`."""
-    said = (
+def format_loss_plateau_warning(first: float, last: float, remedies: Remedies) -> str:
+    """Return the warning for what `LossHistory.stays` found."""
+    message = (
         f"the loss does not fall: its median was {first:.4g} in the first eighth of the steps "
         f"and {last:.4g} in the last"
     )
-    return advise(said, remedies.loss_not_falling)
+    return add_remedies(message, remedies.loss_not_falling)
 
 
-def advise(sentence: str, overrides: Sequence[str]) -> str:
-    """Say what to try as well.
+def add_remedies(message: str, overrides: Sequence[str]) -> str:
+    """Append the overrides to try.
 
-    >>> advise("it is slow", ["a=1", "b=2", "c=3"])
-    'it is slow; try a=1, b=2 or c=3'
+    >>> add_remedies("training is slow", ["a=1", "b=2", "c=3"])
+    'training is slow; try a=1, b=2 or c=3'
     """
     if not overrides:
-        return sentence
+        return message
     *others, last = overrides
-    return f"{sentence}; try {', '.join(others)}{' or ' if others else ''}{last}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few by name.
-
-    >>> listed(["a", "b", "c", "d", "e", "f", "g"])
-    'a, b, c, d, e and 2 more'
-    """
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "warning"), plural(3, "warning")
-    ('1 warning', '3 warnings')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{message}; try {', '.join(others)}{' or ' if others else ''}{last}"

@@ -1,4 +1,4 @@
-"""An evaluation as a table of cases (CSV), a short table for the screen, and a box plot."""
+"""Write an evaluation as a CSV file, a table for the terminal and box plots."""
 
 import csv
 import math
@@ -9,39 +9,48 @@ from typing import Any
 from unet3d.atomic_write import atomic_write
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Scores of each class of each case."""
+"""case -> class -> score -> value."""
 
-SHOWN = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "surface Dice"}
+SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "surface Dice"}
 
 
 def write_csv(cases: Cases, path: Path) -> None:
-    """One row per case and class; what is not a number is left empty."""
+    """Write one row per case and class; NaN becomes an empty cell."""
     with atomic_write(path) as draft, draft.open("w", newline="") as file:
         writer = csv.writer(file)
-        for row, (case, class_name, scores) in enumerate(
-            (case, name, scores) for case, found in cases.items() for name, scores in found.items()
-        ):
-            if row == 0:
-                writer.writerow(["case", "class", *scores])
-            cells = ["" if math.isnan(v) else v for v in scores.values()]
-            writer.writerow([case, class_name, *cells])
+        header_written = False
+        for case, classes in cases.items():
+            for name, scores in classes.items():
+                if not header_written:
+                    writer.writerow(["case", "class", *scores])
+                    header_written = True
+                cells = ["" if math.isnan(v) else v for v in scores.values()]
+                writer.writerow([case, name, *cells])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row per class and one for the mean over them: means with their intervals, and cases."""
+    """Return a header, one row per class, and one for their mean if there are several."""
     per_class = result["per_class"]
-    found = [("", f"{SHOWN['dice']} [95 %]", *list(SHOWN.values())[1:], "cases", "in one only")]
+    rows = [
+        (
+            "",
+            f"{SCORE_LABELS['dice']} [95 %]",
+            *list(SCORE_LABELS.values())[1:],
+            "cases",
+            "absent from one",
+        )
+    ]
     for name, means in per_class.items():
-        numbers = (means["dice"]["cases"], means["absent_from_one"])
-        found.append((name, *_cells(means), *map(str, numbers)))
+        counts = (means["dice"]["cases"], means["absent_from_one"])
+        rows.append((name, *_format_scores(means), *map(str, counts)))
     if len(per_class) > 1:
-        found.append(("mean", *_cells(result["mean"]), "", ""))
-    return found
+        rows.append(("mean", *_format_scores(result["mean"]), "", ""))
+    return rows
 
 
-def _cells(means: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _format_scores(means: Mapping[str, Mapping[str, float]]) -> list[str]:
     cells = []
-    for score in SHOWN:
+    for score in SCORE_LABELS:
         mean, low, high = (means[score][k] for k in ("mean", "low", "high"))
         digits = 2 if score == "hd95_mm" else 4
         cells.append("-" if math.isnan(mean) else f"{mean:.{digits}f}")
@@ -50,24 +59,25 @@ def _cells(means: Mapping[str, Mapping[str, float]]) -> list[str]:
     return cells
 
 
-def draw_boxes(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -> None:
-    """Dice and HD95 of each class: boxes with quartiles and median, and every case as a dot.
+def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Draw box plots of Dice and HD95 per class, with every case as a dot.
 
-    `classes` has the labels of each, which decide about its color.
+    `classes` maps names to labels, which decide the colors.
     """
     import numpy as np
     from matplotlib.figure import Figure
 
-    from unet3d.report.slices import class_colors
+    from unet3d.report.slices import get_class_colors
 
     figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
-    colors = class_colors(classes)[1:]
+    colors = get_class_colors(classes)[1:]
     jitter = np.random.default_rng(0)
     for axes, score in zip(figure.subplots(1, 2, sharey=True), ("dice", "hd95_mm"), strict=True):
         for row, name in enumerate(classes):
-            found = [case[name] for case in cases.values() if not math.isnan(case[name]["dice"])]
-            both = [s for s in found if s["reference_ml"] and s["prediction_ml"]]
-            drawn = found if score == "dice" else both  # a diagonal would press all others together
+            scored = [case[name] for case in cases.values() if not math.isnan(case[name]["dice"])]
+            both = [s for s in scored if s["reference_ml"] and s["prediction_ml"]]
+            # Where one is empty, HD95 is the image diagonal, which would squeeze all other values.
+            drawn = scored if score == "dice" else both
             values = np.array([s[score] for s in drawn])
             if not len(values):
                 continue
@@ -83,11 +93,11 @@ def draw_boxes(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -
             )
             heights = row + jitter.uniform(-0.2, 0.2, len(values))
             axes.scatter(values, heights, s=9, color="black", alpha=0.45, linewidth=0, zorder=3)
-            if len(drawn) < len(found):
+            if len(drawn) < len(scored):
                 axes.text(
                     0.99,
                     row - 0.4,
-                    f"and {len(found) - len(drawn)} in one only",
+                    f"and {len(scored) - len(drawn)} absent from one",
                     transform=axes.get_yaxis_transform(),
                     ha="right",
                     va="center",
@@ -96,7 +106,7 @@ def draw_boxes(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -
         axes.set_yticks(range(len(classes)), list(classes))
         axes.set_ylim(len(classes) - 0.5, -0.5)
         axes.set_xlabel(
-            SHOWN["dice"] if score == "dice" else "HD95 in mm, where both have the class"
+            SCORE_LABELS["dice"] if score == "dice" else "HD95 (mm), cases with the class in both"
         )
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)

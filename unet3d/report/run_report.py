@@ -1,4 +1,4 @@
-"""report.json and the short table at the end of a run."""
+"""Write report.json and format the table printed at the end of a run."""
 
 import json
 import math
@@ -7,30 +7,32 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
+from textwrap import indent
 from typing import Any
 
 from unet3d import __version__
 from unet3d.atomic_write import atomic_write
+from unet3d.text import format_columns
 from unet3d.units import MIB
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
 
 def collect_versions() -> dict[str, str]:
-    """Of what decides a result."""
+    """Return the versions of Python, this package and the libraries that affect results."""
     return {"unet3d": __version__, "python": platform.python_version()} | {
         name: version(name) for name in PACKAGES
     }
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report; what is not a number becomes null, as JSON wants it."""
+    """Write a report as JSON; NaN and infinities become null."""
     with atomic_write(path) as draft:
         draft.write_text(json.dumps(replace_nan(report), indent=2, allow_nan=False) + "\n")
 
 
 def replace_nan(value: Any) -> Any:
-    """The same with NaN and infinities as None."""
+    """Return plain values with NaN and infinities replaced by None."""
     if isinstance(value, Mapping):
         return {str(k): replace_nan(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -39,69 +41,71 @@ def replace_nan(value: Any) -> Any:
 
 
 def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
-    """What runs are compared by, as far as a run has it: `dice` and `hd95_mm` of its best
-    checkpoint, else of its last validation; `peak_mib` and `step_seconds` of its steps.
+    """Return the metrics that runs are compared by, without those that the run lacks.
+
+    `dice` and `hd95_mm` of the best checkpoint if it was evaluated, else of the last validation;
+    `peak_mib` and `step_seconds` of a training step.
     """
     evaluation, metrics = report.get("evaluation") or {}, report.get("metrics", {})
-    found: dict[str, float | None] = {}
+    headline: dict[str, float | None] = {}
     for score in ("dice", "hd95_mm"):
         mean = (evaluation.get("mean") or {}).get(score)
-        found[score] = mean["mean"] if mean else metrics.get(f"val/{score}")
+        headline[score] = mean["mean"] if mean else metrics.get(f"val/{score}")
     memory = report.get("memory", {})
     step = memory.get("steady_step") or memory.get("first_step") or {}
     peak = step.get("allocated", step.get("resident"))
-    found["peak_mib"] = None if peak is None else peak / MIB
-    found["step_seconds"] = report.get("speed", {}).get("median_step_seconds")
-    return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
+    headline["peak_mib"] = None if peak is None else peak / MIB
+    headline["step_seconds"] = report.get("speed", {}).get("median_step_seconds")
+    return {k: v for k, v in headline.items() if v is not None and math.isfinite(v)}
 
 
-def predicted_row(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Predicted beside measured; on a CPU only tensors can be predicted, so no error is claimed."""
+def make_estimate_rows(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Compare estimated and measured memory; on a CPU the estimate covers tensors only."""
     predicted = memory.get("predicted", {}).get("allocated")
     if predicted is None:
         return []
     measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
     if measured is None:
-        return [("predicted", f"{predicted / MIB:.0f} MiB of tensors")]
-    off = f"{100 * (predicted / measured - 1):+.1f} %"
-    return [("predicted", f"{predicted / MIB:.0f} MiB allocated, {off} of what was measured")]
+        return [("estimated peak", f"{predicted / MIB:.0f} MiB of tensors")]
+    error = f"{100 * (predicted / measured - 1):+.1f} %"
+    return [("estimated peak", f"{predicted / MIB:.0f} MiB allocated ({error} versus measured)")]
 
 
-def validated_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The last validation's Dice."""
+def make_validation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """List the Dice of the last validation."""
     return [
         (
             "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}",
-            "no such voxels" if math.isnan(value) else f"{value:.4f}",
+            "class absent" if math.isnan(value) else f"{value:.4f}",
         )
         for name, value in metrics.items()
         if name.startswith("val/dice")
     ]
 
 
-def evaluated_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the best checkpoint reached, on the files' own grids."""
+def make_evaluation_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the scores of the best checkpoint."""
     if not evaluation["per_class"]:
         return [("Dice", "no validation case could be evaluated")]
     rows = []
     for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
-        said = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
-        rows.append((f"Dice, {name}", "no such voxels" if math.isnan(dice) else said))
+        text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
+        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text))
     if evaluation["largest_component"]:
-        rows.append(("largest piece alone", ", ".join(evaluation["largest_component"])))
+        rows.append(("largest component kept for", ", ".join(evaluation["largest_component"])))
     return rows
 
 
-def tensorboard_command(folder: str) -> str:
-    """Return what shows a run in TensorBoard by its folder's name, to be pasted into a shell.
+def format_tensorboard_command(folder: str) -> str:
+    """Return the shell command that opens a run in TensorBoard under its folder's name.
 
-    TensorBoard names runs by their place below --logdir, so that of the run itself would show no
-    name; --logdir_spec takes one, but no commas in a path and no colon in a name.
+    TensorBoard names runs by their path below --logdir, so the run's own folder would have no
+    name; --logdir_spec takes a name, but allows no comma in a path and no colon in a name.
 
-    >>> tensorboard_command("/data/my runs/first")
+    >>> format_tensorboard_command("/data/my runs/first")
     "tensorboard --logdir_spec 'first:/data/my runs/first'"
-    >>> tensorboard_command("/data/pools/pool=max,fold=0")
+    >>> format_tensorboard_command("/data/pools/pool=max,fold=0")
     'tensorboard --logdir /data/pools'
     """
     path = Path(folder)
@@ -111,33 +115,28 @@ def tensorboard_command(folder: str) -> str:
 
 
 def format_report_table(report: Mapping[str, Any]) -> str:
-    """What a person wants to know when a run is over."""
+    """Summarize a run in two columns, to print when it ends."""
     rows: list[tuple[str, str]] = []
     if report.get("evaluation"):
-        rows += evaluated_rows(report["evaluation"])
+        rows += make_evaluation_rows(report["evaluation"])
     else:
-        rows += validated_rows(report["metrics"])
+        rows += make_validation_rows(report["metrics"])
     speed = report["speed"]
     if speed:
-        rows.append(
-            (
-                "seconds per step",
-                f"{speed['median_step_seconds']:.3f} (95 % below {speed['p95_step_seconds']:.3f})",
-            )
-        )
+        step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]
+        rows.append(("step time", f"{step:.3f} s (95 % below {slow:.3f} s)"))
         share = speed["median_data_wait_share"]
-        rows.append(("waiting for data", f"{100 * share:.1f} % of a step"))
-    for name, label in (("steady_step", "peak memory of a step"), ("validation", "of validation")):
-        figures = report["memory"].get(name)
-        if name == "steady_step" and figures is None:
-            figures = report["memory"].get("first_step")
-        if figures:
-            shown = [f"{v / MIB:.0f} MiB {k}" for k, v in figures.items() if k != "phases"]
-            rows.append((label, ", ".join(shown)))
-    rows += predicted_row(report["memory"])
+        rows.append(("waiting for data", f"{100 * share:.1f} % of the step time"))
+    for name, task in (("steady_step", "a step"), ("validation", "validation")):
+        peak = report["memory"].get(name)
+        if name == "steady_step" and peak is None:
+            peak = report["memory"].get("first_step")
+        if peak:
+            parts = [f"{v / MIB:.0f} MiB {k}" for k, v in peak.items() if k != "phases"]
+            rows.append((f"peak memory of {task}", ", ".join(parts)))
+    rows += make_estimate_rows(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
-    rows.append(("run", report["folder"]))
-    rows.append(("curves", tensorboard_command(report["folder"])))
-    rows += [("warning", sentence) for sentence in report.get("warnings", [])]
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"  {label:{width}}  {value}" for label, value in rows)
+    rows.append(("run folder", report["folder"]))
+    rows.append(("TensorBoard", format_tensorboard_command(report["folder"])))
+    rows += [("warning", message) for message in report.get("warnings", [])]
+    return indent(format_columns(rows, left=2), "  ")

@@ -1,4 +1,4 @@
-"""What torch allocates on a CPU while something runs."""
+"""Measure what torch allocates on a CPU."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -7,8 +7,8 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 
-def allocated_at_most(action: Callable[[], object]) -> int:
-    """Bytes at the peak, of what is allocated meanwhile."""
+def measure_peak_bytes(action: Callable[[], object]) -> int:
+    """Return the peak of the bytes allocated while the action runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action()
     assert profiler.profiler is not None
