@@ -1,9 +1,9 @@
-# A GPU node's image: docker build -t unet3d . (README, "In a container"). A release names its base
-# by digest: --build-arg BASE=python:3.11-slim@sha256:...
+# An image for GPU nodes: docker build -t unet3d . (docs/how-to/containers.md). For a release, name
+# the base by its digest: --build-arg BASE=python:3.11-slim@sha256:...
 ARG BASE=python:3.11-slim
 
-# Wheels of everything but torch. Files are fetched by hash alone; what comes as source is built
-# here, by tools that are pinned too, and nothing of them gets any further.
+# Wheels of everything except torch. All downloads are checked by hash. Sources are built here, with
+# pinned tools, none of which is part of the final image.
 FROM ${BASE} AS wheels
 COPY container /container
 RUN python3 -m venv /tools \
@@ -14,13 +14,13 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY unet3d unet3d
 COPY conf conf
-COPY scripts/long_description.py scripts/
+COPY scripts/release/long_description.py scripts/release/
 RUN /tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /project .
 
 FROM ${BASE}
-# Triton needs a C compiler and Python's headers at run time, the kernels for CPUs a C++ compiler.
-# tini: the first process of a container is deaf to signals that it has no handler for.
-# Debian keeps one version of a package, so that one that is pinned cannot be had for long.
+# At run time, Triton needs a C compiler and Python's headers, the CPU kernels a C++ compiler.
+# tini, because the first process of a container ignores signals that it has no handler for.
+# Packages are not pinned, because Debian keeps only the latest version of each.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini \
@@ -29,22 +29,22 @@ RUN apt-get update \
     && test -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
 ENV PATH=/opt/unet3d/bin:$PATH
 
-# Several GB, in a layer of its own: a new version of ours, or of the rest, does not fetch it again.
+# torch is several GB, so it has a layer of its own that other packages do not change.
 ARG TORCH=torch==2.13.0
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir "${TORCH}"
 
-# --force-reinstall: what torch brought along unpinned makes way for what was fetched by hash. The
-# lock is copied for those builders that would not see that what they mount has changed.
+# --force-reinstall replaces the unpinned dependencies of torch by the pinned ones. The lock file is
+# copied because some builders do not notice changes of a mounted folder.
 COPY container/requirements.txt /opt/unet3d/
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index --no-deps --force-reinstall /wheels/*.whl
 COPY --from=wheels /project /opt/unet3d/project
 RUN pip install --no-cache-dir --no-index --no-deps /opt/unet3d/project/*.whl && pip check
 
-# Whoever --user names, with a home or without, may write in these two: runs and volumes lie in
-# /job, what is compiled on the way in /cache (not in /tmp: `--tmpfs /tmp` is noexec). As volumes
-# they can be written even where the root cannot and nothing is mounted.
+# Any user that --user names can write to these two folders: /job has runs and data, /cache has
+# compiled kernels (/tmp may be mounted noexec). As volumes, they are writable even if the root file
+# system is read-only and nothing is mounted.
 RUN install --directory --mode=1777 /job /cache
 VOLUME ["/job", "/cache"]
 ENV HOME=/cache \

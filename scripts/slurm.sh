@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Train as a SLURM job that goes on by itself when it was preempted or its time was up:
+# Train as a SLURM job that requeues itself when it is preempted or its time limit is near:
 #
 #   sbatch scripts/slurm.sh data=decathlon data.root=/scans/Task04_Hippocampus model=unet_small
 #   sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --time=4:00:00 scripts/slurm.sh ...
 #
-# One task for each GPU. The run lies in outputs/JOB; after a fault `scontrol requeue JOB` goes on
-# with it, and so does, once SLURM has forgotten that job, a new one with hydra.run.dir=outputs/JOB.
+# Use one task per GPU. The run is in outputs/JOB. After an error, `scontrol requeue JOB` resumes it;
+# when SLURM no longer knows the job, submit a new one with hydra.run.dir=outputs/JOB.
 #
 #SBATCH --job-name=unet3d
 #SBATCH --nodes=1
@@ -19,25 +19,25 @@
 #SBATCH --signal=USR1@120
 set -eu
 
-read -ra program <<<"${UNET3D:-unet3d}" # UNET3D="apptainer run --nv unet3d.sif": an image
+read -ra program <<<"${UNET3D:-unet3d}" # for an image: UNET3D="apptainer run --nv unet3d.sif"
 train=("${program[@]}" train)
-command -v "${program[0]}" >/dev/null || train=(python train.py) # a checkout
+command -v "${program[0]}" >/dev/null || train=(python train.py) # a checkout that is not installed
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
-    export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun 22.05 and later look for it here only
+    export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun 22.05 and later read only this one
 fi
 
-# --kill-on-bad-exit: a rank that has gone, or hangs, ends the others by SIGTERM, so that it is not
-# the exit code that tells who was asked to stop, but SIGUSR1.
-asked=slurm-$SLURM_JOB_ID.asked
-rm -f "$asked"
+# With --kill-on-bad-exit, a rank that fails or hangs makes SLURM end the others with SIGTERM. So the
+# exit code cannot tell whether the job was asked to stop; a file that the SIGUSR1 trap writes does.
+stop_file=slurm-$SLURM_JOB_ID.stop
+rm -f "$stop_file"
 code=0
 # shellcheck disable=SC2016
-srun --kill-on-bad-exit=1 bash -c 'trap "touch $0" USR1; trap : TERM; "$@"; exit' "$asked" \
+srun --kill-on-bad-exit=1 bash -c 'trap "touch $0" USR1; trap : TERM; "$@"; exit' "$stop_file" \
     "${train[@]}" trainer=slurm "hydra.run.dir=outputs/$SLURM_JOB_ID" resume=auto "$@" || code=$?
 
-if [ "$code" != 0 ] && [ -e "$asked" ]; then
-    rm "$asked"
-    echo "job $SLURM_JOB_ID was asked to stop: it waits in the queue to go on"
+if [ "$code" != 0 ] && [ -e "$stop_file" ]; then
+    rm "$stop_file"
+    echo "job $SLURM_JOB_ID was asked to stop; it is requeued and will resume"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

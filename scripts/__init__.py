@@ -1,0 +1,1 @@
+"""Scripts for developers, run as modules: `python -m scripts.x.y`."""

@@ -1,0 +1,376 @@
+"""Compare one training step of our network with the networks of other projects.
+
+    pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
+    python -m scripts.bench.step predict       # predicted CUDA peaks; needs no GPU
+    python -m scripts.bench.step time          # time and peaks on this machine, interleaved
+
+All networks have the same channels at every level and get the same volumes. Results are written to
+benchmarks/<name>-step.json; `time` also plots time against peak memory.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
+from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.trace import Trace
+from unet3d.model.unet import UNet3D
+from unet3d.model.unet_reference import NaiveUNet3D
+from unet3d.pool.max import MaxPool3d
+from unet3d.units import MIB
+from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STRATEGIES = ("fused", "skips", "lean", "leanest")
+AS_WRITTEN = "as written"
+SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
+Factory = Callable[[], nn.Module]
+
+
+def build_ours(channels: list[int], strategy: str, **options: Any) -> nn.Module:
+    """Build our network with a checkpointing strategy of conf/checkpointing/."""
+    model = UNet3D(in_channels=1, num_classes=5, channels=channels, pool=MaxPool3d, **options)
+    config = OmegaConf.load(ROOT / "conf" / "checkpointing" / f"{strategy}.yaml")
+    instantiate(config).apply(model)
+    return model
+
+
+def list_peers(c: list[int]) -> Iterator[tuple[str, Factory]]:
+    """Yield the installed networks of other projects, with these channels."""
+    from monai.networks.nets.basic_unet import BasicUNet
+    from monai.networks.nets.dynunet import DynUNet
+
+    def basic() -> nn.Module:
+        return BasicUNet(3, 1, 5, features=(*c, c[-1], c[0]))
+
+    def dynunet() -> nn.Module:
+        n = len(c)
+        return DynUNet(
+            3, 1, 5, [3] * n, [1] + [2] * (n - 1), [2] * (n - 1), filters=c, norm_name="instance"
+        )
+
+    yield "MONAI DynUNet", dynunet
+    yield "MONAI BasicUNet, a level more", basic
+    if find_spec("dynamic_network_architectures"):
+        from dynamic_network_architectures.architectures.unet import PlainConvUNet
+
+        def plain_conv() -> nn.Module:
+            n = len(c)
+            return PlainConvUNet(
+                *(1, n, c, nn.Conv3d, 3, [1] + [2] * (n - 1), 2, 5, 2),
+                conv_bias=True,
+                norm_op=nn.InstanceNorm3d,
+                norm_op_kwargs={"affine": True},
+                nonlin=nn.LeakyReLU,
+                nonlin_kwargs={"inplace": True},
+            )
+
+        yield "nnU-Net PlainConvUNet", plain_conv
+    if find_spec("pytorch3dunet"):
+        from pytorch3dunet.unet3d.model import UNet3D as Wolny
+
+        def wolny() -> nn.Module:
+            return Wolny(1, 5, final_sigmoid=False, f_maps=c, num_groups=8, is_segmentation=False)
+
+        yield "pytorch-3dunet UNet3D", wolny
+
+
+def build_step(
+    make: Factory, size: list[int], batch: int, precision: str, device: str
+) -> TrainingStep:
+    """Build a step as Lightning runs it, with AdamW and Dice + CE for every network."""
+    model = make().train()
+    if device != "cpu":
+        model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    return TrainingStep(
+        model=model,
+        loss=DiceCE().to(device),
+        optimizer=optimizer,
+        inference=SlidingWindow([16, 16, 16]),
+        patch_size=size,
+        volume_size=[16, 16, 16],
+        batch_size=batch,
+        channels=1,
+        micro_batches=1,
+        clip_norm=None,
+        autocast=AUTOCAST_TYPES.get(precision),
+        dtype=torch.float32,
+        device=device,
+    )
+
+
+class TrainOnlyStep:
+    """A step without validation: some networks reject small volumes."""
+
+    def __init__(self, inner: TrainingStep):
+        self.model, self.inner = inner.model, inner
+
+    def train(self, trace: Trace) -> None:
+        """Run one optimizer step."""
+        self.inner.train(trace)
+
+    def validate(self, trace: Trace) -> None:
+        """Do nothing."""
+
+
+def estimate(
+    make: Factory, size: list[int], batch: int, precision: str, *, cuda: bool
+) -> MemoryEstimate:
+    """Estimate the memory of a step."""
+
+    def make_step() -> TrainOnlyStep:
+        inner = build_step(make, size, batch, precision, "cpu")
+        for group in inner.optimizer.param_groups:
+            group["foreach"] = cuda or None
+        return TrainOnlyStep(inner)
+
+    return estimate_step(make_step, cuda=cuda)
+
+
+def to_mib(nbytes: int | None) -> int:
+    """Convert bytes to whole MiB."""
+    return round((nbytes or 0) / MIB)
+
+
+def count_flops(make: Factory, size: list[int]) -> int:
+    """Count the floating point operations of a step's convolutions and matrix products."""
+    with FakeTensorMode():
+        step = build_step(make, size, 1, "32", "cpu")
+        with FlopCounterMode(display=False) as counter:
+            step.train(Trace(cuda=False))
+    return counter.get_total_flops()
+
+
+def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
+    """Return experiment=forum_<name>'s network as written, and ours with each strategy."""
+    shape, dec = {"small": (SMALL, [4, 2, 1]), "large": (LARGE, [4, 2, 1, 1])}[name]
+    enc, decoder = [width * n for n in shape], [width * n for n in dec]
+    networks: dict[str, Factory] = {
+        AS_WRITTEN: partial(NaiveUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
+    }
+    return networks | {
+        strategy: partial(build_ours, enc, strategy, decoder_channels=decoder[::-1])
+        for strategy in (*STRATEGIES, "offload", "blocks")
+    }
+
+
+def predict_forum() -> dict[str, Any]:
+    """Predict peaks and largest batches of forum_small and forum_large, with each strategy."""
+    size, rows = [320, 150, 26], {}
+    for name in ("small", "large"):
+        networks = list_forum_networks(name)
+        base = count_flops(networks[AS_WRITTEN], size)
+        for strategy, make in networks.items():
+            two, three = (estimate(make, size, n, "16", cuda=True) for n in (2, 3))
+            any_batch = BatchExtrapolation(two, three)
+            largest = search_largest_batch(any_batch, 7000 * MIB) if any_batch.affine else None
+            rows[f"{name}, {strategy}"] = {
+                "peak_allocated_mib": to_mib(two.peak.allocated),
+                "peak_reserved_mib": to_mib(two.peak.reserved),
+                "extra_work": round(count_flops(make, size) / base - 1, 3),
+                "largest_batch_in_7000_mib": largest,
+            }
+            print(name, strategy, rows[f"{name}, {strategy}"], flush=True)
+    return {"size": size, "batch": 2, "precision": "16", "optimizer": "AdamW", "rows": rows}
+
+
+def list_comparable_networks(width: int = 64) -> dict[str, Factory]:
+    """Return ours, built like the peers, and the installed peers."""
+    channels = [width * n for n in SMALL]
+    networks: dict[str, Factory] = {
+        f"ours, {strategy}": partial(
+            build_ours,
+            *(channels, strategy),
+            norm="instance",
+            activation="leaky_relu",
+            upsampling="transposed",
+        )
+        for strategy in STRATEGIES
+    }
+    return networks | dict(list_peers(channels))
+
+
+def predict_peers() -> dict[str, Any]:
+    """Predict the peaks of all networks at 2 x 1 x 320 x 160 x 32, a size that all accept."""
+    size, channels, rows = [320, 160, 32], [64, 128, 256, 256], {}
+    for name, make in list_comparable_networks().items():
+        predicted = estimate(make, size, 2, "16", cuda=True)
+        rows[name] = {"peak_allocated_mib": to_mib(predicted.peak.allocated)}
+        print(name, rows[name], flush=True)
+    return {"size": size, "batch": 2, "channels": channels, "precision": "16", "rows": rows}
+
+
+def predict_huge() -> dict[str, Any]:
+    """Predict the peaks of training on whole volumes of 512 x 512 x 256, in bf16."""
+    size, rows = [512, 512, 256], {}
+    for strategy in STRATEGIES:
+        make = partial(build_ours, [64, 128, 256, 256], strategy)
+        predicted = estimate(make, size, 1, "bf16", cuda=True)
+        rows[strategy] = {
+            "peak_allocated_gib": to_mib(predicted.peak.allocated) / 1024,
+            "peak_reserved_gib": to_mib(predicted.peak.reserved) / 1024,
+        }
+        print("512 x 512 x 256", strategy, rows[strategy], flush=True)
+    return {"size": size, "batch": 1, "precision": "bf16", "rows": rows}
+
+
+def time_networks(options: argparse.Namespace) -> dict[str, Any]:
+    """Time all networks in interleaved rounds, so that other load affects all of them."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        torch.set_num_threads(options.threads)
+    size, batch, precision = options.size, options.batch, options.precision
+    channels = [options.width * n for n in SMALL]
+    decoder = channels[:3][::-1]
+    networks: dict[str, Factory] = {
+        AS_WRITTEN: partial(
+            NaiveUNet3D, in_channels=1, num_classes=5, encoder=channels, decoder=decoder
+        )
+    }
+    networks |= {
+        f"ours, {strategy}": partial(build_ours, channels, strategy)
+        for strategy in (*STRATEGIES, "offload", "blocks")
+    }
+    networks |= dict(list_peers(channels))
+    rows: dict[str, Any] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in networks}
+    for turn in range(options.rounds + 1):
+        for name, make in networks.items():
+            torch.manual_seed(0)
+            step = build_step(make, size, batch, precision, device)
+            step.train(SilentListener())  # the first step allocates the optimizer's state
+            if device == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            step.train(SilentListener())
+            if device == "cuda":
+                torch.cuda.synchronize()
+                rows.setdefault(name, {})["peak_allocated_mib"] = round(
+                    torch.cuda.max_memory_allocated() / MIB
+                )
+            if turn:  # the first turn warms up
+                seconds[name].append(time.perf_counter() - start)
+            del step
+            gc.collect()
+    for name, make in networks.items():
+        predicted = estimate(make, size, batch, precision, cuda=device == "cuda")
+        rows.setdefault(name, {})["predicted_peak_mib"] = to_mib(predicted.peak.allocated)
+        rows[name]["median_seconds"] = statistics.median(seconds[name])
+        ratios = [a / b for a, b in zip(seconds[name], seconds[AS_WRITTEN], strict=True)]
+        rows[name]["time_ratio"] = round(statistics.median(ratios), 3)
+        print(name, rows[name], flush=True)
+    return {
+        **{"size": size, "batch": batch, "channels": channels},
+        **{"precision": precision, "threads": options.threads, "device": device},
+        **{"rounds": options.rounds, "torch": torch.__version__, "rows": rows},
+    }
+
+
+class SilentListener:
+    """Ignores the phases of a step, so that only the step is timed."""
+
+    def begin_phase(self, phase: str) -> None:
+        """Do nothing."""
+
+    def label(self, tensors: Any, kind: str) -> None:
+        """Do nothing."""
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Plot time against peak memory: our strategies as a curve, other networks as points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110, layout="constrained")
+    rows = result["rows"]
+    key = "peak_allocated_mib" if result["device"] == "cuda" else "predicted_peak_mib"
+    ours = [f"ours, {strategy}" for strategy in STRATEGIES]
+    axes.plot(
+        [rows[name][key] for name in ours],
+        [rows[name]["time_ratio"] for name in ours],
+        "o-",
+        color="#c1272d",
+    )
+    right = 1.45 * max(row[key] for row in rows.values())
+    labels: list[tuple[float, float]] = []  # positions
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["time_ratio"]):
+        x, y = row[key], row["time_ratio"]
+        if name not in ours:
+            axes.plot(x, y, "s", color="#44546a")
+        label_y = y
+        for other_x, other_y in labels:
+            if abs(other_x - x) < 0.3 * right and label_y < other_y + 0.07:
+                label_y = other_y + 0.07
+        labels.append((x, label_y))
+        color = "#c1272d" if name.startswith("ours") else "#44546a"
+        axes.text(x + 0.015 * right, label_y, name, fontsize=8, color=color, va="center")
+    axes.set_xlabel("peak of a training step, MiB" + (" (predicted)" if "pred" in key else ""))
+    axes.set_ylabel("time of a step (as written = 1)")
+    axes.set_xlim(0, right)
+    axes.set_ylim(0, 1.15 * max(row["time_ratio"] for row in rows.values()))
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("part", choices=("predict", "time"))
+    parser.add_argument("--name", default="cpu", help="prefix of the result file")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
+    timing = parser.add_argument_group("options of time")
+    timing.add_argument("--size", type=int, nargs=3, default=[96, 64, 32])
+    timing.add_argument("--batch", type=int, default=2)
+    timing.add_argument("--width", type=int, default=16, help="channels of the first level")
+    timing.add_argument("--precision", choices=("32", "16", "bf16"), default="32")
+    timing.add_argument("--threads", type=int, default=os.cpu_count())
+    timing.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    path = options.output / f"{options.name}-step.json"
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    if options.part == "predict":
+        results["predicted"] = {
+            "forum": predict_forum(),
+            "peers": predict_peers(),
+            "huge": predict_huge(),
+        }
+    else:
+        key = f"time, {options.precision}"
+        results[key] = time_networks(options)
+        plot(results[key], path.with_suffix(".png"))
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Fault injection: training runs that are killed and stopped must end as if left alone."""

@@ -1,0 +1,1 @@
+"""Build the documents: generated pages, measured tables, screenshots."""

@@ -1,0 +1,564 @@
+"""Write measured figures into the documents: `python -m scripts.docs.update_tables`.
+
+The text between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, is the result of the
+function NAME; a test compares. GPU figures come from the <device>.json of scripts.gpu.report. Where
+no file has GPU figures, tables have no columns for them, and the table `unmeasured` lists what is
+missing.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+OPEN = "not measured yet"
+STRATEGIES = ("as written", "fused", "skips", "lean", "leanest", "offload", "blocks")
+RECORDED = {"fused": "none"}
+"""Names of strategies in results recorded before they were renamed."""
+
+PHRASES = {
+    "beside 1 on 1": "against 1 on 1",
+    "what this costs a step of the default job": "overhead per step of the default job",
+    "end unlike an undisturbed run": "parts that differ from an uninterrupted run",
+    "cannot resume, or end unlike": "cannot resume, or differ from an uninterrupted run",
+    "commands of their own": "started by separate commands",
+    "in any)": "at any moment)",
+    "seconds to leave, median and most": "seconds to exit, median and maximum",
+    "a rank of two meets": "one of two ranks receives",
+    "the process that started two ranks meets": "the parent process of two ranks receives",
+    "train on,": "keep training,",
+    "to leave at most": "to exit at most",
+    "without exit 4 and its name": "without exit code 4 and the name of the rank",
+    "left alone": "uninterrupted",
+}
+"""Wording of recorded results, and the wording of the documents."""
+
+POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
+
+Row = dict[str, Any]
+Rows = dict[str, Row]
+
+
+def front(folder: Path) -> str:
+    """Compare one network in four implementations: peak memory, and time of a step."""
+    content, measured = result(folder, "cpu-step"), gpu(folder, "peers")
+    rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
+    shown = {
+        "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
+        "MONAI DynUNet": "MONAI's DynUNet",
+        "ours, fused": "**unet3d**, default",
+        "ours, leanest": "**unet3d**, `checkpointing=leanest`",
+    }
+    peaks = {name: get_recorded(measured, name) for name in shown}
+    kind = "measured (predicted)" if all(peaks.values()) else "predicted"
+    lines = [f"| | peak GPU memory, {kind} | relative time on a CPU |", "| --- | --- | --- |"]
+    for name, label in shown.items():
+        predicted = f"{get_recorded(rows, name)['peak_allocated_mib']} MiB"
+        found = peak(peaks[name]) if all(peaks.values()) else predicted
+        lines.append(f"| {label} | {found} | {get_recorded(times, name)['time_ratio']:.2f}x |")
+    return "\n".join(lines)
+
+
+def pooling_bytes(folder: Path) -> str:
+    """Bytes that each pooling stores and allocates per output, in fp32."""
+    lines = ["| | stored | allocated at the peak |", "| --- | --- | --- |"]
+    for name, rows in pooling_rows(folder).items():
+        row = rows[(1, 8, 320, 150, 26), "float32", False]
+        stored = f"{row['saved_bytes']:.0f}{' and the input' if row['keeps_input'] else ''}"
+        lines.append(f"| `{name}` | {stored} | {row['peak_bytes']:.0f} |")
+    return "\n".join(lines)
+
+
+def pooling_rows(folder: Path) -> dict[str, dict[tuple, Row]]:
+    """Results of each pooling by shape, type and memory layout."""
+    found: dict[str, dict[tuple, Row]] = {name: {} for name in POOLS}
+    for volume in result(folder, "cpu-pool")["results"]:
+        key = (tuple(volume["shape"]), volume["dtype"], volume["channels_last"])
+        for row in volume["rows"]:
+            if row["pool"] in found:
+                found[row["pool"]][key] = row
+    return found
+
+
+def pooling(folder: Path) -> str:
+    """Forward + backward against eager nn.MaxPool3d, and bytes for each output."""
+    raced = gpu(folder, "pool")
+    heads = ["", "CPU, 320x150x26 fp32 / bf16", "channels-last fp32 / bf16"]
+    heads += ["saved bytes fp32", "peak bytes fp32 / bf16"]
+    if raced:
+        heads += ["GPU, 320x150x26 fp32 / bf16", "channels-last fp32 / bf16"]
+    lines = [f"|{' |'.join(f' {h}' if h else h for h in heads)} |", "| --- " * len(heads) + "|"]
+    for name, rows in pooling_rows(folder).items():
+        flat, last = (1, 8, 320, 150, 26), (1, 64, 32, 64, 64)
+        wide, half = rows[flat, "float32", False], rows[flat, "bfloat16", False]
+        wide_last, half_last = rows[last, "float32", True], rows[last, "bfloat16", True]
+        stored = " + input" if wide["keeps_input"] else ""
+        cells = [
+            f"`{name}`",
+            f"{wide['both_ratio']:.2f}x / {half['both_ratio']:.2f}x",
+            f"{wide_last['both_ratio']:.2f}x / {half_last['both_ratio']:.2f}x",
+            f"{wide['saved_bytes']:.0f}{stored}",
+            f"{wide['peak_bytes']:.0f} / {half['peak_bytes']:.0f}",
+        ]
+        if raced:
+            cells += [both(raced, name, ""), both(raced, name, " channels-last")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def both(raced: Rows, name: str, layout: str) -> str:
+    """Return the ratios of a pooling on a GPU, in both precisions."""
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        row = raced.get(f"2x64x320x150x26 {dtype}{layout}", {}).get("rows", {}).get(name)
+        found.append(OPEN if row is None else f"{row['both_ratio']:.2f}x")
+    return OPEN if set(found) == {OPEN} else " / ".join(found)
+
+
+def predict(folder: Path) -> str:
+    """State the memory of a scan with many classes in a sentence."""
+    case = result(folder, "cpu-predict")["cases"][-1]
+    size = " x ".join(map(str, case["size"]))
+    peak, forecast, whole = (
+        f"{case[key] / 2**30:.1f} GiB"
+        for key in ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
+    )
+    return (
+        f"A scan with {case['classes']} classes at {size} voxels needed {peak} of RAM in addition "
+        f"to the network ({forecast} predicted).\nIts logits as one array would be {whole} "
+        "(`python -m scripts.bench.inference`)."
+    )
+
+
+def hippocampus(folder: Path) -> str:
+    """Compare folds and poolings, as far as they are measured."""
+    measured = result(folder, "cpu-hippocampus")
+    lines = [
+        "| | Dice anterior / posterior | mean | steps | seconds per step | peak of a step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = {}
+    if "folds" in measured:
+        numbers = [name.removeprefix("fold ") for name in measured["folds"]["rows"]]
+        rows[f"folds {', '.join(numbers)}"] = measured["folds"]
+    for pool, mean in measured.get("pools", {}).get("mean", {}).items():
+        rows[f"`pool={pool}`, {len(measured['pools']['rows'][pool])} runs"] = {
+            "mean": mean,
+            "rows": measured["pools"]["rows"][pool],
+        }
+    for name, part in rows.items():
+        mean, runs = part["mean"], list(part["rows"].values())
+        dice = mean["dice"]
+        spread = "" if mean["dice_deviation"] is None else f" ± {mean['dice_deviation']:.4f}"
+        peak = ", ".join(f"{v / 2**20:.0f} MiB {k}" for k, v in mean["peak_bytes"].items())
+        lines.append(
+            f"| {name} | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} "
+            f"| {dice['mean']:.4f}{spread} | {runs[0]['steps']} "
+            f"| {mean['median_step_seconds']:.2f} | {peak} |"
+        )
+    return "\n".join(lines)
+
+
+def quality(folder: Path) -> str:
+    """Compare held-out Dice of each job after its full training."""
+    return quality_table(folder, "cpu-quality")
+
+
+def quality_screen(folder: Path) -> str:
+    """Compare held-out Dice of short runs with other settings and networks."""
+    return quality_table(folder, "cpu-screen-quality")
+
+
+def quality_table(folder: Path, name: str) -> str:
+    """Compare held-out Dice of each job and variant."""
+    if not (folder / f"{name}.json").is_file():
+        return ""
+    lines = [
+        "| job | network | Dice, mean | 95 % over cases | worst run | runs | steps "
+        "| seconds per step | predicted peak |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for job, variants in result(folder, name).items():
+        for variant, content in variants.items():
+            found = content["summary"]
+            spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
+            over = found["interval_over_cases"]
+            between = "" if over is None else f"{over[0]:.4f} to {over[1]:.4f}"
+            worst = f"{found['worst_dice']:.4f}"
+            if found["worst_class"] is not None:
+                worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
+            tensors = found["predicted_bytes"]
+            lines.append(
+                f"| {job} | {variant} | {found['dice']:.4f}{spread} | {between} | {worst} "
+                f"| {found['runs']} | {found['steps']} | {found['median_step_seconds']:.2f} "
+                f"| {OPEN if tensors is None else mib(tensors)} |"
+            )
+    return "\n".join(lines)
+
+
+def step(folder: Path) -> str:
+    """Compare memory and compute of each checkpointing strategy, and its time on a CPU."""
+    content = result(folder, "cpu-step")
+    rows, times = content["predicted"]["forum"]["rows"], content["time, 32"]["rows"]
+    lines = [
+        "| `checkpointing=` | small: peak | more convolution work | largest batch in 7000 MiB "
+        "| large: peak | time of a step on a CPU |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in STRATEGIES:
+        small, large = (get_recorded(rows, f"{net}, {name}") for net in ("small", "large"))
+        timed = get_recorded(times, name if name == "as written" else f"ours, {name}")
+        time = "" if timed is None else f"{timed['time_ratio']:.2f}x"
+        label = "as written, in plain modules" if name == "as written" else f"`{name}`"
+        batch = small["largest_batch_in_7000_mib"] or "1"
+        lines.append(
+            f"| {label} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f} % "
+            f"| {batch} | {large['peak_allocated_mib']} MiB | {time} |"
+        )
+    return "\n".join(lines)
+
+
+def peers(folder: Path) -> str:
+    """Compare the same channels in networks of other projects."""
+    content = result(folder, "cpu-step")
+    rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
+    lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
+    for name, row in rows.items():
+        timed = times[name]["time_ratio"]
+        lines.append(f"| {shown(name)} | {row['peak_allocated_mib']} MiB | {timed:.2f}x |")
+    return "\n".join(lines)
+
+
+def gpu_device(folder: Path) -> str:
+    """Name the GPU and the versions of its figures."""
+    found = gpu(folder, "environment").get("machine")
+    if found is None:
+        return ""
+    versions = ", ".join(
+        f"{name} {found[key]}"
+        for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("Triton", "triton"))
+        if found.get(key)
+    )
+    return f"Measured on one {found['device']} ({versions}; `make gpu`)."
+
+
+def gpu_prediction(folder: Path) -> str:
+    """State how far predictions are from measured peaks."""
+    errors, parts = gpu_part(folder, "predict").get("summary", {}), []
+    for kind in ("allocated", "reserved"):
+        if kind in errors:
+            of = errors[kind]
+            parts.append(
+                f"{kind} memory is off by {of['median_percent']:.1f} % in the median, by at most "
+                f"{of['p95_percent']:.1f} % in 95 of 100, at the worst "
+                f"{-of['worst_too_low_percent']:.1f} % too low"
+            )
+    if not parts:
+        return ""
+    return f"On a GPU, over {errors['configurations']} configurations, {'; '.join(parts)}."
+
+
+def gpu_step(folder: Path) -> str:
+    """Compare peaks with their predictions on a GPU, with batch sizes and times."""
+    rows, batches = gpu(folder, "forum"), gpu(folder, "batch")
+    if not rows and not batches:
+        return ""
+    lines = [
+        "| on a GPU | small: peak (predicted) | seconds per step | largest batch in 7000 MiB "
+        "(predicted) | large: peak (predicted) | seconds per step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in ("as the forum ran it", *STRATEGIES):
+        cells = []
+        for net in ("small", "large"):
+            row = get_recorded(rows, f"{net}, {name}")
+            cells += [peak(row), seconds(row)]
+            if net == "small":
+                tried = get_recorded(batches, f"{net}, {name}")
+                cells.append(
+                    OPEN if tried is None else f"{tried['largest']} ({tried['predicted']})"
+                )
+        if name == "as the forum ran it":
+            cells[2] = ""  # it is what everything is compared with
+        label = f"`{name}`" if name in STRATEGIES[1:] else name
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu_peers(folder: Path) -> str:
+    """Compare the same channels in networks of other projects on a GPU."""
+    rows = gpu(folder, "peers")
+    if not rows:
+        return ""
+    lines = ["| on a GPU | peak (predicted) | seconds per step |", "| --- | --- | --- |"]
+    lines += [f"| {shown(name)} | {peak(row)} | {seconds(row)} |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def gpu_hippocampus(folder: Path) -> str:
+    """State how long the hippocampus takes on a GPU, and the Dice of each pooling."""
+    found, pools = gpu(folder, "hippocampus").get("fold 0"), gpu(folder, "pools")
+    parts = []
+    if found is not None:
+        goal, reached = found["goal"], found["seconds_to_goal"]
+        when = "not reached" if reached is None else f"reached after {reached:.0f} s"
+        parts.append(
+            f"`experiment=hippocampus` on a GPU, fold 0: a Dice of {goal} {when}, "
+            f"{found['dice']['mean']:.4f} at the end of {found['steps']} steps of "
+            f"{found['median_step_seconds']:.3f} s."
+        )
+    if pools:
+        each = ", ".join(f"`{pool}` {row['dice']['mean']:.4f}" for pool, row in pools.items())
+        parts.append(f"The poolings, one run each: {each}.")
+    return " ".join(parts)
+
+
+def gpu_callbacks(folder: Path) -> str:
+    """State what fraction of a step on a GPU the callbacks take."""
+    rows = gpu(folder, "callbacks")
+    whole = [rows[name]["median_step_seconds"] for name in ("all", "all, again") if name in rows]
+    parts = []
+    for name, row in rows.items():
+        if whole and name.startswith("without "):
+            share = 1 - row["median_step_seconds"] / median(whole)
+            parts.append(f"{name.removeprefix('without ')} takes {100 * share:.1f} %")
+    if not parts:
+        return ""
+    return f"Of a step of {1000 * median(whole):.0f} ms on a GPU, {' and '.join(parts)}."
+
+
+def unmeasured(folder: Path) -> str:
+    """List the figures that no file has."""
+    missing = {
+        "the error of predictions": gpu_prediction(folder),
+        "peak, largest batch size and time of each strategy": gpu_step(folder),
+        "the networks of other projects": gpu_peers(folder),
+        "the poolings": gpu(folder, "pool"),
+        "the hippocampus": gpu_hippocampus(folder),
+        "the overhead of callbacks": gpu_callbacks(folder),
+    }
+    open_parts = [name for name, found in missing.items() if not found]
+    if not open_parts:
+        return ""
+    listed = ", ".join(open_parts)
+    return (
+        f"**Not measured yet, on a GPU:** {listed}.\n`make gpu` measures them. Until then, GPU "
+        "memory in these documents is predicted,\nand times are measured on a CPU."
+    )
+
+
+def peak(row: Row | None) -> str:
+    """Format the measured peak of a step, with the prediction in brackets."""
+    if row is None:
+        return OPEN
+    found, expected = row["measured"].get("allocated"), row["predicted"]["allocated"]
+    return f"{OPEN if found is None else mib(found)} ({mib(expected)})"
+
+
+def seconds(row: Row | None) -> str:
+    """Format the seconds of a step."""
+    return OPEN if row is None else f"{row['step_seconds']:.3f}"
+
+
+def mib(nbytes: int) -> str:
+    """Format bytes in MiB."""
+    return f"{nbytes / 2**20:.0f} MiB"
+
+
+def huge(folder: Path) -> str:
+    """Compare strategies on a whole volume at once."""
+    content = result(folder, "cpu-step")["predicted"]["huge"]
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for name, row in content["rows"].items():
+        peak, reserved = (
+            f"{row[f'peak_{kind}_gib']:.1f} GiB" for kind in ("allocated", "reserved")
+        )
+        lines.append(f"| `{shown(name)}` | {peak} | {reserved} |")
+    return "\n".join(lines)
+
+
+def same_dice(folder: Path) -> str:
+    """Compare lean blocks with plain modules."""
+    lines = ["| | `checkpointing=` | Dice |", "| --- | --- | --- |"]
+    for job, found in result(folder, "cpu-same-dice").items():
+        for name, dice in found["dice"].items():
+            values = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
+            label = "plain modules" if name == "plain" else f"`{name}`"
+            lines.append(f"| {job} | {label} | {values} |")
+    return "\n".join(lines)
+
+
+def chaos(folder: Path) -> str:
+    """List what interrupted runs, and what was found."""
+    lines = ["| interruption, and check | found | goal | |", "| --- | --- | --- | --- |"]
+    for part in result(folder, "cpu-chaos")["parts"].values():
+        for row in part["rows"]:
+            missed = "" if row["good"] else "missed"
+            cells = (reword(row["check"]), reword(row["found"]), row["goal"], missed)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def slurm(folder: Path) -> str:
+    """List how jobs of two nodes were interrupted and resumed."""
+    lines = [
+        "| launcher | interruption | weights at the end | message |",
+        "| --- | --- | --- | --- |",
+    ]
+    for scene in result(folder, "cpu-slurm")["scenes"]:
+        row = (reword(scene[key]) for key in ("launcher", "scene", "weights", "said"))
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def corrupted_inputs(folder: Path) -> str:
+    """Count corrupted inputs by kind and verdict."""
+    cases = result(folder, "cpu-corrupted-inputs")["cases"]
+    verdicts = sorted(
+        {case["verdict"] for case in cases}, key="refused harmless".find, reverse=True
+    )
+    lines = [f"| | {' | '.join(verdicts)} |", f"| --- |{' --- |' * len(verdicts)}"]
+    for kind in sorted({case["kind"] for case in cases}):
+        met = Counter(case["verdict"] for case in cases if case["kind"] == kind)
+        lines.append(f"| {kind} | {' | '.join(str(met[verdict]) for verdict in verdicts)} |")
+    return "\n".join(lines)
+
+
+def start(folder: Path) -> str:
+    """List the seconds until a command begins its work."""
+    commands = result(folder, "cpu-start")["commands"]
+    lines = ["| | seconds |", "| --- | --- |"]
+    for name in ("unet3d --help", "unet3d train --help", "unet3d memory", "unet3d doctor"):
+        lines.append(f"| `{name}` | {commands[name]['median_seconds']:.2f} |")
+    first = commands["unet3d train, to its first step"]
+    phases = first["median_seconds_by_phase"].items()
+    parts = ", ".join(f"{name} {taken:.1f}" for name, taken in phases if taken >= 0.05)
+    lines.append(f"| `unet3d train`, to its first step ({parts}) | {first['median_seconds']:.2f} |")
+    return "\n".join(lines)
+
+
+def results(folder: Path) -> str:
+    """List files with the commands that recreate them, as in benchmarks/README.md."""
+    rows = re.findall(r"^\|.*\|$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE)
+    return "\n".join(rows)
+
+
+def big(folder: Path) -> str:
+    """Compare strategies on the job of the tutorial about large volumes."""
+    lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
+    for row in sorted(
+        result(folder, "predicted-big")["study"], key=lambda row: -row["peak_allocated_bytes"]
+    ):
+        peak, reserved = (row[f"peak_{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved"))
+        name = shown(row["value"].removeprefix("checkpointing="))
+        lines.append(f"| `{name}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
+    return "\n".join(lines)
+
+
+def big_fit(folder: Path) -> str:
+    """List settings that fit, as options to paste."""
+    lines = ["| options | reserved | more convolution work |", "| --- | --- | --- |"]
+    for row in result(folder, "predicted-big")["fit"]:
+        reserved = row["peak_reserved_bytes"] / 2**20
+        words = " ".join(shown(word) for word in row["overrides"])
+        lines.append(f"| `{words}` | {reserved:,.0f} MiB | {100 * row['extra_compute']:.0f} % |")
+    return "\n".join(lines)
+
+
+def result(folder: Path, name: str) -> Any:
+    """Read a file of benchmarks/."""
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def gpu(folder: Path, part: str) -> Rows:
+    """Return the rows of a part; none if it has not been measured."""
+    return gpu_part(folder, part).get("rows", {})
+
+
+def gpu_part(folder: Path, part: str) -> dict[str, Any]:
+    """Return a part of the GPU report, of the device with the most parts."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    reports = [c["parts"] for c in found if "environment" in c.get("parts", {})]
+    return max(reports, key=len, default={}).get(part, {})
+
+
+def get_recorded(rows: Rows, name: str) -> Any:
+    """Return a row by its name or by the name it was recorded under; None if it is missing."""
+    recorded = name
+    for new, old in RECORDED.items():
+        recorded = re.sub(rf"\b{new}$", old, recorded)
+    return rows.get(name, rows.get(recorded))
+
+
+def shown(name: str) -> str:
+    """Return the name of a row in the documents.
+
+    >>> shown("ours, none"), shown("checkpointing=none")
+    ('unet3d, fused', 'checkpointing=fused')
+    """
+    for new, old in RECORDED.items():
+        name = re.sub(rf"(?:^|(?<=, )|(?<=checkpointing=)){old}$", new, name)
+    return re.sub(r"^ours\b", "unet3d", name)
+
+
+def reword(text: str) -> str:
+    """Translate a recorded sentence into the wording of the documents."""
+    for recorded, phrase in PHRASES.items():
+        text = text.replace(recorded, phrase)
+    return text
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    table.__name__: table
+    for table in (
+        *(
+            front,
+            unmeasured,
+            pooling_bytes,
+            pooling,
+            predict,
+            hippocampus,
+            quality,
+            quality_screen,
+            step,
+            peers,
+        ),
+        *(huge, same_dice, chaos, slurm, corrupted_inputs, start, results, big, big_fit),
+        *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
+    )
+}
+
+
+def filled(text: str, folder: Path = BENCHMARKS) -> str:
+    """Return the text with all tables recomputed."""
+    for name, table in TABLES.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        if re.search(pattern, text, re.DOTALL):
+            made = table(folder)
+            made = f"{made}\n" if made else ""
+            text = re.sub(pattern, lambda m, t=made: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def documents() -> list[Path]:
+    """List the pages that may have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> int:
+    for document in documents():
+        text = document.read_text()
+        if (made := filled(text)) != text:
+            document.write_text(made)
+            print(document.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

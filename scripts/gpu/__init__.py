@@ -1,0 +1,1 @@
+"""The GPU report: every benchmark and test that needs a GPU."""

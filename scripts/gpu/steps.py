@@ -1,0 +1,298 @@
+"""Rows of the GPU report about training steps: memory and time, predicted and measured."""
+
+import statistics
+import time
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+
+from scripts.bench.step import (
+    AS_WRITTEN,
+    STRATEGIES,
+    Factory,
+    SilentListener,
+    build_step,
+    estimate,
+    list_comparable_networks,
+    list_forum_networks,
+)
+from scripts.gpu.rows import Context, Row
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.machine.device import resolve_precision
+from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.record import MemoryRecord
+from unet3d.model.lean import tiling
+from unet3d.units import MIB
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.measure import measure_phases
+from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
+
+GRID = {
+    "precision": ("16", "32", "bf16", "16-true"),
+    "checkpointing": ("fused", "leanest"),
+    "model": ("unet_small", "unet_nnunet"),
+    "optimizer": ("adamw", "sgd"),
+}
+PATCHES = ("[64,64,64]", "[160,144,32]")
+"""Patch sizes for each of the 32 configurations of GRID."""
+
+GPU_MEMORY = 7000 * MIB
+"""Memory of the GPU in the forum thread, as nvidia-smi reports it."""
+
+
+# Predicted against measured.
+
+
+def predict(context: Context) -> dict[str, Row]:
+    """Compare predicted with measured memory over a grid of configurations."""
+    grid, patches = GRID, PATCHES
+    if context.tiny:
+        grid = {"precision": ("32",), "checkpointing": ("fused",), "model": ("unet_tiny",)}
+        patches = ("[16,16,16]",)
+    rows: dict[str, Row] = {}
+    for patch, *values in product(patches, *grid.values()):
+        words = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        words.append(f"data.patch_size={patch}")
+        rows[" ".join(words)] = partial(compare_configuration, context, words)
+    return rows
+
+
+def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
+    """Compare one configuration; on a CPU, errors mean nothing."""
+    accelerator = "gpu" if context.cuda else "cpu"
+    words = [*overrides, "data.num_classes=5", f"trainer.accelerator={accelerator}"]
+    settings = parse_training(compose_config(words, "train"))
+    predicted = estimate_memory(settings)
+    context.free_memory()
+    before = torch.cuda.memory_allocated() if context.cuda else 0
+    step = build_configured_step(context, settings)
+    row = compare_peaks(predicted, measure_peaks(context, step))
+    del step
+    context.synchronize()
+    # cuBLAS allocates its workspaces like tensors and keeps them.
+    left = torch.cuda.memory_allocated() - before if context.cuda else None
+    return row | {"left_by_libraries_bytes": left}
+
+
+def build_configured_step(context: Context, settings: TrainingSettings) -> TrainingStep:
+    """Build the step of a config on the device."""
+    device = context.device.type
+    precision = resolve_precision(settings.precision, device)
+    return make_step_factory(settings, precision, cuda=context.cuda, device=device)()
+
+
+def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecord]:
+    """Return the peak of each phase; in a rehearsal, that of the process's resident memory."""
+    phases = measure_phases(step, context.device)
+    if context.cuda:
+        return phases
+    return {k: MemoryRecord(allocated=v.resident, reserved=v.resident) for k, v in phases.items()}
+
+
+def compare_peaks(predicted: MemoryEstimate, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
+    """Return predicted and measured peaks of a step and of its phases, with errors in percent."""
+    peak = MemoryRecord()
+    for record in phases.values():
+        peak |= record
+    row: dict[str, Any] = {
+        "predicted": predicted.peak.known(),
+        "predicted_max_bytes": predicted.bounds[1],  # with a workspace of cuDNN
+        "measured": peak.known(),
+        "predicted_by_phase": {k: v.known() for k, v in predicted.phases.items()},
+        "measured_by_phase": {k: v.known() for k, v in phases.items()},
+    }
+    for kind in ("allocated", "reserved"):
+        expected, measured = row["predicted"].get(kind), row["measured"].get(kind)
+        if expected and measured:
+            row[f"{kind}_error_percent"] = round(100 * (expected / measured - 1), 2)
+    return row
+
+
+# Timed steps.
+
+
+def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
+    """Return the seconds of a step, and the seconds in which the host queued it."""
+    count = 1 if context.tiny else 8
+    seconds, launch_seconds = [], []
+    step.train(SilentListener())
+    for _ in range(count):
+        context.synchronize()
+        start = time.perf_counter()
+        step.train(SilentListener())
+        launch_seconds.append(time.perf_counter() - start)
+        context.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return {
+        "step_seconds": statistics.median(seconds),
+        "launch_seconds": statistics.median(launch_seconds),
+        "all_seconds": [round(s, 5) for s in seconds],
+    }
+
+
+def measure(context: Context, make: Factory, size: list[int], *, batch: int = 2) -> dict[str, Any]:
+    """Measure memory and time of a network's step with mixed fp16 and AdamW."""
+    precision = "16" if context.cuda else "32"
+    predicted = estimate(make, size, batch, precision, cuda=context.cuda)
+    context.free_memory()
+    torch.manual_seed(0)
+    step = build_step(make, size, batch, precision, context.device.type)
+    return compare_peaks(predicted, measure_peaks(context, step)) | time_step(context, step)
+
+
+def forum(context: Context) -> dict[str, Row]:
+    """Measure the forum networks: as the thread ran them, as written, and with each strategy."""
+    rows: dict[str, Row] = {}
+    for name in ("small", "large"):
+        if not context.tiny:
+            rows[f"{name}, as the forum ran it"] = partial(measure_forum_run, context, name)
+        for strategy, make in list_forum_networks(name, 4 if context.tiny else 64).items():
+            rows[f"{name}, {strategy}"] = partial(measure, context, make, get_forum_size(context))
+    return shorten(context, rows)
+
+
+def get_forum_size(context: Context) -> list[int]:
+    return [32, 16, 16] if context.tiny else [320, 150, 26]
+
+
+def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
+    """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
+    settings = parse_training(compose_config([f"experiment=forum_{name}"], "train"))
+    predicted = estimate_memory(settings)
+    context.free_memory()
+    step = build_configured_step(context, settings)
+    return compare_peaks(predicted, measure_peaks(context, step)) | time_step(context, step)
+
+
+def peers(context: Context) -> dict[str, Row]:
+    """Measure the installed networks of other projects, with the same channels."""
+    size = [32, 32, 16] if context.tiny else [320, 160, 32]
+    networks = list_comparable_networks(4 if context.tiny else 64)
+    rows: dict[str, Row] = {
+        name: partial(measure, context, make, size) for name, make in networks.items()
+    }
+    return shorten(context, rows)
+
+
+def tile_size(context: Context) -> dict[str, Row]:
+    """Measure time and memory of the small forum network with tiles of several sizes."""
+    networks = list_forum_networks("small", 4 if context.tiny else 64)
+    rows: dict[str, Row] = {}
+    for strategy, mib in product(("fused", "leanest"), (4, 16, 64, 256)):
+        make = networks[strategy]
+        rows[f"{strategy}, {mib} MiB"] = partial(measure_tile_size, context, make, mib * MIB)
+    return shorten(context, rows)
+
+
+def measure_tile_size(context: Context, make: Factory, nbytes: int) -> dict[str, Any]:
+    default = tiling.TILE_BYTES
+    vars(tiling)["TILE_BYTES"] = nbytes
+    try:
+        return measure(context, make, get_forum_size(context))
+    finally:
+        vars(tiling)["TILE_BYTES"] = default
+
+
+def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows; in a rehearsal, only the first."""
+    return dict(list(rows.items())[:1]) if context.tiny else rows
+
+
+# The largest batch.
+
+
+def batch(context: Context) -> dict[str, Row]:
+    """Find the largest batch of the forum networks that runs in GPU_MEMORY."""
+    rows: dict[str, Row] = {}
+    for name in ("small", "large"):
+        for strategy, make in list_forum_networks(name, 4 if context.tiny else 64).items():
+            rows[f"{name}, {strategy}"] = partial(find_largest_batch, context, make)
+    return shorten(context, rows)
+
+
+def find_largest_batch(context: Context, make: Factory) -> dict[str, Any]:
+    """Try batches, starting from the predicted one, until one fits and the next does not."""
+    precision, size = "16" if context.cuda else "32", get_forum_size(context)
+    any_batch = BatchExtrapolation(*(estimate(make, size, n, precision, cuda=True) for n in (2, 3)))
+    predicted = 0
+    if any_batch.affine and not context.tiny:
+        predicted = search_largest_batch(any_batch, GPU_MEMORY)
+    tried: dict[int, bool] = {}
+
+    def fits(count: int) -> bool:
+        if count not in tried:
+            tried[count] = try_batch(context, make, size, count)
+        return tried[count]
+
+    largest = max(1, predicted)
+    while largest > 0 and not fits(largest):
+        largest -= 1
+    while largest == max(tried) and fits(largest + 1):
+        largest += 1
+    return {"largest": largest, "predicted": predicted, "tried": tried}
+
+
+def try_batch(context: Context, make: Factory, size: list[int], count: int) -> bool:
+    """Whether two steps run in what the CUDA context leaves of GPU_MEMORY."""
+    context.free_memory()
+    if not context.cuda:
+        return count < 2  # a CPU has no limit to try
+    total = torch.cuda.get_device_properties(context.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (GPU_MEMORY - CUDA_CONTEXT_BYTES) / total))
+    try:
+        step = build_step(make, size, count, "16", context.device.type)
+        for _ in range(2):
+            step.train(SilentListener())
+        context.synchronize()
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        step = None
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        context.free_memory()
+    return True
+
+
+# Profiles.
+
+
+def profile(context: Context) -> dict[str, Row]:
+    """List the slowest kernels of a step of the small forum network."""
+    networks = list_forum_networks("small", 4 if context.tiny else 64)
+    names = (AS_WRITTEN, *STRATEGIES, "offload")
+    return shorten(
+        context, {name: partial(profile_step, context, networks[name]) for name in names}
+    )
+
+
+def profile_step(context: Context, make: Factory) -> dict[str, Any]:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as Profiler
+
+    precision = "16" if context.cuda else "32"
+    step = build_step(make, get_forum_size(context), 2, precision, context.device.type)
+    for _ in range(2):
+        step.train(SilentListener())
+    context.synchronize()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.cuda else [])]
+    with Profiler(activities=activities) as profiler:
+        step.train(SilentListener())
+        context.synchronize()
+    kind = "CUDA" if context.cuda else "CPU"  # operators repeat the time of their kernels
+    kernels = [
+        (e.self_device_time_total if context.cuda else e.self_cpu_time_total, e.count, e.key)
+        for e in profiler.key_averages()
+        if e.device_type.name == kind
+    ]
+    return {
+        "device_ms": sum(us for us, _, _ in kernels) / 1e3,
+        "launches": sum(count for _, count, _ in kernels),
+        "slowest": [
+            {"ms": round(us / 1e3, 3), "times": count, "kernel": key[:120]}
+            for us, count, key in sorted(kernels, reverse=True)[:20]
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Robustness tests: corrupted inputs for every command."""
