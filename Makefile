@@ -1,8 +1,8 @@
-# The words that people and CI use. `make train ARGS="model=unet_small pool=median"` passes overrides on.
+# Targets for developers and CI. ARGS passes options on: make train ARGS="pool=median"
 PYTHON ?= python3
 ARGS ?=
 
-# An environment that has the package (or the test tools) already is used as it is; else .venv is made.
+# $(PYTHON) is used if it has the package (for tests: the test tools); else .venv is created.
 has = $(shell $(PYTHON) -c "from importlib.metadata import version as v; [v(n) for n in '$(1)'.split()]" >/dev/null 2>&1 && echo yes)
 
 ifeq ($(call has,unet3d),yes)
@@ -12,22 +12,27 @@ RUN := .venv/bin/python
 TRAIN_NEEDS := .venv/train
 endif
 
-ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling onnx onnxscript onnxruntime nnunetv2),yes)
+ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling mkdocs-material onnx onnxscript onnxruntime nnunetv2),yes)
 TEST := $(PYTHON)
 else
 TEST := .venv/bin/python
 TEST_NEEDS := .venv/test
 endif
 
-.PHONY: train test check format lint types floors gpu chaos clean
+# One process per core; the slowest tests are listed at the end.
+PYTEST := -m pytest -n auto --dist worksteal --durations=25
+
+.PHONY: train test check format lint types floors docs gpu chaos clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
 
 test: $(TEST_NEEDS)
-	$(TEST) -m pytest -n auto --dist worksteal $(ARGS)
+	$(TEST) $(PYTEST) -m "not gpu and not slow" $(ARGS)
 
-check: lint types floors test
+# What CI runs: every test that needs no GPU.
+check: lint types floors docs $(TEST_NEEDS)
+	$(TEST) $(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(TEST_NEEDS)
 	$(TEST) -m ruff format --check .
@@ -39,18 +44,22 @@ types: $(TEST_NEEDS)
 floors: $(TEST_NEEDS)
 	$(TEST) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache
 
+# The site, into site/; a dead link, a missing anchor or a page outside the navigation is an error.
+docs: $(TEST_NEEDS)
+	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
+
 chaos: $(TEST_NEEDS)
-	$(TEST) scripts/chaos.py $(ARGS)
+	$(TEST) -m scripts.chaos $(ARGS)
 
 gpu: $(TEST_NEEDS)
-	$(TEST) scripts/gpu_report.py $(ARGS)
+	$(TEST) -m scripts.gpu.report $(ARGS)
 
 format: $(TEST_NEEDS)
 	$(TEST) -m ruff format .
 	$(TEST) -m ruff check --fix .
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv dist build site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -59,8 +68,8 @@ clean:
 	.venv/bin/python -m pip install -e .
 	touch $@
 
-# A torch that is installed stays: torchvision, which the peers ask for, would bring its newest. A
-# torchvision that does not load beside it goes again: it is built for CUDA, and no test needs it.
+# An installed torch is kept; torchvision, which the peers require, would install the newest one. A
+# torchvision that does not work with that torch (one built for CUDA) is removed: no test needs it.
 .venv/test: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip list --format=freeze | grep '^torch==' > .venv/torch.txt || true
 	.venv/bin/python -m pip install -e ".[test,peers]" -c .venv/torch.txt

@@ -1,0 +1,255 @@
+"""What pages tell readers to type works.
+
+The blocks of a page run one after the other in one folder, as a reader would work through it:
+
+    ```bash                              commands, with limits so that they end in seconds
+    ```python                            a program
+    ```yaml title="conf/pool/x.yaml"     a file to write, in any language
+    ```text                              output of the command before: `unet3d memory` is run as
+                                         written, and values that differ by over 1 % fail
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.data.helpers.folders import nnunet
+from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
+from tests.test_conf import SHRUNK
+from unet3d.cli import memory
+from unet3d.cli.main import COMMANDS, main
+from unet3d.workflows.memory import estimate
+
+pytestmark = pytest.mark.slow
+
+ELSEWHERE = ("torchrun", "sbatch", "srun", "docker", "podman", "apptainer", "singularity")
+"""Programs that start processes elsewhere: the commands that they start are only composed."""
+
+COMPOSED = (
+    *("download", "trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
+    *("trainer.accelerator=gpu", "device=gpu", "budget_gib=auto", "compile=true"),
+)
+"""A download, several processes, a GPU, minutes of compiling: only composed as well."""
+
+FLAGS = {"--help", "--version", "--cfg"}
+
+
+def parse_unet3d(words: list[str]) -> list[str] | None:
+    """Return command and overrides, whatever starts them; None for another program."""
+    for at, word in enumerate(words):
+        if word in ("train.py", "scripts/slurm.sh"):
+            return ["train", *words[at + 1 :]]
+        if word in COMMANDS and words[0] in ("unet3d", *ELSEWHERE):
+            return words[at:]
+    return words[1:] if words[0] == "unet3d" else None
+
+
+def shorten(words: list[str], small: list[str], page: str) -> list[str]:
+    """Add limits so that a command ends in seconds; small volumes where it names none.
+
+    A run is evaluated if the page reads the result.
+    """
+    command, *given = words
+    if "-m" in given and "fold=0,1,2,3,4" not in given:  # the first two values of a sweep
+        given = [re.sub(r"^([\w.@/]+=[^\[,]+,[^,]+),.*", r"\1", word) for word in given]
+        words = [command, *given]
+    options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
+    network = options.get("model") or options.get("experiment", "")
+    narrow = SHRUNK.get(network, ["model.width=4"] if "experiment" in options else [])
+    if command in ("memory", "suggest"):  # a trace costs operations, not sizes
+        few = ["model.depth=2", "model.convs_per_level=1"] if network.startswith("unet_") else []
+        own = {
+            "memory": ["volume=[32,16,16]"],
+            "suggest": ["precisions=[bf16]", "patches=[1]", "strategies=[fused]"],
+        }
+        return [*words, *own[command], *few, "data.patch_size=[32,16,16]"]
+    if command == "plan":
+        return [*words, "model.width=4", "model.convs_per_level=1", "measure_time=false"]
+    if command != "train":
+        return words
+    folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"
+    is_read = re.search(rf"{re.escape(folder)}(/\*)?/validation", page)
+    extra = [word for word in small if not (is_read and word.startswith("evaluation"))]
+    synthetic = options.get("experiment", "forum").startswith("forum") and "data" not in options
+    if not synthetic:
+        extra = [word for word in extra if not word.startswith("data.")]
+        extra += ["data.batch_size=2", "data.patches_per_case=1", "data.num_workers=0"]
+    if "data" in options:
+        extra += ["data.patch_size=[16,16,16]"]
+    limits = [word for word in extra if word.startswith("trainer.")]
+    extra = [word for word in extra if word.split("=")[0] not in options]
+    return [*words, *extra, *limits, *narrow]
+
+
+class Reader:
+    """Work through a page."""
+
+    def __init__(self, small: list[str], monkeypatch, capsys):
+        self.small, self.monkeypatch, self.capsys = small, monkeypatch, capsys
+        self.page = ""
+        self.output: list[str] = []  # lines of the last command
+
+    def follow(self, page: Path) -> None:
+        self.page = page.read_text()
+        for block, after in pairwise([*read_blocks(page), Block("", "", "")]):
+            if block.file:
+                Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+                Path(block.file).write_text(block.content)
+            elif block.language == "python":
+                subprocess.run([sys.executable, "-c", block.content], check=True, timeout=60)
+            elif block.language == "text":
+                lines = [line for line in block.content.splitlines() if line.strip(" .")]
+                assert not [line for line in lines if not self.was_printed(line)]
+            else:
+                for words in split_commands(block.content):
+                    self.type(words, as_written=after.language == "text" and not after.file)
+
+    def type(self, words: list[str], *, as_written: bool) -> None:
+        """Run a command; with `as_written` a memory prediction is not shortened."""
+        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            self.set_variable(*words.pop(0).split("=", 1))
+        line, command = shlex.join(words), parse_unet3d(words)
+        if command is None:
+            assert words[0] in ELSEWHERE or OTHERS[words[0]](words), line
+            return
+        if words[0] in ELSEWHERE or any(w.startswith(c) for w in command for c in COMPOSED):
+            command = [*first_combination(command), "--cfg", "job"]
+        as_written &= command[0] == "memory"
+        if not as_written and not FLAGS & set(command):
+            command = shorten(command, self.small, self.page)
+        with self.monkeypatch.context() as patched:
+            if as_written:  # savings take several predictions, and pages do not quote them
+                patched.setattr(memory, "rank_savings", lambda *_: [])
+            self.capsys.readouterr()
+            assert exit_code(command) == 0, line
+        self.output = self.capsys.readouterr().out.splitlines()
+
+    def set_variable(self, variable: str, value: str) -> None:
+        """Set the variable in front of a command."""
+        self.monkeypatch.setenv(variable, value)
+        if variable == "PYTHONPATH":
+            self.monkeypatch.syspath_prepend(str(Path(value).absolute()))
+
+    def was_printed(self, line: str) -> bool:
+        """Whether a line begins with the same words, and values within 1 %."""
+        words, values = split_values(line)
+        for printed in self.output:
+            others, real = split_values(printed)
+            near = pytest.approx(real[: len(values)], rel=0.01, abs=0.2)
+            if others.startswith(words) and values == near:
+                return True
+        return False
+
+
+def first_combination(words: list[str]) -> list[str]:
+    """The first combination of a sweep, without the launcher of an optional package.
+
+    >>> first_combination(["train", "-m", "pool=max,median", "fold=0"])
+    ['train', 'pool=max', 'fold=0']
+    """
+    if "-m" not in words:
+        return words
+    words = [word for word in words if word != "-m" and not word.startswith("hydra/launcher=")]
+    return [re.sub(r"^([\w.]+=[^\[{,]+),.*", r"\1", word) for word in words]
+
+
+def exit_code(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as leave:  # Hydra leaves this way after --help
+        return int(leave.code or 0)
+
+
+def split_values(line: str) -> tuple[str, list[float]]:
+    """Separate words from the values between them.
+
+    >>> split_values("input   7,001.5  1 %")
+    ('input # # %', [7001.5, 1.0])
+    """
+    number = r"[-+]?\d[\d,]*(?:\.\d+)?"
+    values = [float(n.replace(",", "")) for n in re.findall(number, line)]
+    return " ".join(re.sub(number, "#", line).split()), values
+
+
+def is_make(words: list[str]) -> bool:
+    """`make TARGET ARGS="overrides"`."""
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    overrides = [o for w in words if w.startswith("ARGS=") for o in w[5:].split()]
+    target = words[1]
+    return target in targets and (
+        target != "train" or main(["train", *overrides, "--cfg", "job"]) == 0
+    )
+
+
+def is_pip(words: list[str]) -> bool:
+    """`pip install ...`, with extras that exist."""
+    extras = [extra for word in words for extra in re.findall(r"\[(\w+)\]", word)]
+    text = (ROOT / "pyproject.toml").read_text()
+    return words[1] == "install" and all(re.search(rf"^{e} = \[", text, re.M) for e in extras)
+
+
+def is_script(words: list[str]) -> bool:
+    """`python -m scripts.x.y --option`, with options that it has."""
+    if words[1] != "-m":
+        return False
+    path = ROOT / words[2].replace(".", "/")
+    files = [path.with_suffix(".py"), *path.parent.glob("*.py"), *path.glob("*.py")]
+    exists = files[0].is_file() or (path / "__main__.py").is_file()
+    text = "".join(file.read_text() for file in files if file.is_file())
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    return exists and all(f'"{flag}"' in text for flag in flags)
+
+
+def is_mkdir(words: list[str]) -> bool:
+    """`mkdir -p FOLDER ...`."""
+    for folder in words[2:]:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return words[1] == "-p"
+
+
+OTHERS = {
+    "make": is_make,
+    "mkdir": is_mkdir,
+    "pip": is_pip,
+    "python": is_script,
+    "tensorboard": lambda words: Path(words[words.index("--logdir") + 1]).is_dir(),
+}
+"""Other programs, and how their words are checked."""
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Predictions that were made before: pages need the same ones again and again."""
+    return {}
+
+
+@pytest.fixture
+def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
+    """A reader in a folder with the hippocampus in data/, in two layouts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
+    nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
+    trace = estimate.trace_step
+
+    def trace_once(settings, precision, **options):
+        without_command = replace(settings, composition=None, resolved={})
+        key = f"{without_command} {precision} {options}"
+        if key not in known:
+            known[key] = trace(settings, precision, **options)
+        return known[key]
+
+    monkeypatch.setattr(estimate, "trace_step", trace_once)
+    return Reader(small, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_the_commands_of_a_page_work(reader, page):
+    reader.follow(page)

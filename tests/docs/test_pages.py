@@ -1,0 +1,170 @@
+"""Pages are complete: links, pictures, files, keys and commands that they name exist."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from scripts.docs import generate_reference, update_tables
+from tests.docs.helpers.pages import (
+    COMMANDS_OR_FILES,
+    DOCUMENTS,
+    ROOT,
+    inline_code,
+    page_name,
+    read_anchors,
+    read_blocks,
+    strip_blocks,
+    strip_code,
+)
+from unet3d.cli.main import COMMANDS
+from unet3d.config.compose import get_config_dir
+
+CONF = get_config_dir()
+GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
+NEW = {"data": {"mine"}, "experiment": {"planned"}, "hydra": set()}
+"""Options that pages tell readers to create."""
+
+SITE = [p for p in DOCUMENTS if page_name(p).startswith("docs/")]
+OUTSIDE = ["CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+
+every_document = pytest.mark.parametrize("page", DOCUMENTS, ids=page_name)
+
+
+def iter_links(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", strip_code(page)):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            yield target, (page.parent / file if file else page), anchor
+
+
+@every_document
+def test_links_lead_somewhere_and_pictures_are_small(page):
+    dead = []
+    for target, path, anchor in iter_links(page):
+        if not path.exists() or (anchor and anchor not in read_anchors(path)):
+            dead.append(target)
+        elif path.suffix == ".png":
+            assert path.stat().st_size < 300_000
+    assert dead == []
+
+
+@every_document
+def test_headings_of_a_page_have_different_anchors(page):
+    assert not [anchor for anchor, count in Counter(read_anchors(page)).items() if count > 1]
+
+
+@every_document
+def test_no_block_is_one_that_no_test_reads(page):
+    """A command in a language or an indentation that the reader does not know is not run."""
+    fences = re.findall(r"^\s*(?:```|~~~).*$", page.read_text(), re.MULTILINE)
+    blocks = read_blocks(page)
+    assert len(fences) == 2 * len(blocks)
+    assert not [b for b in blocks if not b.file and b.language not in COMMANDS_OR_FILES]
+    programs = (
+        rf"(?:{'|'.join(('unet3d', 'python', 'make', 'pip', 'torchrun', 'sbatch', 'docker'))}) "
+    )
+    assert not re.findall(rf"^(?:    |\t)\s*\$?\s*{programs}.*$", strip_blocks(page), re.MULTILINE)
+
+
+@every_document
+def test_files_of_the_project_that_are_named_exist(page):
+    text = page.read_text()
+    named = re.findall(r"`((?:unet3d|scripts|tests|benchmarks|docs|conf)/[\w/.-]+)`", text)
+    examples = re.compile(r"(.*/)?x(\.\w+|/)?|conf/(data/mine|experiment/planned)\.yaml")
+    missing = [n for n in named if not examples.fullmatch(n) and not (ROOT / n).exists()]
+    assert missing == []
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether a command in a sentence exists."""
+    program, *rest = words
+    if program == "unet3d":
+        return rest[0] in {*COMMANDS, "--help"} or rest[0].isupper()  # a placeholder
+    if program == "make":
+        return f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
+    if program == "python" and rest[0] == "-m" and rest[1].startswith("scripts."):
+        path = ROOT / rest[1].replace(".", "/")
+        return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    return program != "python" or rest[0] == "-m" or (ROOT / rest[0]).exists()
+
+
+@every_document
+def test_commands_in_sentences_exist(page):
+    programs = ("unet3d", "make", "python")
+    found = [code.split() for code in inline_code(page) if code.split()[0] in programs]
+    assert not [words for words in found if len(words) > 1 and not is_command(words)]
+
+
+def known_keys() -> set[str]:
+    """All keys of conf/, as typed on the command line."""
+    keys = set()
+    for path in CONF.rglob("*.yaml"):
+        group = path.parent.relative_to(CONF).as_posix()
+        prefix = "" if group in (".", "experiment") else f"{group}."
+        keys |= {f"{prefix}{key.name}" for key in generate_reference.read_config(path).keys}
+    return keys
+
+
+KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*)=(\S*)")
+
+
+def is_known(word: str, keys: set[str]) -> bool:
+    """Whether key=value names a key or an option that exists; words of other kinds do."""
+    if re.fullmatch(rf"({'|'.join(GROUPS)})(\.[a-z_]+)+", word):
+        return word in keys or word in {"memory.estimate", "data.source"}
+    found = KEY.fullmatch(word)
+    if found is None:
+        return True
+    key, value = found[1], found[2]
+    if key in GROUPS and re.fullmatch(r"[a-z]\w*", value):
+        return (CONF / key / f"{value}.yaml").is_file() or value in NEW.get(key, set())
+    return key in keys or key in GROUPS or key.startswith("hydra.")
+
+
+@every_document
+def test_keys_and_options_in_sentences_exist(page):
+    keys = known_keys() | {"key", "group", "stride", "padding"}
+    words = [word for code in inline_code(page) for word in code.split() if "(" not in code]
+    assert sorted({word for word in words if not is_known(word.rstrip(",;"), keys)}) == []
+
+
+def test_the_site_and_its_index_have_every_page():
+    config = (ROOT / "mkdocs.yml").read_text()
+    nav = re.findall(r": (\S+\.md)$", config.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in SITE] + OUTSIDE
+    assert sorted(nav) == sorted(pages)
+    index = ROOT / "docs" / "index.md"
+    linked = {path.resolve() for _, path, _ in iter_links(index)} | {index}
+    assert not [page_name(path) for path in SITE if path not in linked]
+    assert not [name for name in OUTSIDE if ROOT / name not in linked]
+
+
+def test_the_front_page_is_short():
+    words = strip_blocks(ROOT / "README.md").split()
+    assert len(words) < 1000
+
+
+def test_every_package_has_its_line_in_the_layout():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = [p.name for p in (ROOT / "unet3d").iterdir() if (p / "__init__.py").exists()]
+    assert packages
+    assert not [name for name in packages if f"`unet3d/{name}/`" not in text]
+
+
+def test_every_result_has_the_command_that_recreates_it():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    devices = r"<device>|[\w.]+"  # a row may stand for one device or for all
+    rows = [
+        re.escape(n).replace("<device>", f"({devices})") for n in re.findall(r"`(\S+\.json)`", text)
+    ]
+    results = [p.name for p in (ROOT / "benchmarks").glob("*.json")]
+    assert not [name for name in results if not any(re.fullmatch(row, name) for row in rows)]
+
+
+def test_tables_are_those_of_the_result_files():
+    for document in update_tables.documents():
+        text = document.read_text()
+        assert update_tables.filled(text) == text, "python -m scripts.docs.update_tables"
+        markers = set(re.findall(r"<!-- (\w+) -->", text)) - {"end"}
+        assert markers <= update_tables.TABLES.keys()
