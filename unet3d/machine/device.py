@@ -5,15 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from unet3d.errors import UsageError
+from unet3d.types import PRECISIONS
 
-PRECISIONS = {
+LIGHTNING_PRECISIONS = {
     "32": "32-true",
     "16": "16-mixed",
     "bf16": "bf16-mixed",
     "16-true": "16-true",
     "bf16-true": "bf16-true",
 }
-"""Values of `precision=`, with Lightning's names for them."""
+"""Lightning's name for each value of `precision=`."""
 
 
 def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
@@ -42,7 +43,7 @@ class Precision:
     @property
     def lightning(self) -> str:
         """Return Lightning's name of the used precision."""
-        return PRECISIONS[self.used]
+        return LIGHTNING_PRECISIONS[self.used]
 
 
 def resolve_precision(requested: object, device: str) -> Precision:
