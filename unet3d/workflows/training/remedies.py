@@ -1,6 +1,6 @@
 """Suggest overrides for a training that goes wrong."""
 
-from unet3d.config.settings.training import DEFAULT_MAX_EPOCHS, TrainingSettings
+from unet3d.config.settings.training import TrainingSettings
 from unet3d.report.diagnosis import Remedies
 
 HIGH_FOREGROUND_FRACTION = 0.9
@@ -29,7 +29,7 @@ def suggest_remedies(settings: TrainingSettings) -> Remedies:
 
 
 def double_limits(settings: TrainingSettings) -> str:
-    """Return twice the limits of a run as overrides."""
+    """Return twice the limits of a run as overrides; parsed settings have at least one."""
     trainer = settings.trainer
     words = []
     if trainer.max_steps is not None:
@@ -38,7 +38,7 @@ def double_limits(settings: TrainingSettings) -> str:
         words.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
     if trainer.max_seconds is not None:
         words.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    return " ".join(words) or f"trainer.max_epochs={2 * DEFAULT_MAX_EPOCHS}"
+    return " ".join(words)
 
 
 def format_duration(seconds: float) -> str:
