@@ -180,7 +180,7 @@ def _text(function: str, *arguments: object) -> str | None:
 
 
 def _call(name: str, *arguments: object) -> bool:
-    """Call a function of NVML and return whether it succeeded; an old driver lacks some."""
+    """Call a function of NVML, which an old driver may not have; return whether it succeeded."""
     function = getattr(_library(), name, None)
     return function is not None and function(*arguments) == 0
 

@@ -1,9 +1,9 @@
 """TensorBoard's pages of a run or a sweep, opened in a real browser and photographed.
 
-python scripts/screenshots.py outputs/pools docs # quality.png, memory.png, cases.png, ...
+python -m scripts.docs.screenshots outputs/pools docs # quality.png, memory.png, cases.png, ...
 
-Needs playwright (pip install playwright) and Debian's chromium. Fails if a page lacks what a run
-should show there.
+Needs playwright (pip install playwright) and Debian's chromium. Fails if a page does not show
+what it should for a run.
 """
 
 import argparse

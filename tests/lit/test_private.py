@@ -120,7 +120,7 @@ def test_the_fit_loops_state_has_every_key_that_a_resume_sets():
 
 
 def missing_keys(ours, theirs, prefix=""):
-    """Return the keys of nested dicts that the other lacks, or whose values differ in type."""
+    """Return the keys that `theirs` does not have, or whose values differ in type."""
     missing = []
     for key, value in ours.items():
         name = f"{prefix}{key}"

@@ -49,7 +49,7 @@ def check_operators(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace not in STANDARD_NAMESPACES:
             raise RunError(
-                f"the network uses the custom operator {node.target}, which other programs lack"
+                f"the network uses {node.target}, a custom operator that other programs do not have"
             )
 
 

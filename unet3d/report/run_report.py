@@ -41,7 +41,7 @@ def replace_nan(value: Any) -> Any:
 
 
 def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that runs are compared by, without those that the run lacks.
+    """Return the metrics that runs are compared by, without those that the run did not log.
 
     `dice` and `hd95_mm` of the best checkpoint if it was evaluated, else of the last validation;
     `peak_mib` and `step_seconds` of a training step.

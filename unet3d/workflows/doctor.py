@@ -178,7 +178,7 @@ def find_performance_problems(
 
 
 def find_cpu_problems(settings: TrainingSettings, report: MachineReport) -> list[Problem]:
-    """Return why no GPU is used, and what the CPU lacks."""
+    """Return why no GPU is used, and what the CPU does not support."""
     software = report.software
     is_chosen = settings.trainer.accelerator == "cpu"
     reason = "trainer.accelerator=cpu" if is_chosen else "no GPU"
@@ -196,7 +196,7 @@ def find_cpu_problems(settings: TrainingSettings, report: MachineReport) -> list
 
 
 def find_gpu_problems(report: MachineReport) -> list[Problem]:
-    """Return what else uses the GPUs, and what their kernels lack."""
+    """Return what else uses the GPUs, and what their kernels are missing."""
     software = report.software
     triton = machine.check_triton(
         software.packages["triton"],

@@ -140,7 +140,7 @@ def is_listed(patch, plan, before):
 
 
 def fits_below(voxels):
-    """Return an estimate for nnU-Net's planner by which only patches of so many voxels fit."""
+    """Return an estimate for nnU-Net's planner: patches of at most `voxels` voxels fit."""
     return lambda patch: 1 if prod(patch) <= voxels else 1e12
 
 

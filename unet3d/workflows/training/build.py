@@ -77,7 +77,7 @@ def build_training(
     settings = resolve_strategy(settings, precision, cuda=device == "cuda")
     notes = describe_strategy(requested_strategy, settings.strategy)
 
-    # What the machine lacks is found before any volume is read.
+    # Check the machine before any volume is read.
     problems = find_problems(
         settings,
         precision,

@@ -45,7 +45,7 @@ def find_problems(
     channels: int,
     augment: Augment,
 ) -> list[machine.Problem]:
-    """Return what this machine lacks for a run of so many processes; nothing is changed."""
+    """Return what is missing on this machine for a run of `processes` processes; change nothing."""
     cuda = device == "cuda"
     gpu_files = [] if settings.trainer.accelerator == "cpu" else machine.list_nvidia_devices()
     problems = [
