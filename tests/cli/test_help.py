@@ -73,3 +73,11 @@ def test_options_of_the_user_are_listed(tmp_path, monkeypatch, capsys):
     assert "Mine alone." in message
     assert "model.width=3" in message
     assert main(["train", "--help", "model=yours"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("trian", "'trian'; did you mean train? Commands: "), ("xyz", "'xyz'. Com")]
+)
+def test_an_unknown_command_is_named_with_the_closest_and_all_commands(word, hint, capsys):
+    assert main([word]) == 2
+    assert hint in capsys.readouterr().err

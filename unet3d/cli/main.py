@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = words
     if command not in COMMANDS:
         near = get_close_matches(command, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         print(
             f"unet3d: unknown command {command!r}{hint} Commands: {', '.join(COMMANDS)}.",
             file=sys.stderr,

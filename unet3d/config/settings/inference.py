@@ -68,7 +68,7 @@ def _parse_memory(value: Any) -> int | None:
     if value == "auto":
         return None
     if not is_number(value) or value <= 0:
-        raise UsageError(f"memory_gib must be above 0 or auto, got {value!r}")
+        raise UsageError(f"memory_gib must be auto or a number above 0, got {value!r}")
     return int(value * GIB)
 
 

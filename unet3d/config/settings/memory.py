@@ -98,7 +98,7 @@ def parse_budget(config: DictConfig) -> float | None:
     if value == "auto":
         return None
     if not is_number(value) or value <= 0:
-        raise UsageError(f"budget_gib must be above 0 or auto, got {value!r}")
+        raise UsageError(f"budget_gib must be auto or a number above 0, got {value!r}")
     return float(value)
 
 

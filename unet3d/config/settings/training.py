@@ -218,14 +218,6 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
     )
 
 
-def _resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the config as plain values; a source without data.root cannot be resolved."""
-    if OmegaConf.is_missing(config.data, "root"):
-        config = config.copy()
-        config.data.source = None
-    return {str(key): value for key, value in to_plain(config).items()}
-
-
 def parse_precision(value: Any, key: str = "precision") -> str:
     """Parse a precision, which may be written as an int."""
     if str(value) not in PRECISIONS:
