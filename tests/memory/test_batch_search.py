@@ -115,7 +115,7 @@ def test_suggest_says_when_nothing_fits(capsys):
     [
         ([], "budget_gib must be given"),
         (["budget_gib=0"], "above 0"),
-        (["budget_gib=much"], "above 0 or auto"),
+        (["budget_gib=much"], "auto or a number above 0"),
         (["budget_gib=1", "format=png"], "one of table, json"),
         (["budget_gib=1", "patches=[0]"], "fractions of data.patch_size"),
     ],

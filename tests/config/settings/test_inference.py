@@ -53,7 +53,7 @@ def test_a_value_is_parsed(values, field, expected):
         (
             "memory_gib",
             [0, -1, "much", True, None, float("inf"), float("nan")],
-            "memory_gib must be above 0 or auto",
+            "memory_gib must be auto or a number above 0",
         ),
         ("probabilities", ["some"], "probabilities must be true or false"),
         ("overwrite", [1], "overwrite must be true or false"),

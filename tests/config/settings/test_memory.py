@@ -62,7 +62,7 @@ def test_suggest_tries_what_the_config_lists():
         (
             "budget_gib",
             [0, -8, "all", True, None, float("inf")],
-            "budget_gib must be above 0 or auto",
+            "budget_gib must be auto or a number above 0",
         ),
         ("precisions", [["bf16", 17]], "precisions must be one of 32, 16, bf16, "),
         ("precisions", ["bf16"], "precisions must be a list"),

@@ -18,7 +18,7 @@ def test_a_plan_is_for_mixed_precision_and_a_budget_in_gib():
     [
         ("name", "../x", "name must consist of letters, digits, - and _, got '../x'"),
         ("name", "", "name must consist of letters, digits, - and _, got ''"),
-        ("budget_gib", 0, "budget_gib must be above 0 or auto, got 0"),
+        ("budget_gib", 0, "budget_gib must be auto or a number above 0, got 0"),
         ("overwrite", "yes!", "overwrite must be true or false, got 'yes!'"),
         ("measure_time", 1, "measure_time must be true or false, got 1"),
     ],
