@@ -1,13 +1,11 @@
 """The limits of a run, and the fraction that is done: by steps, epochs or time."""
 
-import re
 import time
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.errors import UsageError
 from unet3d.lit.distributed import any_rank
 
 
@@ -71,18 +69,3 @@ class StoppingLimits(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.previous_seconds = state_dict["elapsed"]
-
-
-def parse_max_time(max_time: Any) -> float | None:
-    """Return the seconds of `trainer.max_time`, DD:HH:MM:SS.
-
-    >>> parse_max_time("00:01:30:00")
-    5400.0
-    """
-    if max_time is None:
-        return None
-    match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(max_time))
-    if match is None:
-        raise UsageError(f"trainer.max_time must be DD:HH:MM:SS, got {max_time!r}")
-    d, h, m, s = map(int, match.groups())
-    return float(((d * 24 + h) * 60 + m) * 60 + s)
