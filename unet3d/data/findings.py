@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unet3d.errors import UsageError
+from unet3d.text import pluralize
 
 T = TypeVar("T")
 
@@ -52,18 +53,8 @@ def count_findings(findings: Sequence[Finding]) -> str:
     '1 problem in 1 case'
     """
     cases = len({finding.case for finding in findings} - {None})
-    problems = f"{len(findings)} problem" + "s" * (len(findings) != 1)
-    return f"{problems} in {cases} case{'s' * (cases != 1)}" if cases else problems
-
-
-def join_first(values: Sequence[str], count: int = 5) -> str:
-    """Join the first values and say how many more there are.
-
-    >>> join_first(["1", "2", "7"], count=2)
-    '1, 2 and 1 more'
-    """
-    more = "" if len(values) <= count else f" and {len(values) - count} more"
-    return ", ".join(values[:count]) + more
+    problems = pluralize(len(findings), "problem")
+    return f"{problems} in {pluralize(cases, 'case')}" if cases else problems
 
 
 def collect_findings(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
+from unet3d.text import pluralize
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
@@ -110,6 +111,6 @@ def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path
         )
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    figure.suptitle(f"{len(cases)} case{'s' * (len(cases) != 1)}")
+    figure.suptitle(pluralize(len(cases), "case"))
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")

@@ -12,9 +12,10 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import make_unreadable_finding
-from unet3d.data.findings import Finding, join_first
+from unet3d.data.findings import Finding
 from unet3d.data.nifti.stream import Header, UnreadableFileError, iter_voxels, read_header
 from unet3d.data.preprocessing.background import AUTO, Background, StreamedBorder, per_channel
+from unet3d.text import join_first
 
 MAX_VALUES = 1000
 """Distinct values of a label file that are collected; no dataset has as many classes."""

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unet3d.data.findings import Finding, join_first
+from unet3d.data.findings import Finding
 from unet3d.errors import UsageError
+from unet3d.text import join_first, pluralize
 
 ACCEPTED = (
     "a regular expression with a capture group, such as 'patient(\\d+)_frame\\d+', or a .json or "
@@ -92,11 +93,10 @@ def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> s
     >>> describe_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
     '3 cases in 2 groups'
     """
-    text = f"{len(names)} case{'s' * (len(names) != 1)}"
-    if groups is not None:
-        count = len({groups[name] for name in names})
-        text += f" in {count} group{'s' * (count != 1)}"
-    return text
+    cases = pluralize(len(names), "case")
+    if groups is None:
+        return cases
+    return f"{cases} in {pluralize(len({groups[name] for name in names}), 'group')}"
 
 
 def find_likely_groups(names: Sequence[str]) -> Finding | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.findings import join_first
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 
 NUM_FOLDS = 5
 SEED = 12345

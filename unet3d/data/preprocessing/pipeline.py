@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.findings import join_first
 from unet3d.data.nifti.reader import read_volume
 from unet3d.data.preprocessing.background import Background, check_background, find_background
 from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
@@ -27,6 +26,7 @@ from unet3d.data.preprocessing.resampling import (
 from unet3d.data.preprocessing.statistics import Percentiles, Statistics, measure_percentiles
 from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL, FileGrid
 
 NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")

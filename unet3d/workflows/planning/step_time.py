@@ -12,6 +12,7 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
 from unet3d.machine.device import resolve_device, resolve_precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.text import pluralize
 from unet3d.types import Triple
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
@@ -60,8 +61,7 @@ def measure_step_time(settings: TrainingSettings, plan: TrainingPlan) -> StepTim
     if cuda:
         name = torch.cuda.get_device_name(device)
     else:
-        threads = torch.get_num_threads()
-        name = f"this machine's CPU ({threads} thread{'s' * (threads != 1)})"
+        name = f"this machine's CPU ({pluralize(torch.get_num_threads(), 'thread')})"
     try:
         precision = resolve_precision(settings.precision, device_type)
         needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
