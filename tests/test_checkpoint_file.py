@@ -1,6 +1,7 @@
 import random
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -62,6 +63,15 @@ def test_a_file_that_is_not_a_checkpoint_is_rejected_by_name(tmp_path, content):
     else:
         torch.save(content, path)
     with pytest.raises(UsageError, match=r"x\.ckpt"):
+        load_checkpoint(path)
+
+
+def test_a_file_whose_content_is_empty_is_rejected_by_name(tmp_path):
+    path = tmp_path / "x.ckpt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/version", "3")
+        archive.writestr("x/data.pkl", "")  # torch raises an EOFError without a message
+    with pytest.raises(UsageError, match=r"x\.ckpt cannot be read as a checkpoint: EOFError"):
         load_checkpoint(path)
 
 

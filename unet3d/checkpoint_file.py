@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unet3d.atomic_write import atomic_write
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = summarize_error(error)
         raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")

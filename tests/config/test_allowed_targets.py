@@ -99,6 +99,14 @@ def test_allow_targets_adds_a_package_but_not_what_it_imports(tmp_path, monkeypa
         build({"_target_": "my_networks.Network"})
 
 
+def test_a_package_that_fails_without_a_message_is_named(tmp_path, monkeypatch):
+    source = "def __getattr__(name):\n    raise RuntimeError\n"  # as one that imports on first use
+    (tmp_path / "my_lazy_networks.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"cannot import my_lazy_networks\.Net: RuntimeError"):
+        build({"_target_": "my_lazy_networks.Net"}, allow_targets=["my_lazy_networks"])
+
+
 @pytest.mark.parametrize("value", ["my_package", [1], ["a-b"], [""], {"a": 1}])
 def test_allow_targets_must_be_a_list_of_packages(value):
     config = OmegaConf.create({"allow_targets": value})

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 
 ALLOWED = (
     *("unet3d.data", "unet3d.model", "unet3d.pool", "unet3d.loss", "unet3d.checkpointing"),
@@ -70,7 +70,7 @@ def resolve_target(key: str, name: Any, *, user_packages: Sequence[str]) -> Any:
     try:
         target = get_object(name)
     except Exception as error:
-        raise UsageError(f"{key}: cannot import {name}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error
     home = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
     trusted = is_inside(home, user_packages)
     if not trusted and (not is_inside(home, ALLOWED) or is_inside(home, FORBIDDEN)):
