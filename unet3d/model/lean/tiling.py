@@ -1,4 +1,4 @@
-"""Split feature maps into tiles: consecutive rows along one axis."""
+"""Split feature maps into tiles: consecutive rows along one axis, or some channels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ TILE_BYTES = 16 * 2**20
 """Size of a tile's input and output for one volume, which makes memory affine in the batch size."""
 MIN_ROWS = 8
 """A tile of fewer rows would be mostly halo."""
+CHUNK = 2**21
+"""Elements of a map that the plain PyTorch versions of the operators hold in float32 at once."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ class MapLayout:
         starts = range(0, self.rows - multiple + 1, step)
         for start in starts:
             yield start, self.rows if start == starts[-1] else start + step
+
+
+def iter_channels(x: Tensor) -> Iterator[slice]:
+    """Yield slices of the channels of (B, C, D, H, W), each of about CHUNK elements."""
+    step = max(1, CHUNK * x.shape[1] // max(1, x.numel()))
+    for start in range(0, x.shape[1], step):
+        yield slice(start, start + step)
 
 
 def longest_axis(size: Sequence[int]) -> int:

@@ -5,15 +5,11 @@ scale, shift and the like are (B, C), in the dtype of sums. n = scale * y + shif
 value, and m = g * act'(n) its gradient.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from unet3d.model.lean.kernels import dispatch
-
-CHUNK = 2**21
-"""Elements that the plain PyTorch versions hold in float32 at once."""
+from unet3d.model.lean.tiling import iter_channels
 
 
 @torch.library.custom_op("unet3d::moments", mutates_args=())
@@ -23,7 +19,7 @@ def moments(y: Tensor) -> Tensor:
     if kernels := dispatch.select_kernels(y):
         kernels.moments(y, result)
         return result
-    for c in _channels(y):
+    for c in iter_channels(y):
         variance, mean = torch.var_mean(_upcast(y[:, c]), dim=(2, 3, 4), correction=0)
         result[0, :, c], result[1, :, c] = mean, variance * y[0, 0].numel()
     return result
@@ -34,7 +30,7 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
     """Write act(n) to out."""
     if kernels := dispatch.select_kernels(y, out):
         return kernels.normalize(y, scale, shift, slope, out)
-    for c in _channels(y):
+    for c in iter_channels(y):
         n = _normalized(y, scale, shift, c)
         out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
 
@@ -54,7 +50,7 @@ def gradient_sums(
     if kernels := dispatch.select_kernels(y, g):
         kernels.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=result)
         return result
-    for c in _channels(y):
+    for c in iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
         x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
         result[0, :, c], result[1, :, c] = m.sum((2, 3, 4)), (m * x).sum((2, 3, 4))
@@ -75,7 +71,7 @@ def gradient(
     """Write scale * m + constant + linear * y to out, which may be g or y."""
     if kernels := dispatch.select_kernels(y, g, out):
         return kernels.gradient(g, y, scale, shift, constant, linear, slope=slope, out=out)
-    for c in _channels(y):
+    for c in iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
         rest = _normalized(y, linear, constant, c)
         out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
@@ -111,12 +107,6 @@ def _activation_backward(
 ) -> Tensor:
     wide = _upcast(g[:, c])
     return torch.where(_normalized(y, scale, shift, c) > 0, wide, wide * slope)
-
-
-def _channels(y: Tensor) -> Iterator[slice]:
-    step = max(1, CHUNK * y.shape[1] // max(1, y.numel()))
-    for start in range(0, y.shape[1], step):
-        yield slice(start, start + step)
 
 
 def _per_channel(t: Tensor) -> Tensor:

@@ -5,15 +5,13 @@ that map, the first position in the coarser map, and the size of that map. The n
 is the size of the tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unet3d.model.lean.kernels import dispatch
-
-CHUNK = 2**21
-"""Elements of an upsampled map that the plain PyTorch versions hold in float32 at once."""
+from unet3d.model.lean.tiling import iter_channels
 
 
 @torch.library.custom_op("unet3d::interpolate", mutates_args=("out",))
@@ -22,7 +20,7 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
     if kernels := dispatch.select_kernels(low, out):
         return kernels.interpolate(low, axes, linear, out)
     matrices = _matrices(axes, linear, out, low)
-    for c in _channels(out):
+    for c in iter_channels(out):
         x = low[:, c].to(matrices[0].dtype)
         for axis, matrix in enumerate(matrices, start=2):
             x = (x.movedim(axis, -1) @ matrix.t()).movedim(-1, axis)
@@ -35,7 +33,7 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
     if kernels := dispatch.select_kernels(low, g):
         return kernels.interpolate_gradient(g, axes, linear, low)
     matrices = _matrices(axes, linear, g, low)
-    for c in _channels(g):
+    for c in iter_channels(g):
         x = g[:, c].to(matrices[0].dtype)
         for axis, matrix in enumerate(matrices, start=2):
             x = (x.movedim(axis, -1) @ matrix).movedim(-1, axis)
@@ -61,9 +59,3 @@ def _matrices(axes: Sequence[int], linear: bool, up: Tensor, low: Tensor) -> lis
         else:
             matrices.append((torch.floor(position * low_size / size)[:, None] == coarse).to(dtype))
     return matrices
-
-
-def _channels(up: Tensor) -> Iterator[slice]:
-    step = max(1, CHUNK * up.shape[1] // max(1, up.numel()))
-    for start in range(0, up.shape[1], step):
-        yield slice(start, start + step)
