@@ -130,7 +130,7 @@ class MemoryEstimate:
         ]
         return lower, max([lower, *(with_workspace if self.trace.cuda else [])])
 
-    @property
+    @cached_property
     def kinds(self) -> dict[str, int]:
         """Return the bytes in use at the peak, by kind."""
         nbytes: Counter[str] = Counter()

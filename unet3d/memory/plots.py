@@ -36,15 +36,14 @@ COLORS = dict(
 def kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     """Return, for every kind, the bytes in use after each event of the steady step."""
     start, stop = estimate.steady_step
-    curves = {}
-    for kind in KINDS:
-        change = np.zeros(stop + 1, np.int64)
-        for block in estimate.trace.blocks:
-            if estimate.get_kind(block) == kind and block.allocated_at < stop:
-                change[block.allocated_at] += estimate.sizes[block.id]
-                if block.freed_at is not None and block.freed_at < stop:
-                    change[block.freed_at] -= estimate.sizes[block.id]
-        curves[kind] = np.cumsum(change)[start:stop]
+    changes = {kind: np.zeros(stop, np.int64) for kind in KINDS}
+    for block in estimate.trace.blocks:
+        if block.allocated_at < stop:
+            change = changes[estimate.get_kind(block)]
+            change[block.allocated_at] += estimate.sizes[block.id]
+            if block.freed_at is not None and block.freed_at < stop:
+                change[block.freed_at] -= estimate.sizes[block.id]
+    curves = {kind: np.cumsum(change)[start:] for kind, change in changes.items()}
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
