@@ -21,10 +21,10 @@ OWN_SEGMENT = 10 * MIB
 def round_block_size(nbytes: int) -> int:
     """Return the size of the block for an allocation.
 
-    >>> round_block_size(1), round_block_size(513)
-    (512, 1024)
+    >>> round_block_size(0), round_block_size(1), round_block_size(513)
+    (0, 512, 1024)
     """
-    return max(UNIT, -(-nbytes // UNIT) * UNIT)
+    return -(-nbytes // UNIT) * UNIT
 
 
 class _Block:

@@ -71,9 +71,7 @@ class MemoryEstimate:
     def sizes(self) -> np.ndarray:
         """Return the size of every block, rounded as the device's allocator rounds."""
         exact = [block.nbytes for block in self.trace.blocks]
-        return np.array(
-            [round_block_size(n) if n and self.trace.cuda else n for n in exact], np.int64
-        )
+        return np.array([round_block_size(n) if self.trace.cuda else n for n in exact], np.int64)
 
     @cached_property
     def curve(self) -> np.ndarray:

@@ -106,7 +106,7 @@ class Trace(TorchDispatchMode):
     def count_live_bytes(self) -> int:
         """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
         sizes = (block.nbytes for block, _ in self._live.values())
-        return sum(round_block_size(n) if n and self.cuda else n for n in sizes)
+        return sum(round_block_size(n) if self.cuda else n for n in sizes)
 
     @contextmanager
     def record(self, model: nn.Module) -> Generator["Trace"]:
