@@ -171,7 +171,7 @@ def describe_workers(workers: int, processes: int) -> str:
 
 
 def check_open_files(workers: int, *, hard: int) -> Problem | None:
-    """Check the hard limit of open files; `allow_open_files` raises the soft one."""
+    """Check the hard limit of open files; `raise_open_file_limit` raises the soft one."""
     needed = BASE_FILES + workers * FILES_PER_WORKER
     if hard >= needed:
         return None

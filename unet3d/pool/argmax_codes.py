@@ -23,7 +23,7 @@ from unet3d.pool.windows import Windows
 
 
 class IndexCode(IntEnum):
-    """The encodings of selected indices, with the numbers of cpp/grid.h."""
+    """The encodings of selected indices, with the numbers of kernels/cpp/grid.h."""
 
     NONE = 0
     MASK = 1

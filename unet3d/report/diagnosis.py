@@ -162,7 +162,7 @@ def format_ended_rising_warning(before: float, end: float, remedies: Remedies) -
 
 
 def format_loss_plateau_warning(first: float, last: float, remedies: Remedies) -> str:
-    """Return the warning for what `LossHistory.stays` found."""
+    """Return the warning for what `LossHistory.detect_plateau` found."""
     message = (
         f"the loss does not fall: its median was {first:.4g} in the first eighth of the steps "
         f"and {last:.4g} in the last"

@@ -63,7 +63,7 @@ class WaitTimer:
 
 
 class TrainLoader(DataLoader[PatchSample]):
-    """Load training batches; on a GPU, `fetch` copies the next batch during the current step.
+    """Load training batches; on a GPU, `prefetch` copies the next batch during the current step.
 
     Workers start with the first batch, not with the iterator: Lightning creates the iterator
     before it sets the sampler's epoch.

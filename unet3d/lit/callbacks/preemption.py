@@ -17,7 +17,7 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class SignalListener:
-    """Record signals; unless `waits`, a signal also ends the process.
+    """Record signals; unless `defers_exit`, a signal also ends the process.
 
     Lightning's own handlers broadcast within the handler, which deadlocks, and exit with status 0.
     """

@@ -12,7 +12,7 @@ template <class V> inline void sort4(V* v) {
     order(v[1], v[2]);
 }
 
-// The two find_middle values of K = 4 or 8, the lower first.
+// The two middle values of K = 4 or 8, the lower first.
 template <int K, int L> inline void find_middle(const F<L>* x, F<L>& low, F<L>& high) {
     F<L> a[K];
     for (int k = 0; k < K; k++) a[k] = x[k];
