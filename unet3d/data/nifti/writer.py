@@ -16,9 +16,10 @@ def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
     """Write labels (D, H, W), uint8, with the affines and units of the image `like`."""
     import nibabel
 
-    header = _make_header(like, labels.shape, np.uint8)
+    image = open_image(like)
+    header = _make_header(image, labels.shape, np.uint8)
     with atomic_write(path) as draft:
-        nibabel.save(_get_image_type(like)(labels, None, header), draft)
+        nibabel.save(type(image)(labels, None, header), draft)  # Nifti1Image or Nifti2Image
 
 
 @contextmanager
@@ -27,8 +28,9 @@ def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.
 
     The disk space is allocated first, so that a full disk fails here and not while writing.
     """
-    space = volume_shape(open_image(like))[:3]
-    header = _make_header(like, (*space, classes), np.float32)
+    image = open_image(like)
+    space = volume_shape(image)[:3]
+    header = _make_header(image, (*space, classes), np.float32)
     with atomic_write(path) as draft:
         with draft.open("wb") as file:
             header.write_to(file)
@@ -56,14 +58,9 @@ def get_probability_bytes(space: tuple[int, ...], classes: int) -> int:
     return 4 * classes * int(np.prod(space))
 
 
-def _get_image_type(like: Path) -> Any:
-    """Return Nifti1Image or Nifti2Image."""
-    return type(open_image(like))
-
-
-def _make_header(like: Path, shape: tuple[int, ...], dtype: Any) -> Any:
+def _make_header(image: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Copy an image's header for other voxels: both affines stay, scaling and display go."""
-    header = open_image(like).header.copy()
+    header = image.header.copy()
     header.set_data_shape(shape)
     header.set_data_dtype(dtype)
     header.set_slope_inter(1, 0)
