@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 from unet3d.errors import RunError
 from unet3d.export.program import INPUT, OUTPUT, find_root_cause, suppress_output
 
-ENDING = ".onnx"
 REQUIRED_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
 """The native opset of torch's exporter; others need a conversion."""

@@ -12,7 +12,6 @@ from torch.export import ExportedProgram
 from unet3d.errors import RunError
 from unet3d.export.program import find_root_cause, suppress_output
 
-ENDING = ".pt2"
 REQUIRED_PACKAGES = ()
 METADATA_FILE = "unet3d.json"
 

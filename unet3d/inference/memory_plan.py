@@ -59,11 +59,6 @@ class InferencePlan:
     extra_fraction: float  # fraction of windows that are computed again because slabs overlap
 
     @property
-    def order(self) -> Triple:
-        """Return the volume's axes in the order of the schedule."""
-        return self.slabs[0].schedule.order
-
-    @property
     def windows(self) -> int:
         """Return the number of windows to compute."""
         return sum(len(slab.schedule.windows) for slab in self.slabs)

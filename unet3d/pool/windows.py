@@ -59,11 +59,6 @@ class Windows:
         return self.size, self.stride, self.padding
 
     @property
-    def overlap(self) -> bool:
-        """Return whether an element can be in several windows."""
-        return any(k > s for k, s in zip(self.size, self.stride, strict=True))
-
-    @property
     def elements(self) -> int:
         """Return K, the number of elements in a window."""
         return prod(self.size)

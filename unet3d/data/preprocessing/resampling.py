@@ -51,13 +51,13 @@ def get_full_box(channels: np.ndarray) -> Box:
     return (0, d), (0, h), (0, w)
 
 
-def nonzero_box(channels: np.ndarray, background: Sequence[float] | None = None) -> Box:
+def nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
     """Return the smallest box around the foreground of all channels; the full box if there is none.
 
-    `background` holds one value for each channel of (C, D, H, W); None: 0 for all.
+    `background` holds one value for each channel of (C, D, H, W).
     """
     foreground = np.zeros_like(channels[0], bool)  # in the channels' memory order
-    for channel, value in zip(channels, background or [0] * len(channels), strict=True):
+    for channel, value in zip(channels, background, strict=True):
         foreground |= channel != value
 
     def extent(axis: int) -> tuple[int, int]:
