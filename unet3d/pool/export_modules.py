@@ -13,7 +13,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.sorting_network import EIGHT, build_median_network
+from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import Windows
 
 MAX_COMPARED = 32
@@ -78,8 +78,7 @@ def compute_middle_values(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     if count > MAX_COMPARED:
         values = torch.stack(values, -1).sort(-1).values
         return values[..., low], values[..., high]
-    comparators = EIGHT if count == 8 else build_median_network(count, count % 2 == 0)
-    for first, second, outputs in comparators:
+    for first, second, outputs in choose_median_network(count, padded=False):
         a, b = values[first], values[second]
         if outputs & 1:
             values[first] = torch.minimum(a, b)

@@ -14,6 +14,17 @@ EIGHT: tuple[Comparator, ...] = (
 """For 8 values, 26 minima and maxima; the middle two values end on wires 3 and 4."""
 
 
+def choose_median_network(wires: int, *, padded: bool) -> tuple[Comparator, ...]:
+    """Return the network for windows of K = `wires` elements.
+
+    It finds both middle values where a window can have an even number of elements: where K is even,
+    and where some elements are padding.
+    """
+    if wires == 8 and not padded:
+        return EIGHT
+    return build_median_network(wires, pair=padded or wires % 2 == 0)
+
+
 @cache
 def build_median_network(wires: int, pair: bool) -> tuple[Comparator, ...]:
     """Build a network that puts rank (K - 1) // 2 of K = `wires` values on the wire of that number.

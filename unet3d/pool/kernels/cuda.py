@@ -9,7 +9,7 @@ from unet3d.cpp_kernels import has_triton
 from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like, memory_format
 from unet3d.pool.reference.approx_median import approx_median_gradient
-from unet3d.pool.sorting_network import EIGHT, Comparator, build_median_network
+from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import Windows
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -82,7 +82,8 @@ def forward_launch(
         "code": codes,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
         **{"DO": d, "HO": h, "OUTPUTS": per_plane, "TOTAL": y.numel(), "tau": tau},
-        **{"POOL": pool, "CODE": int(choose_code(pool, windows)), "NETWORK": _network(windows)},
+        **{"POOL": pool, "CODE": int(choose_code(pool, windows))},
+        "NETWORK": choose_median_network(windows.elements, padded=any(windows.padding)),
         **_constants(windows, "KSP"),
         **{"GROUP": c if last else w, "LAST": last, "PAIRS": pairs, "BLOCK": block},
         "HALF": x.dtype in HALVES,
@@ -117,7 +118,8 @@ def tiled_launch(
         "to": result.view(wide) if pairs else result,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
         **{"DO": d, "HO": h, "WO": w, "DC": depth, "HC": height, "LANES": per_plane, "tau": tau},
-        **{"POOL": pool, "NETWORK": _network(windows)},
+        "POOL": pool,
+        "NETWORK": choose_median_network(windows.elements, padded=any(windows.padding)),
         **_constants(windows, "K"),
         "CUT": (depth, height, width) != (d, h, w),
         **{"GROUP": c if last else width, "LAST": last, "PAIRS": pairs, "BLOCK": block},
@@ -160,14 +162,6 @@ def _in_pairs(x: Tensor, windows: Windows) -> bool:
     """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
     return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
-
-
-def _network(windows: Windows) -> tuple[Comparator, ...]:
-    if windows.elements == 8 and not any(windows.padding):
-        return EIGHT
-    return build_median_network(
-        windows.elements, pair=any(windows.padding) or windows.elements % 2 == 0
-    )
 
 
 def _block(per_plane: int, windows: Windows) -> int:
