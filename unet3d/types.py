@@ -98,9 +98,8 @@ class FileGrid:
     file_shape: Triple
     axes: Triple  # the file axes that become axes 0, 1, 2
     flips: tuple[bool, bool, bool]  # after the transpose
-    box: tuple[
-        tuple[int, int], tuple[int, int], tuple[int, int]
-    ]  # (start, stop) per axis, after the flips
+    # (start, stop) per axis, after the flips
+    box: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     shape: Triple  # of the preprocessed volume
 
 

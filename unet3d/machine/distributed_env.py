@@ -22,9 +22,8 @@ class Ranks:
     local: int = 0
     world: int = 1
     per_node: int = 1
-    launcher: int | None = (
-        None  # process id of the unet3d process that started and watches this one
-    )
+    # The process id of the unet3d process that started and watches this one.
+    launcher: int | None = None
 
     @property
     def nodes(self) -> int:

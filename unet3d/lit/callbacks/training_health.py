@@ -71,9 +71,8 @@ class TrainingHealth(Callback):
                 yield f"{name} is not predicted: {counts}, {validations} validations in a row"
             if self._disappears(f"unpredicted {name}", self.unpredicted[name] == 0):
                 yield f"{name} is predicted now: {counts}"
-            late = (
-                done > 0.5 and lr_factor <= LOW_LR_FRACTION
-            )  # a low rate in a warmup does not count
+            # A low rate in a warmup does not count.
+            late = done > 0.5 and lr_factor <= LOW_LR_FRACTION
             if self._appears(f"low {name}", self._is_misplaced(name), late):
                 yield (
                     f"the learning rate is down to {100 * lr_factor:.0f} % of its peak, but the "

@@ -286,9 +286,8 @@ class _Encoder(_Block):
         """Pool tile by tile."""
         small = None
         for start, stop in self._pool_tiles():
-            rows = pool.forward(
-                self.output.rows(start, stop)
-            )  # not a call: hooks of a fused block's modules never run
+            # Not a call of the module: hooks of a fused block's modules never run.
+            rows = pool.forward(self.output.rows(start, stop))
             if stop - start == self.layout.rows:
                 return rows
             if small is None:

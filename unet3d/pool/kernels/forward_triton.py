@@ -151,9 +151,8 @@ def find_middle(
     for k in tl.static_range(K):
         bits = v[k].to(tl.int32, bitcast=True)
         sign = bits >> 31
-        ordered = (
-            bits ^ (sign & 0x7FFFFFFF)
-        ) - sign  # in the order of the floats; both zeros are 0
+        # In the order of the floats; both zeros are 0.
+        ordered = (bits ^ (sign & 0x7FFFFFFF)) - sign
         if HALF:
             key = ordered + k
             if PADDED:
