@@ -76,9 +76,7 @@ class Accumulator:
         return sums[:-1]
 
     def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
-        full_length = (0, self.schedule.size[self.schedule.order[2]])
-        spans = self.schedule.to_volume_order(rows, columns, full_length)
-        shape = map(compute_span_length, spans)
+        shape = map(compute_span_length, self.schedule.get_tile_box(rows, columns))
         return torch.zeros(classes + 1, *shape, device=self.weights.device)
 
 

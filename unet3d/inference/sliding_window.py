@@ -56,9 +56,8 @@ class SlidingWindow:
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: Tile, logits: Tensor) -> None:
-            full_length = (0, schedule.size[schedule.order[2]])
-            spans = schedule.to_volume_order(tile.rows, tile.columns, full_length)
-            labels[tuple(slice(*span) for span in spans)] = self.decide(logits)
+            box = schedule.get_tile_box(tile.rows, tile.columns)
+            labels[tuple(slice(*span) for span in box)] = self.decide(logits)
 
         run_windows(
             image, schedule, [network], write_tile, device=image.device, sum_device=image.device

@@ -110,6 +110,10 @@ class WindowSchedule:
         axis = self.order[2]
         return max(window[axis], 0), min(window[axis] + self.patch[axis], self.size[axis])
 
+    def get_tile_box(self, rows: Span, columns: Span) -> list[Span]:
+        """Return the three spans of a tile in the order of the volume's axes."""
+        return self.to_volume_order(rows, columns, (0, self.size[self.order[2]]))
+
     def to_volume_order(self, rows: Span, columns: Span, lengthwise: Span) -> list[Span]:
         """Return the three spans in the order of the volume's axes."""
         spans = dict(zip(self.order, (rows, columns, lengthwise), strict=True))
