@@ -1,7 +1,7 @@
 """The GPUs of this machine, as NVIDIA's driver and torch report them."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,13 +66,11 @@ def query_torch(index: int) -> Gpu:
     if free is None:
         info = call_or_none(lambda: torch.cuda.mem_get_info(index))
         free = None if info is None else info[0]
-    return Gpu(
+    return replace(
+        gpu,
         name=gpu.name or properties.name,
         uuid=str(getattr(properties, "uuid", "")) or None,
-        index=index,
         total=gpu.total or properties.total_memory,
         free=free,
         capability=gpu.capability or (properties.major, properties.minor),
-        utilization=gpu.utilization,
-        other_processes=gpu.other_processes,
     )
