@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs, quote_override
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir
-from unet3d.config.user_configs import check_user_configs
+from unet3d.config.user_configs import check_config_dirs
 from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
 from unet3d.errors import Interrupted, PredictedOutOfMemoryError, RunError, UsageError
 from unet3d.machine.distributed_env import detect_launcher
@@ -43,8 +43,7 @@ def run_app(
     jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(sweep_flags))
 
     def compose_and_run() -> int:
-        for folder in {get_config_dir(), *config_dirs}:  # users of a checkout add options to ours
-            check_user_configs(folder, words)
+        check_config_dirs(config_dirs, words)
         main = hydra.main(
             version_base="1.3", config_path=str(get_config_dir()), config_name=command
         )

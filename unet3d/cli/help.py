@@ -11,7 +11,7 @@ from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs, quote
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
-from unet3d.config.user_configs import check_user_configs
+from unet3d.config.user_configs import check_config_dirs
 
 FOOTER = "--cfg job prints the composed config; debug=true shows tracebacks"
 
@@ -24,8 +24,7 @@ def print_help(command: str, about: str, words: Sequence[str]) -> int:
 
     def compose_and_print() -> int:
         config_dirs = find_user_config_dirs(words)
-        for folder in {get_config_dir(), *config_dirs}:
-            check_user_configs(folder, words)
+        check_config_dirs(config_dirs, words)
         named = {str(folder) for folder in parse_config_dirs(words)}
         overrides = [
             quote_override(w, sweep=False) for w in words if w[0] != "-" and w not in named

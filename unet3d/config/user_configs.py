@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 
 MAX_VALUES = 10_000
@@ -16,8 +17,14 @@ ALLOWED_HYDRA_KEYS = ("run", "sweep")
 """The folders of runs. Other keys make Hydra set variables or call code before ours runs."""
 
 
+def check_config_dirs(user_dirs: Sequence[Path], words: Sequence[str]) -> None:
+    """Check the user's folders and ours, to which users of a checkout add options."""
+    for folder in {get_config_dir(), *user_dirs}:
+        check_user_configs(folder, words)
+
+
 def check_user_configs(folder: Path, words: Sequence[str]) -> None:
-    """Check the options that the command line selects, and those that they select in turn.
+    """Check the options in a folder that the command line selects, and those that they select.
 
     The configs of commands are ours: they are in no group's folder.
     """
