@@ -18,6 +18,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     corruption = find_corruption(path)
     if corruption is not None:
         raise UsageError(f"{path} is corrupted: {corruption}")
+    return read_verified_checkpoint(path)
+
+
+def read_verified_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what `load_checkpoint` does, after `find_corruption` has found none."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:

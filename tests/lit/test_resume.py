@@ -60,11 +60,11 @@ def train(request, folder, *callbacks):
     with SignalListener().listening() as signals:
         run = build_training(request, folder, signals)
         run.trainer.callbacks[:0] = callbacks
-        checkpoint, _ = resolve_start(run)
-        if checkpoint is not None and run.is_finished(checkpoint):
+        start = resolve_start(run)
+        if start.is_finished:
             return run, True
         try:
-            fit_model(run, checkpoint, signals)
+            fit_model(run, start.checkpoint, signals)
         except (Interrupted, RuntimeError):
             return run, False
         return run, True

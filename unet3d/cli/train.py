@@ -60,16 +60,16 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def run_training(run: TrainingRun, signals: SignalListener) -> int:
     """Start or resume, train up to the limits, then evaluate."""
-    checkpoint, messages = resolve_start(run)
-    print(summarize_run(run), *messages, sep="\n")
+    start = resolve_start(run)
+    print(summarize_run(run), *start.messages, sep="\n")
     path, finished, message = run.folder / "report.json", False, None
     is_main = run.ranks.rank == 0
-    if checkpoint is not None and run.is_finished(checkpoint):
+    if start.is_finished:
         report = json.loads(path.read_text()) if path.exists() else {}
         if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
             print(
-                f"{checkpoint}: this run is already finished; raise trainer.max_epochs, max_steps "
-                "or max_time to continue"
+                f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
+                "max_steps or max_time to continue"
             )
             return 0
         unwritten = []
@@ -79,7 +79,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
             config = yaml.safe_dump(dict(run.config), sort_keys=False)
             (run.folder / "config.yaml").write_text(config)
         try:
-            fit_model(run, checkpoint, signals)
+            fit_model(run, start.checkpoint, signals)
             finished = True
         except Interrupted as stop:
             steps = run.trainer.global_step

@@ -1,39 +1,56 @@
 """What a run starts from: a checkpoint to resume, or the weights of another run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from unet3d.checkpoint_file import extract_weights, find_corruption, load_checkpoint
+from unet3d.checkpoint_file import (
+    extract_weights,
+    find_corruption,
+    load_checkpoint,
+    read_verified_checkpoint,
+)
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, replace_with_copy
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.stopping import StoppingLimits
 
 
-def resolve_resume(resume: str | None, checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that `resume=` selects, or None, and lines to print about it."""
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """An intact checkpoint to resume from, and lines to print about it."""
+
+    path: Path
+    content: dict[str, Any]
+    messages: list[str]
+
+
+def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:
+    """Load the checkpoint that `resume=` selects, if any; its checksums are verified once."""
     if resume is None:
-        return None, []
+        return None
     if resume == "auto":
         if not (checkpoints / "last.ckpt").exists():
-            return None, []
-        return find_intact_checkpoint(checkpoints)
+            return None
+        return load_intact_checkpoint(checkpoints)
     path = Path(resume)
     if path.is_dir() and (path / "checkpoints" / "last.ckpt").is_file():
-        return find_intact_checkpoint(path / "checkpoints")
+        return load_intact_checkpoint(path / "checkpoints")
     if not path.is_file():
         raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
-    return path, [f"resuming from {path}"]
+    messages = [f"resuming from {path}"]
+    return LoadedCheckpoint(path=path, content=load_checkpoint(path), messages=messages)
 
 
-def find_intact_checkpoint(checkpoints: Path) -> tuple[Path, list[str]]:
-    """Return the last checkpoint of a run, restored from the previous one if it is corrupted."""
+def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
+    """Load the last checkpoint of a run, restored from the previous one if it is corrupted."""
     last, previous = checkpoints / "last.ckpt", checkpoints / PREVIOUS
     corruption = find_corruption(last)
     if corruption is None:
-        return last, [f"resuming from {last}"]
+        content = read_verified_checkpoint(last)
+        return LoadedCheckpoint(path=last, content=content, messages=[f"resuming from {last}"])
     if not previous.exists() or find_corruption(previous) is not None:
         raise UsageError(
             f"{last} is corrupted: {corruption}; there is no intact previous checkpoint. Remove "
@@ -42,10 +59,11 @@ def find_intact_checkpoint(checkpoints: Path) -> tuple[Path, list[str]]:
     set_aside = last.with_name("corrupted.ckpt")
     last.replace(set_aside)
     replace_with_copy(previous, last)
-    return last, [
+    messages = [
         f"{last} is corrupted: {corruption} (moved to {set_aside.name})",
         f"resuming from the previous checkpoint, {previous}",
     ]
+    return LoadedCheckpoint(path=last, content=load_checkpoint(last), messages=messages)
 
 
 def is_finished(

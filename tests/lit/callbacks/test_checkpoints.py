@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from unet3d.checkpoint_file import load_checkpoint
+from unet3d.checkpoint_file import find_corruption, load_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, remove_leftovers
-from unet3d.lit.resume import load_pretrained, resolve_resume
+from unet3d.lit.resume import load_pretrained, load_resume
 from unet3d.workflows.shared.network import build_saved_network
 from unet3d.workflows.training.build import build_training
 
@@ -77,27 +77,44 @@ def test_a_failed_save_keeps_the_existing_checkpoint(tmp_path, monkeypatch):
 def test_a_resumed_run_continues_to_count_steps(composed, tmp_path):
     fit(build_training(composed("trainer.max_steps=2"), tmp_path))
     resumed = build_training(composed("trainer.max_steps=4"), tmp_path)
-    fit(resumed, resolve_resume("auto", tmp_path / "checkpoints")[0])
+    fit(resumed, load_resume("auto", tmp_path / "checkpoints").path)
     assert resumed.trainer.global_step == 4
 
 
 def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert resolve_resume("auto", folder) == (None, [])
+    assert load_resume("auto", folder) is None
     folder.mkdir()
     last = folder / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"a": 1}, last)
     for resume in ("auto", str(tmp_path), str(last)):
-        assert resolve_resume(resume, folder)[0] == last
+        loaded = load_resume(resume, folder)
+        assert (loaded.path, loaded.content) == (last, {"a": 1})
     with pytest.raises(UsageError, match="no checkpoint at"):
-        resolve_resume(str(tmp_path / "other"), folder)
+        load_resume(str(tmp_path / "other"), folder)
+
+
+def test_checksums_are_verified_once(tmp_path, monkeypatch):
+    verified = []
+
+    def record(path):
+        verified.append(path.name)
+        return find_corruption(path)
+
+    monkeypatch.setattr("unet3d.checkpoint_file.find_corruption", record)
+    monkeypatch.setattr("unet3d.lit.resume.find_corruption", record)
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
+    for selected in ("auto", str(tmp_path / "last.ckpt")):
+        verified.clear()
+        assert load_resume(selected, tmp_path).content == {"a": 1}
+        assert verified == ["last.ckpt"]
 
 
 def test_a_run_with_two_corrupted_checkpoints_does_not_silently_start_over(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"half")
     (tmp_path / PREVIOUS).write_bytes(b"half")
     with pytest.raises(UsageError, match="no intact previous checkpoint"):
-        resolve_resume("auto", tmp_path)
+        load_resume("auto", tmp_path)
 
 
 def test_temporary_files_of_killed_runs_are_removed(tmp_path):

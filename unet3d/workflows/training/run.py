@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
-from unet3d.checkpoint_file import extract_weights, load_checkpoint
+from unet3d.checkpoint_file import extract_weights
 from unet3d.config.compose import list_config_groups
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.layouts.groups import describe_groups
@@ -26,7 +26,7 @@ from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.training_health import TrainingHealth
 from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.resume import is_finished, load_pretrained, resolve_resume
+from unet3d.lit.resume import is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision
 from unet3d.machine.distributed_env import Ranks
 from unet3d.memory.estimate import MemoryEstimate
@@ -98,28 +98,37 @@ class TrainingRun:
             kills_before=self.train_loader.oom_kills,
         )
 
-    def is_finished(self, checkpoint: Path) -> bool:
-        """Return whether a checkpoint is at the end of this run already."""
-        max_epochs = self.trainer.max_epochs or -1
-        return is_finished(load_checkpoint(checkpoint), self.limits, self.resume_state, max_epochs)
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts, and messages about resume= and init_from=."""
+
+    checkpoint: Path | None = None  # to resume from
+    is_finished: bool = False  # whether the checkpoint is at the end of this run already
+    messages: list[str]
 
 
-def resolve_start(run: TrainingRun) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint to resume from, if any, and messages about resume= and init_from=."""
+def resolve_start(run: TrainingRun) -> Start:
+    """Verify the checkpoint to resume from, if any, or load pretrained weights."""
     settings, folder = run.settings, run.folder / "checkpoints"
     if run.ranks.rank == 0:
         remove_leftovers(folder)
-    checkpoint, messages = resolve_resume(settings.resume, folder)
+    checkpoint = load_resume(settings.resume, folder)
     if checkpoint is not None:
-        content = load_checkpoint(checkpoint)
-        extract_weights(checkpoint, content)
-        logged = get_logged_steps(run.resume_state, content, checkpoint)
-        purge_events_after(run.trainer, logged)
-        return checkpoint, messages
+        path, content = checkpoint.path, checkpoint.content
+        extract_weights(path, content)
+        purge_events_after(run.trainer, get_logged_steps(run.resume_state, content, path))
+        epochs = run.trainer.max_epochs or -1
+        # Lightning loads the file itself: the content must not stay in memory while it trains.
+        return Start(
+            checkpoint=path,
+            is_finished=is_finished(content, run.limits, run.resume_state, epochs),
+            messages=checkpoint.messages,
+        )
     purge_events_after(run.trainer, 0)
     if settings.init_from is not None:
-        return None, [load_pretrained(run.module.model, settings.init_from)]
-    return None, []
+        return Start(messages=[load_pretrained(run.module.model, settings.init_from)])
+    return Start(messages=[])
 
 
 def summarize_run(run: TrainingRun) -> str:
