@@ -7,15 +7,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch.utils.data import DataLoader
 
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.datasets import read_classes
-from unet3d.data.loading.loaders import build_loaders
+from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.data.preprocessing.statistics import summarize_statistics
-from unet3d.inference.regions import get_region_labels
-from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.lit.callbacks.dashboard import Dashboard
 from unet3d.lit.callbacks.images import CaseImages
@@ -28,13 +26,10 @@ from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.lit.callbacks.step_timing import StepSpeed
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.training_health import TrainingHealth
-from unet3d.lit.module import SegmentationModule
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.machine.distributed_env import Ranks
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
-from unet3d.metric.dice import Dice
-from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.report.diagnosis import find_absent_classes
 from unet3d.report.run_comparison import HIDDEN_KEYS
 from unet3d.units import format_bytes
@@ -42,14 +37,12 @@ from unet3d.workflows.memory.estimate import UntraceableError, make_figure_title
 from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.shared.dataset import (
-    DatasetFacts,
     build_source,
     get_network_sizes,
     resolve_dataset,
 )
-from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import make_optimizer_factory
-from unet3d.workflows.training.dataset import prepare_training_data
+from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
+from unet3d.workflows.training.module import build_module, make_metadata
 from unet3d.workflows.training.output_bias import initialize_output_bias
 from unet3d.workflows.training.preflight import enforce_requirements, find_problems
 from unet3d.workflows.training.remedies import suggest_remedies
@@ -93,49 +86,21 @@ def build_training(
     # The network, what it is judged by, and how it learns.
     pl.seed_everything(settings.seed, verbose=False)
     set_tf32(settings.tf32)
-    model = build_network(settings)
-    settings.checkpointing().apply(model)
-    if settings.compile:
-        model.compile()  # in place: names and checkpoints do not change
-    spacing_mm = {v.name: v.get_spacing_mm(data.preprocessing) for v in data.validation}
-    metric = Dice(facts.classes, facts.regions)
-    hd95 = ValidationHD95(metric.judged, spacing_mm) if settings.validate_hd95 else None
     config = make_config_record(settings)
-    training_statistics = summarize_statistics([volume.statistics for volume in data.training])
-    module = SegmentationModule(
-        model=model,
-        loss=settings.loss(),
-        metric=metric,
-        validation_hd95=hd95,
-        sliding_window=build_sliding_window(settings, facts),
-        optimizer=make_optimizer_factory(settings, precision),
-        metadata={
-            "config": config,
-            "classes": list(facts.classes),
-            "channels": list(facts.channels),
-            "regions": config["data"]["regions"],
-            "preparation": data.preprocessing.to_dict(),
-            "training": training_statistics.to_dict(),
-        },
-        max_skipped_steps=settings.max_skipped_steps,
+    spacing_mm = {v.name: v.get_spacing_mm(data.preprocessing) for v in data.validation}
+    module = build_module(
+        settings,
+        precision,
+        facts=facts,
+        spacing_mm=spacing_mm,
+        metadata=make_metadata(config, facts, data),
     )
 
     # Batches, and the first bias, which depends on what they hold.
-    train_loader, val_loader = build_loaders(
-        data.training,
-        data.validation,
-        patch_size=settings.data.patch_size,
-        batch_size=settings.data.batch_size,
-        patches_per_case=settings.data.patches_per_case,
-        foreground_fraction=settings.data.foreground_fraction,
-        augment=augment,
-        num_workers=settings.data.num_workers,
-        device=torch.device(device, ranks.local) if device == "cuda" else torch.device(device),
-        seed=settings.seed,
-        rank=ranks.rank,
-        ranks=ranks.world,
+    train_loader, val_loader = build_data_loaders(
+        settings, data, augment=augment, device=device, ranks=ranks
     )
-    bias_notes = initialize_output_bias(model, settings, facts, train_loader)
+    bias_notes = initialize_output_bias(module.model, settings, facts, train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, device, data.validation)
 
     # Callbacks, in the order in which Lightning calls them.
@@ -144,10 +109,10 @@ def build_training(
     )
     memory = StepMemory(PeakMeter(), None if estimate is None else estimate.peak)
     timing = StepSpeed(settings.data.num_workers)
-    title = make_figure_title(settings)
-    dashboard = Dashboard(config, select_hparams(settings, config), estimate, title)
+    hparams = select_hparams(settings, config)
+    dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
     absent = find_absent_classes(
-        metric.judged, read_classes(data.training), read_classes(data.validation)
+        module.metric.judged, read_classes(data.training), read_classes(data.validation)
     )
     health = TrainingHealth(limits, suggest_remedies(settings), absent)
     resume_state = ResumeState(train_loader, limits, seed=settings.seed)
@@ -212,14 +177,28 @@ def describe_strategy(requested: str, used: str) -> list[str]:
     return [f"checkpointing={requested}: this network has no fused blocks, using {used}"]
 
 
-def build_sliding_window(settings: TrainingSettings, facts: DatasetFacts) -> SlidingWindow:
-    """Build the inference of validation volumes."""
-    regions = facts.regions
-    return SlidingWindow(
-        list(settings.data.patch_size),
-        decide=argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions)),
-        overlap=settings.inference.overlap,
-        batch_size=settings.inference.batch_size,
+def build_data_loaders(
+    settings: TrainingSettings,
+    data: TrainingData,
+    *,
+    augment: Augment,
+    device: str,
+    ranks: Ranks,
+) -> tuple[TrainLoader, DataLoader | None]:
+    """Build the loaders of training patches and of validation volumes for this rank."""
+    return build_loaders(
+        data.training,
+        data.validation,
+        patch_size=settings.data.patch_size,
+        batch_size=settings.data.batch_size,
+        patches_per_case=settings.data.patches_per_case,
+        foreground_fraction=settings.data.foreground_fraction,
+        augment=augment,
+        num_workers=settings.data.num_workers,
+        device=torch.device(device, ranks.local) if device == "cuda" else torch.device(device),
+        seed=settings.seed,
+        rank=ranks.rank,
+        ranks=ranks.world,
     )
 
 

@@ -1,0 +1,71 @@
+"""Build the Lightning module: the network, what it is judged by, and how it learns."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.preprocessing.statistics import summarize_statistics
+from unet3d.inference.regions import get_region_labels
+from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
+from unet3d.lit.module import SegmentationModule
+from unet3d.machine.device import Precision
+from unet3d.metric.dice import Dice
+from unet3d.metric.validation_hd95 import ValidationHD95
+from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.shared.network import build_network
+from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.training.dataset import TrainingData
+
+
+def build_module(
+    settings: TrainingSettings,
+    precision: Precision,
+    *,
+    facts: DatasetFacts,
+    spacing_mm: Mapping[str, Sequence[float]],
+    metadata: dict[str, Any],
+) -> SegmentationModule:
+    """Build the module; `spacing_mm` holds the spacing of each validation case."""
+    model = build_network(settings)
+    settings.checkpointing().apply(model)
+    if settings.compile:
+        model.compile()  # in place: names and checkpoints do not change
+    metric = Dice(facts.classes, facts.regions)
+    return SegmentationModule(
+        model=model,
+        loss=settings.loss(),
+        metric=metric,
+        validation_hd95=(
+            ValidationHD95(metric.judged, spacing_mm) if settings.validate_hd95 else None
+        ),
+        sliding_window=build_sliding_window(settings, facts),
+        optimizer=make_optimizer_factory(settings, precision),
+        metadata=metadata,
+        max_skipped_steps=settings.max_skipped_steps,
+    )
+
+
+def build_sliding_window(settings: TrainingSettings, facts: DatasetFacts) -> SlidingWindow:
+    """Build the inference of validation volumes."""
+    regions = facts.regions
+    return SlidingWindow(
+        list(settings.data.patch_size),
+        decide=argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions)),
+        overlap=settings.inference.overlap,
+        batch_size=settings.inference.batch_size,
+    )
+
+
+def make_metadata(
+    config: dict[str, Any], facts: DatasetFacts, data: TrainingData
+) -> dict[str, Any]:
+    """Return what a checkpoint says about its network and the data that it was trained on."""
+    return {
+        "config": config,
+        "classes": list(facts.classes),
+        "channels": list(facts.channels),
+        "regions": config["data"]["regions"],
+        "preparation": data.preprocessing.to_dict(),
+        "training": summarize_statistics([v.statistics for v in data.training]).to_dict(),
+    }
