@@ -74,7 +74,7 @@ def is_finished(
     limits.load_state_dict(content["callbacks"][limits.state_key])
     if state["pending"]:
         return False
-    epoch_ended = state["batch"] == len(position.feed)
+    epoch_ended = state["batch"] == len(position.train_loader)
     return limits.reached(content["global_step"]) or 0 < epochs <= state["epoch"] + epoch_ended
 
 

@@ -11,8 +11,8 @@ from unet3d.data.loading.loaders import TrainLoader
 class Prefetch(Callback):
     """Fetch the next batch once a step is queued on the GPU, before logging synchronizes."""
 
-    def __init__(self, feed: TrainLoader):
-        self.feed = feed
+    def __init__(self, train_loader: TrainLoader):
+        self.train_loader = train_loader
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.feed.prefetch()
+        self.train_loader.prefetch()

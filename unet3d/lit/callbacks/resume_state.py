@@ -31,8 +31,8 @@ class ResumeState(Callback):
     dropout's, depend on (seed, epoch, batch, rank) alone.
     """
 
-    def __init__(self, feed: TrainLoader, limits: StoppingLimits, *, seed: int):
-        self.feed, self.limits, self.seed = feed, limits, seed
+    def __init__(self, train_loader: TrainLoader, limits: StoppingLimits, *, seed: int):
+        self.train_loader, self.limits, self.seed = train_loader, limits, seed
         self.epoch = self.batch = 0
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
@@ -44,7 +44,7 @@ class ResumeState(Callback):
             return
         self.loaded = False
         if not self.pending:
-            self.feed.skip_batches(self.batch)
+            self.train_loader.skip_batches(self.batch)
         if self.batch == 0:
             trainer.fit_loop.restarting = False  # the epoch starts from its first batch
         elif self.pending and self.ending:
@@ -54,7 +54,7 @@ class ResumeState(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        batches = trainer.current_epoch * len(self.feed) + batch_idx
+        batches = trainer.current_epoch * len(self.train_loader) + batch_idx
         seed = hash((self.seed, batches * trainer.world_size + trainer.global_rank))
         # torch.manual_seed takes 1 ms: without a GPU it records the stack for a lazy CUDA call.
         torch.default_generator.manual_seed(seed)
@@ -73,7 +73,7 @@ class ResumeState(Callback):
             self.epoch, self.batch = trainer.current_epoch, batch_idx + 1
             self.logged = get_logger_step(trainer) + 1
             self.ending = trainer.should_stop
-            epoch_ends = self.batch == len(self.feed) or self.ending
+            epoch_ends = self.batch == len(self.train_loader) or self.ending
             self.pending = epoch_ends and is_validation_epoch(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -92,7 +92,7 @@ class ResumeState(Callback):
 
     def fixed_settings(self) -> dict[str, int]:
         """Return the settings that a resumed run must share, or its position would be another."""
-        order = self.feed.epoch_sampler
+        order = self.train_loader.epoch_sampler
         return {
             "seed": self.seed,
             "ranks": order.ranks,
@@ -109,13 +109,13 @@ class ResumeState(Callback):
         self.logged, self.loaded = state["logged"], True
         # If the limit has been raised, its last validation is no longer due.
         self.pending = state["pending"] and (not self.ending or self.limits.reached(steps))
-        if self.batch == len(self.feed) and not self.pending:
+        if self.batch == len(self.train_loader) and not self.pending:
             self.epoch, self.batch = self.epoch + 1, 0
         checkpoint["loops"]["fit_loop"].update(
             build_fit_loop_state(
                 epoch=self.epoch,
                 batch=self.batch,
-                batches_per_epoch=len(self.feed),
+                batches_per_epoch=len(self.train_loader),
                 optimizer_steps=steps,
                 logger_step=self.logged - self.pending,
                 validation_pending=self.pending,
