@@ -75,7 +75,7 @@ def is_finished(
     if state["pending"]:
         return False
     epoch_ended = state["batch"] == len(position.train_loader)
-    return limits.reached(content["global_step"]) or 0 < epochs <= state["epoch"] + epoch_ended
+    return limits.is_reached(content["global_step"]) or 0 < epochs <= state["epoch"] + epoch_ended
 
 
 def load_pretrained(model: nn.Module, path: Path) -> str:

@@ -108,7 +108,7 @@ class ResumeState(Callback):
         self.epoch, self.batch, self.ending = state["epoch"], state["batch"], state["ending"]
         self.logged, self.loaded = state["logged"], True
         # If the limit has been raised, its last validation is no longer due.
-        self.pending = state["pending"] and (not self.ending or self.limits.reached(steps))
+        self.pending = state["pending"] and (not self.ending or self.limits.is_reached(steps))
         if self.batch == len(self.train_loader) and not self.pending:
             self.epoch, self.batch = self.epoch + 1, 0
         checkpoint["loops"]["fit_loop"].update(

@@ -44,7 +44,7 @@ class StoppingLimits(Callback):
             fractions.append(self.elapsed / self.max_seconds)
         return fractions
 
-    def reached(self, steps: int) -> bool:
+    def is_reached(self, steps: int) -> bool:
         """Return whether the run has reached its limit of steps or time."""
         by_steps = self.max_steps is not None and steps >= self.max_steps
         return by_steps or (self.max_seconds is not None and self.elapsed >= self.max_seconds)
@@ -53,7 +53,7 @@ class StoppingLimits(Callback):
         self.start = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        reached = self.reached(trainer.global_step)
+        reached = self.is_reached(trainer.global_step)
         if self.max_seconds is not None:  # the ranks' clocks differ
             reached = any_rank(trainer, reached)
         if reached or trainer.should_stop:
@@ -61,7 +61,7 @@ class StoppingLimits(Callback):
             trainer.check_val_every_n_epoch = 1
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if not trainer.sanity_checking and self.reached(trainer.global_step):
+        if not trainer.sanity_checking and self.is_reached(trainer.global_step):
             trainer.should_stop = True  # the run was resumed in its last validation
 
     def state_dict(self) -> dict[str, Any]:
