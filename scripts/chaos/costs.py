@@ -108,13 +108,15 @@ def time_hooks(scratch: Path, steps: int) -> dict[str, Any]:
         fit_model(run, None, signals)
     total = sum(run.timing.seconds)
     shares = {name: value / total for name, value in seconds.items()}
-    shares["LastCheckpoint, writing"] = last.took / max(last.every_seconds, last.took / 0.01)
+    shares["LastCheckpoint, writing"] = last.save_seconds / max(
+        last.every_seconds, last.save_seconds / 0.01
+    )
     guard = {k: v for k, v in shares.items() if k.startswith(NonFiniteGuard.__name__)}
     return {
         "share": round(sum(shares.values()), 5),
         "share_of_finite_steps": round(sum(guard.values()), 5),
         "shares": {name: round(value, 6) for name, value in sorted(shares.items())},
-        "checkpoint_seconds": round(last.took, 4),
+        "checkpoint_seconds": round(last.save_seconds, 4),
         "median_step_seconds": round(median(run.timing.seconds), 4),
         "steps": steps,
         "note": "NonFiniteGuard.check_gradients includes the norm of the gradients, which "

@@ -44,7 +44,7 @@ class LastCheckpoint(Callback):
         self.path = folder / "last.ckpt"
         self.every_seconds = every_seconds
         self.saved_at = time.monotonic()
-        self.took = 0.0
+        self.save_seconds = 0.0
         self.saved_step = -1
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -61,7 +61,7 @@ class LastCheckpoint(Callback):
     def _interval_seconds(self) -> float:
         if not self.every_seconds:
             return 0.0
-        return max(self.every_seconds, self.took / MAX_TIME_FRACTION)
+        return max(self.every_seconds, self.save_seconds / MAX_TIME_FRACTION)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save(trainer)
@@ -83,7 +83,7 @@ class LastCheckpoint(Callback):
                 replace_with_copy(self.path, self.path.with_name(PREVIOUS))
             write_checkpoint(trainer, self.path)
         self.saved_at = time.monotonic()
-        self.took, self.saved_step = self.saved_at - start, trainer.global_step
+        self.save_seconds, self.saved_step = self.saved_at - start, trainer.global_step
 
 
 class BestCheckpoint(Callback):
