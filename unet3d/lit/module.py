@@ -85,8 +85,8 @@ class SegmentationModule(pl.LightningModule):
             if reference:
                 scores[f"volume_ratio/{name}"] = predicted / reference
         if self.validation_hd95 is not None:
-            self.validation_hd95.found = gather_in_case_order(
-                self.trainer, self.validation_hd95.found
+            self.validation_hd95.distances_mm = gather_in_case_order(
+                self.trainer, self.validation_hd95.distances_mm
             )
             scores |= self.validation_hd95.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})

@@ -29,9 +29,9 @@ class Dice:
         self, class_names: Sequence[str], regions: Mapping[str, Sequence[int]] | None = None
     ):
         self.num_classes = len(class_names)
-        self.judged = {name: [c] for c, name in enumerate(class_names) if c > 0}
+        self.scored_classes = {name: [c] for c, name in enumerate(class_names) if c > 0}
         if regions is not None:
-            self.judged = {name: list(labels) for name, labels in regions.items()}
+            self.scored_classes = {name: list(labels) for name, labels in regions.items()}
         self.reset()
 
     def reset(self) -> None:
@@ -48,7 +48,7 @@ class Dice:
         counts = torch.stack(self.matrices).double()  # (volumes, K, K)
         result: dict[str, float] = {}
         means: dict[str, list[Tensor]] = {"dice": [], "iou": []}
-        for name, labels in self.judged.items():
+        for name, labels in self.scored_classes.items():
             reference, prediction = counts[:, labels], counts[:, :, labels]
             overlap = reference[:, :, labels].sum((1, 2))
             total = reference.sum((1, 2)) + prediction.sum((1, 2))
@@ -68,5 +68,5 @@ class Dice:
         counts = sum(self.matrices, torch.zeros(self.num_classes, self.num_classes).long())
         return {
             name: (int(counts[labels].sum()), int(counts[:, labels].sum()))
-            for name, labels in self.judged.items()
+            for name, labels in self.scored_classes.items()
         }

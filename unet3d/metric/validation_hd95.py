@@ -19,20 +19,22 @@ meaningless number, so such cases are skipped.
 class ValidationHD95:
     """HD95 of each class; call `update` with volumes, then `compute`.
 
-    `judged` maps classes to labels, `spacing_mm` cases to voxel spacings. Absent classes are scored
-    as in an evaluation (`scores.RULES`).
+    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings. Absent classes
+    are scored as in an evaluation (`scores.RULES`).
     """
 
     def __init__(
-        self, judged: Mapping[str, Sequence[int]], spacing_mm: Mapping[str, Sequence[float]]
+        self,
+        scored_classes: Mapping[str, Sequence[int]],
+        spacing_mm: Mapping[str, Sequence[float]],
     ):
-        self.judged = judged
+        self.scored_classes = scored_classes
         self.spacing_mm = spacing_mm
         self.reset()
 
     def reset(self) -> None:
         """Remove all volumes."""
-        self.found: list[list[float]] = []  # (volumes, classes)
+        self.distances_mm: list[list[float]] = []  # (volumes, classes)
 
     def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
@@ -41,17 +43,17 @@ class ValidationHD95:
                 p,
                 t,
                 spacing_mm=self.spacing_mm[case],
-                classes=self.judged,
+                classes=self.scored_classes,
                 ignore_label=IGNORE_LABEL,
                 max_points=MAX_POINTS,
             )
-            self.found.append([by_class["hd95_mm"] for by_class in scores.values()])
+            self.distances_mm.append([by_class["hd95_mm"] for by_class in scores.values()])
 
     def compute(self) -> dict[str, float]:
         """Return `hd95_mm` (mean over classes) and `hd95_mm/<class>`, without undefined ones."""
         means = {}
-        for number, name in enumerate(self.judged):
-            values = [row[number] for row in self.found if not np.isnan(row[number])]
+        for number, name in enumerate(self.scored_classes):
+            values = [row[number] for row in self.distances_mm if not np.isnan(row[number])]
             if values:
                 means[f"hd95_mm/{name}"] = float(np.mean(values))
         return {"hd95_mm": float(np.mean(list(means.values())))} | means if means else {}

@@ -112,7 +112,7 @@ def build_training(
     hparams = select_hparams(settings, config)
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
     absent = find_absent_classes(
-        module.metric.judged, read_classes(data.training), read_classes(data.validation)
+        module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
     )
     health = TrainingHealth(limits, suggest_remedies(settings), absent)
     resume_state = ResumeState(train_loader, limits, seed=settings.seed)

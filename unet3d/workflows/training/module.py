@@ -1,4 +1,4 @@
-"""Build the Lightning module: the network, what it is judged by, and how it learns."""
+"""Build the Lightning module: network, loss, metrics, inference and optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def build_module(
         loss=settings.loss(),
         metric=metric,
         validation_hd95=(
-            ValidationHD95(metric.judged, spacing_mm) if settings.validate_hd95 else None
+            ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
         sliding_window=build_sliding_window(settings, facts),
         optimizer=make_optimizer_factory(settings, precision),
