@@ -37,9 +37,9 @@ def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
     window = measure_peak_bytes(lambda: network(batch.flip([]))) + batch.nbytes
     problem = make_problem(box=box, batch_size=batch_size, window_bytes=window)
-    plan = choose_plan(problem, Budget(ram=2**40))
+    plan = choose_plan(problem, Budget(ram_bytes=2**40))
     if slabs > 1:
-        plan = choose_plan(problem, Budget(ram=int(0.7 * plan.ram)))
+        plan = choose_plan(problem, Budget(ram_bytes=int(0.7 * plan.ram_bytes)))
         assert len(plan.slabs) > 1
     labels, image = np.zeros(box, np.uint8), torch.randn(1, 40, 48, 30)
     measured = measure_peak_bytes(
@@ -52,28 +52,28 @@ def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
             device=CPU,
         )
     )
-    assert measured <= plan.ram
-    assert measured > 0.75 * plan.ram
+    assert measured <= plan.ram_bytes
+    assert measured > 0.75 * plan.ram_bytes
 
 
 def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
     problem = make_problem(window_bytes=1000, held_bytes=500)
-    on_gpu = choose_plan(problem, Budget(ram=2**40, gpu=2**40))
+    on_gpu = choose_plan(problem, Budget(ram_bytes=2**40, gpu_bytes=2**40))
     assert not on_gpu.sums_in_ram
-    assert on_gpu.ram == 500
-    in_ram = choose_plan(problem, Budget(ram=2**40, gpu=on_gpu.gpu - 1))
+    assert on_gpu.ram_bytes == 500
+    in_ram = choose_plan(problem, Budget(ram_bytes=2**40, gpu_bytes=on_gpu.gpu_bytes - 1))
     assert in_ram.sums_in_ram
-    assert in_ram.gpu == 1000
+    assert in_ram.gpu_bytes == 1000
     assert len(on_gpu.slabs) == len(in_ram.slabs) == 1
-    split = choose_plan(problem, Budget(ram=in_ram.ram - 1, gpu=1000))
+    split = choose_plan(problem, Budget(ram_bytes=in_ram.ram_bytes - 1, gpu_bytes=1000))
     assert len(split.slabs) > 1
     assert split.extra_fraction > 0
 
 
 def test_the_smallest_plan_is_returned_if_none_fits():
-    smallest = choose_plan(make_problem(), Budget(ram=1000))
-    assert not smallest.fits(Budget(ram=1000))
-    assert choose_plan(make_problem(), Budget(ram=smallest.ram)) == smallest
+    smallest = choose_plan(make_problem(), Budget(ram_bytes=1000))
+    assert not smallest.fits(Budget(ram_bytes=1000))
+    assert choose_plan(make_problem(), Budget(ram_bytes=smallest.ram_bytes)) == smallest
 
 
 def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
@@ -89,5 +89,5 @@ def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
         window_bytes=GIB,  # logits and a small network
         held_bytes=5 * 384 * 384 * 256,
     )
-    assert choose_plan(problem, Budget(ram=2**40)).ram < 5 * GIB
-    assert choose_plan(problem, Budget(ram=3 * GIB)).fits(Budget(ram=3 * GIB))
+    assert choose_plan(problem, Budget(ram_bytes=2**40)).ram_bytes < 5 * GIB
+    assert choose_plan(problem, Budget(ram_bytes=3 * GIB)).fits(Budget(ram_bytes=3 * GIB))

@@ -79,7 +79,7 @@ def list_all_plans(grid, classes, batch_size=1):
         window_bytes=0,
         held_bytes=0,
     )
-    budget = Budget(ram=2**40)
+    budget = Budget(ram_bytes=2**40)
     return [*list_plans(problem, budget, split=False), *list_plans(problem, budget, split=True)]
 
 

@@ -36,8 +36,8 @@ class InferenceProblem:
 class Budget:
     """Available bytes."""
 
-    ram: int
-    gpu: int | None = None  # None: windows are computed on the CPU
+    ram_bytes: int
+    gpu_bytes: int | None = None  # None: windows are computed on the CPU
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class InferencePlan:
 
     slabs: tuple[Slab, ...]
     sums_in_ram: bool
-    ram: int
-    gpu: int  # 0 if windows are computed on the CPU
+    ram_bytes: int
+    gpu_bytes: int  # 0 if windows are computed on the CPU
     extra_fraction: float  # fraction of windows that are computed again because slabs overlap
 
     @property
@@ -65,7 +65,7 @@ class InferencePlan:
 
     def fits(self, budget: Budget) -> bool:
         """Return whether the plan fits the budget."""
-        return self.ram <= budget.ram and self.gpu <= (budget.gpu or 0)
+        return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
 
 
 def choose_plan(job: InferenceProblem, budget: Budget) -> InferencePlan:
@@ -81,11 +81,11 @@ def choose_plan(job: InferenceProblem, budget: Budget) -> InferencePlan:
     for plan in split:
         if plan.fits(budget):
             return plan
-    return min(unsplit + split, key=lambda plan: (plan.gpu, plan.ram))
+    return min(unsplit + split, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
 
 
 def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
-    return plan.windows, plan.sums_in_ram, plan.ram + plan.gpu
+    return plan.windows, plan.sums_in_ram, plan.ram_bytes + plan.gpu_bytes
 
 
 def list_plans(job: InferenceProblem, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
@@ -100,15 +100,15 @@ def list_plans(job: InferenceProblem, budget: Budget, *, split: bool) -> Iterato
         for count in range(2, len(starts) + 1) if split else (1,):
             slabs = tuple(_split_into_slabs(job, order, starts, count))
             windows = sum(len(slab.schedule.windows) for slab in slabs)
-            for sums_in_ram in (True,) if budget.gpu is None else (False, True):
+            for sums_in_ram in (True,) if budget.gpu_bytes is None else (False, True):
                 ram, gpu = _predict_bytes(
-                    job, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu is not None
+                    job, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu_bytes is not None
                 )
                 yield InferencePlan(
                     slabs=slabs,
                     sums_in_ram=sums_in_ram,
-                    ram=ram,
-                    gpu=gpu,
+                    ram_bytes=ram,
+                    gpu_bytes=gpu,
                     extra_fraction=windows / windows_once - 1,
                 )
 

@@ -92,6 +92,6 @@ def test_a_gpu_predicts_the_labels_of_a_cpu(ensemble, task, sums_in_ram):
     on_gpu = build_predictor(ensemble, "cuda", batch_size=2)
     prepared = on_gpu.prepare(task)
     assert not prepared.plan.sums_in_ram
-    assert prepared.plan.gpu > 0
+    assert prepared.plan.gpu_bytes > 0
     prepared = replace(prepared, plan=replace(prepared.plan, sums_in_ram=sums_in_ram))
     assert (predict(on_gpu, prepared) == expected).mean() > 0.99

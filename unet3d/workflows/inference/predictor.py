@@ -114,10 +114,10 @@ class Predictor:
         preprocessing_ram = estimate_preprocessing_cost(
             task.scan.files, self.ensemble.preprocessing
         ).ram
-        if preprocessing_ram > budget.ram:
+        if preprocessing_ram > budget.ram_bytes:
             raise DoesNotFitError(
                 f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
-                f"{format_bytes(budget.ram)} are available"
+                f"{format_bytes(budget.ram_bytes)} are available"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
         channels = self.ensemble.channels
@@ -143,9 +143,9 @@ class Predictor:
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget))
         postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
-        max_ram = max(preprocessing_ram, plan.ram, problem.held_bytes + postprocessing)
+        max_ram = max(preprocessing_ram, plan.ram_bytes, problem.held_bytes + postprocessing)
         forecast = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
-        forecast += f"{self.classes} classes: {describe_cost(replace(plan, ram=max_ram))}"
+        forecast += f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
         if task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
             forecast += f"; probabilities: {format_bytes(file)} on disk"
@@ -224,7 +224,7 @@ class Predictor:
             if prepared.plan.sums_in_ram:
                 raise
         torch.cuda.empty_cache()
-        budget = replace(self._budget(), gpu=self.window_bytes)  # none for the sums
+        budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
         plan = choose_plan(prepared.problem, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget))
@@ -238,8 +238,8 @@ class Predictor:
             free = get_available_bytes(torch.device("cpu"))
             ram = 2**62 if free is None else int(USABLE_FRACTION * free)
         if self.device.type != "cuda":
-            return Budget(ram=ram)
-        return Budget(ram=ram, gpu=int(USABLE_FRACTION * get_free_bytes(self.device)))
+            return Budget(ram_bytes=ram)
+        return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
 
 
 def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
@@ -260,9 +260,9 @@ def get_inference_fn(network: nn.Module, precision: Precision, device: torch.dev
 
 def describe_cost(plan: InferencePlan) -> str:
     """Say what a plan takes, and what it does to take less."""
-    cost = f"{format_bytes(plan.ram)} of RAM"
-    if plan.gpu:
-        cost = f"{format_bytes(plan.gpu)} on the GPU, {cost}"
+    cost = f"{format_bytes(plan.ram_bytes)} of RAM"
+    if plan.gpu_bytes:
+        cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
         cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
     if len(plan.slabs) > 1:
         cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f} % more windows"
@@ -271,9 +271,10 @@ def describe_cost(plan: InferencePlan) -> str:
 
 def explain_shortfall(smallest: InferencePlan, budget: Budget) -> str:
     """Say why not even the smallest plan fits."""
-    if smallest.gpu > (budget.gpu or 0):
+    if smallest.gpu_bytes > (budget.gpu_bytes or 0):
         return (
-            f"its windows need {format_bytes(smallest.gpu)} on the GPU, "
-            f"{format_bytes(budget.gpu or 0)} are free"
+            f"its windows need {format_bytes(smallest.gpu_bytes)} on the GPU, "
+            f"{format_bytes(budget.gpu_bytes or 0)} are free"
         )
-    return f"needs at least {describe_cost(smallest)}; {format_bytes(budget.ram)} are available"
+    available = format_bytes(budget.ram_bytes)
+    return f"needs at least {describe_cost(smallest)}; {available} are available"
