@@ -15,14 +15,14 @@ def read_names(folder, labels):
 def test_the_decathlon_maps_numbers_to_names(tmp_path):
     names = read_names(tmp_path, {"0": "background", "1": "liver", "2": "tumor"})
     assert names.classes == {"liver": (1,), "tumor": (2,)}
-    assert names.known == {0, 1, 2}
+    assert names.known_labels == {0, 1, 2}
     assert names.ignore_label is None
 
 
 def test_nnunet_maps_names_to_numbers_regions_and_the_ignore_label(tmp_path):
     names = read_names(tmp_path, {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3})
     assert names.classes == {"whole": (1, 2), "core": (2,)}
-    assert names.known == {0, 1, 2, 3}
+    assert names.known_labels == {0, 1, 2, 3}
     assert names.ignore_label == 3
 
 

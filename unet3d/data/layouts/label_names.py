@@ -14,7 +14,7 @@ class LabelNames:
     """Foreground classes and their labels; classes may overlap."""
 
     classes: Mapping[str, tuple[int, ...]]
-    known: frozenset[int] | None  # labels that a file may hold; None: any
+    known_labels: frozenset[int] | None  # labels that a file may hold; None: any
     ignore_label: int | None = None
 
     def __post_init__(self):
@@ -52,4 +52,4 @@ def find_label_names(folder: Path) -> LabelNames | None:
         raise UsageError(f"{file}: labels must name each class once; set classes=[background, ...]")
     ignore_label = dict(named).get("ignore", (None,))[0]
     known = frozenset(label for _, labels in named for label in labels) | {0}
-    return LabelNames(classes=classes, known=known, ignore_label=ignore_label)
+    return LabelNames(classes=classes, known_labels=known, ignore_label=ignore_label)

@@ -20,7 +20,7 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
         return names
     return LabelNames(
         classes=settings.regions,
-        known=None if names is None else names.known,
+        known_labels=None if names is None else names.known_labels,
         ignore_label=None if names is None else names.ignore_label,
     )
 
@@ -55,4 +55,4 @@ def resolve_tolerance(
 
 def _number_classes(classes: tuple[str, ...]) -> LabelNames:
     labels = {name: (label,) for label, name in enumerate(classes) if label > 0}
-    return LabelNames(classes=labels, known=frozenset(range(len(classes))))
+    return LabelNames(classes=labels, known_labels=frozenset(range(len(classes))))

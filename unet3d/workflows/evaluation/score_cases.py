@@ -125,7 +125,7 @@ class Evaluation:
     def check_labels(self, file: Path, volume: np.ndarray) -> set[int]:
         """Return the labels of a volume; refuse labels that are not classes."""
         labels = set(find_labels(volume)) - {self.ignore_label}
-        known = self.names.known if self.names else None
+        known = self.names.known_labels if self.names else None
         if self.names is None and len(labels) > MAX_LABELS:
             raise UsageError(f"{file} holds {len(labels)} different values: is it an image?")
         unknown = sorted(c for c in labels if c < 0 or (known is not None and c not in known))

@@ -136,7 +136,7 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         without_reference=[],
         names=LabelNames(
             classes=regions or classes,
-            known=frozenset(range(len(ensemble.classes))),
+            known_labels=frozenset(range(len(ensemble.classes))),
             ignore_label=run.facts.ignore_label,
         ),
         ignore_label=run.facts.ignore_label,
