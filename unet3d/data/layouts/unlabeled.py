@@ -21,7 +21,7 @@ class ScanFiles:
     files: tuple[Path, ...]
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         """Return the first file's suffix: .nii or .nii.gz."""
         return split_nifti_suffix(self.files[0])[1]
 

@@ -110,7 +110,7 @@ def plan_outputs(
     return [
         ScanTask(
             scan=scan,
-            labels=output if is_file else folder / f"{scan.name}{scan.ending}",
+            labels=output if is_file else folder / f"{scan.name}{scan.suffix}",
             probabilities=folder / "probabilities" / f"{scan.name}.nii" if probabilities else None,
         )
         for scan in scans
