@@ -71,7 +71,7 @@ def test_every_kind_of_error_in_a_dataset_is_found_in_one_pass(check, tmp_path, 
     assert check("format=json") == 1
     captured = json.loads(capsys.readouterr().out)["faults"]
     for case, file, message in expected:
-        mine = [f["what"] for f in captured if (f["case"], f["file"]) == (case, str(file))]
+        mine = [f["message"] for f in captured if (f["case"], f["file"]) == (case, str(file))]
         assert re.search(message, " ".join(mine)), (case, message)
     assert check() == 1
     assert not [line for line in capsys.readouterr().out.splitlines() if line == "case_00"]
@@ -111,7 +111,7 @@ def test_the_report_can_be_json_in_a_file(check, tmp_path, capsys):
     assert captured["cases"] == 3
     assert [fault["case"] for fault in captured["faults"]] == ["case_01", "case_01", "case_02"]
     assert captured["faults"][2]["file"].endswith("imagesTr/case_02.nii.gz")
-    assert all(fault["what"] and fault["do"] for fault in captured["faults"])
+    assert all(fault["message"] and fault["advice"] for fault in captured["faults"])
 
 
 def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, capsys):

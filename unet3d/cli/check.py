@@ -30,7 +30,7 @@ def format_check_report(report: DatasetReport) -> str:
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
     summary = [f"{cases}, {findings}", report.summary]
-    summary += [f"hint: {hint.what}\n    -> {hint.do}" for hint in report.hints]
+    summary += [f"hint: {hint.message}\n    -> {hint.advice}" for hint in report.hints]
     ordered = sorted(report.findings, key=lambda finding: finding.case or "")
     blocks = [
         format_case_findings(case, list(group), report.root)
@@ -44,7 +44,7 @@ def format_case_findings(case: str | None, findings: Sequence[Finding], root: Pa
     lines = [case or "the dataset"]
     for finding in findings:
         file = "" if finding.file is None else f"{relative_path(finding.file, root)} "
-        lines += [f"  {file}{finding.what}", f"    -> {finding.do}"]
+        lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
     return "\n".join([*lines, ""])
 
 
@@ -54,12 +54,12 @@ def check_report_to_json(report: DatasetReport) -> str:
         {
             "case": finding.case,
             "file": None if finding.file is None else str(finding.file),
-            "what": finding.what,
-            "do": finding.do,
+            "message": finding.message,
+            "advice": finding.advice,
         }
         for finding in report.findings
     ]
-    hints = [{"what": hint.what, "do": hint.do} for hint in report.hints]
+    hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
     content = {"cases": len(report.cases), "about": report.summary, "faults": findings}
     return json.dumps(content | {"hints": hints})
 

@@ -20,15 +20,15 @@ class Finding:
     """A problem in a dataset and how to fix it."""
 
     case: str | None  # None: a problem of the dataset, not of a case
-    file: Path | None  # None: `what` names the file, or several files are involved
-    what: str
-    do: str
-    hint: bool = False  # advice, not a problem
+    file: Path | None  # None: `message` names the file, or several files are involved
+    message: str
+    advice: str
+    is_hint: bool = False  # a suggestion, not a problem
 
-    def message(self) -> str:
+    def describe(self) -> str:
         """Return the case, the file and the problem in one line."""
         file = "" if self.file is None else f"{self.file} "
-        return f"{self.case or 'dataset'}: {file}{' '.join(self.what.split())}"
+        return f"{self.case or 'dataset'}: {file}{' '.join(self.message.split())}"
 
 
 class InvalidDatasetError(UsageError):
@@ -40,7 +40,7 @@ class InvalidDatasetError(UsageError):
             f"{count_findings(findings)}; run unet3d check for how to fix them, or set "
             "data.invalid_cases=skip to skip these cases"
         ]
-        lines += [f"  {finding.message()}" for finding in findings[:MAX_LISTED]]
+        lines += [f"  {finding.describe()}" for finding in findings[:MAX_LISTED]]
         if len(findings) > MAX_LISTED:
             lines.append(f"  and {len(findings) - MAX_LISTED} more")
         super().__init__("\n".join(lines))
@@ -49,7 +49,7 @@ class InvalidDatasetError(UsageError):
 def count_findings(findings: Sequence[Finding]) -> str:
     """Describe the number of problems and of affected cases.
 
-    >>> count_findings([Finding(case="a", file=None, what="is empty", do="")])
+    >>> count_findings([Finding(case="a", file=None, message="is empty", advice="")])
     '1 problem in 1 case'
     """
     cases = len({finding.case for finding in findings} - {None})
@@ -69,8 +69,8 @@ def collect_findings(
         try:
             work(item)
         except UsageError as error:
-            do = "fix the file or remove the case"
-            return Finding(case=case, file=None, what=str(error), do=do)
+            advice = "fix the file or remove the case"
+            return Finding(case=case, file=None, message=str(error), advice=advice)
         return None
 
     findings = [finding for finding in pool.map(try_item, items, cases) if finding]

@@ -53,8 +53,8 @@ def check_dataset(settings: CheckSettings, progress: Callable[[int, int], None])
     return DatasetReport(
         root=data.root,
         cases=cases,
-        findings=[finding for finding in findings if not finding.hint],
-        hints=[finding for finding in findings if finding.hint],
+        findings=[finding for finding in findings if not finding.is_hint],
+        hints=[finding for finding in findings if finding.is_hint],
         summary=f"{describe_extent(cases)}; {names}",
         groups=groups,
     )

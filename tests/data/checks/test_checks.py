@@ -32,7 +32,9 @@ def edit_json(root, change):
 
 
 def select(findings, case, file, pattern):
-    return [f for f in findings if (f.case, f.file) == (case, file) and re.search(pattern, f.what)]
+    return [
+        f for f in findings if (f.case, f.file) == (case, file) and re.search(pattern, f.message)
+    ]
 
 
 def test_a_valid_dataset_has_no_findings(tmp_path):
@@ -45,8 +47,8 @@ def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, fault
     findings = find_all(tmp_path)
     assert select(findings, *expected)
     assert {f.case for f in findings} == {"case_01"}
-    assert all(f.do for f in findings)
-    assert len(findings) == len({(f.file, f.what) for f in findings}) <= 3
+    assert all(f.advice for f in findings)
+    assert len(findings) == len({(f.file, f.message) for f in findings}) <= 3
 
 
 def test_many_problems_are_all_reported_at_once(tmp_path):
@@ -58,19 +60,19 @@ def test_many_problems_are_all_reported_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "what"),
+    ("entry", "message"),
     [
         ({"image": "./imagesTr/case_01.nii.gz"}, "has the invalid entry {'image'"),
         ("./imagesTr/case_01.nii.gz", "has the invalid entry './images"),
         ({"image": 5, "label": None}, "has the invalid entry"),
     ],
 )
-def test_an_invalid_entry_is_reported_and_other_cases_are_still_checked(tmp_path, entry, what):
+def test_an_invalid_entry_is_reported_and_other_cases_are_still_checked(tmp_path, entry, message):
     decathlon(tmp_path, 3)
     spoil(tmp_path, "case_02", "NaN")
     edit_json(tmp_path, lambda content: content["training"].__setitem__(1, entry))
     findings = find_all(tmp_path)
-    assert select(findings, "training[1]", tmp_path / "dataset.json", re.escape(what))
+    assert select(findings, "training[1]", tmp_path / "dataset.json", re.escape(message))
     assert select(findings, "case_02", tmp_path / "imagesTr" / "case_02.nii.gz", "NaN")
 
 
@@ -97,7 +99,7 @@ def test_a_file_that_is_listed_twice_is_reported(tmp_path):
 def test_a_class_that_never_occurs_is_reported(tmp_path):
     decathlon(tmp_path, 3)
     edit_json(tmp_path, lambda content: content["labels"].update({"3": "side"}))
-    assert [f.what for f in find_all(tmp_path)] == ["class 3 (side) occurs in no label"]
+    assert [f.message for f in find_all(tmp_path)] == ["class 3 (side) occurs in no label"]
 
 
 def test_rounding_differences_of_headers_are_tolerated(tmp_path):
@@ -113,8 +115,8 @@ def test_channels_with_different_grids_are_reported(tmp_path):
     second = save(tmp_path / "second.nii.gz", image(9), shift_affine(AFFINE, 1))
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
     findings = check_headers([both], channels=2)
-    assert [(f.file, f.what[:23]) for f in findings] == [(second, "is offset by up to 1 mm")]
-    assert "2 channels in total" in check_headers([both], channels=1)[0].what
+    assert [(f.file, f.message[:23]) for f in findings] == [(second, "is offset by up to 1 mm")]
+    assert "2 channels in total" in check_headers([both], channels=1)[0].message
 
 
 def test_a_constant_channel_of_several_is_reported(tmp_path):
@@ -122,7 +124,7 @@ def test_a_constant_channel_of_several_is_reported(tmp_path):
     array = image(0, (*SIZE, 2))
     array[..., 1] = 0
     save(tmp_path / "imagesTr" / "case_00.nii.gz", array)
-    assert "channel 1 is 0 everywhere" in [f.what for f in find_all(tmp_path)]
+    assert "channel 1 is 0 everywhere" in [f.message for f in find_all(tmp_path)]
 
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])

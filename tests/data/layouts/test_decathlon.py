@@ -55,7 +55,7 @@ def test_one_file_may_hold_several_channels(tmp_path):
     source = Decathlon(str(tmp_path))
     assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
     findings = check_headers(source.cases(), channels=4)
-    assert [(f.case, f.what) for f in findings] == [
+    assert [(f.case, f.message) for f in findings] == [
         ("case_01", "has shape 12 x 10 x 8: 1 channels in total, but the dataset names 4")
     ]
     settings = Preprocessing(num_classes=3, normalize=("none",))

@@ -52,7 +52,7 @@ def test_missing_files_are_reported_for_each_case(tmp_path):
     for file in missing:
         file.unlink()
     findings = check_headers(source.cases(), channels=2)
-    assert [(f.case, f.file, f.what) for f in findings] == [
+    assert [(f.case, f.file, f.message) for f in findings] == [
         (name, file, "is missing")
         for name, file in zip(["case_00", "case_01", "case_01", "case_02"], missing, strict=True)
     ]
@@ -68,8 +68,8 @@ def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
     ]
     findings = source.find_problems()
     assert [f.file for f in findings] == [*unexpected, tmp_path / "dataset.json"]
-    assert "channel 0000..0001" in findings[0].what
-    assert "numTraining 4, but has 3 cases" in findings[-1].what
+    assert "channel 0000..0001" in findings[0].message
+    assert "numTraining 4, but has 3 cases" in findings[-1].message
     assert {f.case for f in findings} == {None}
 
 

@@ -45,8 +45,10 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
     users: dict[str, str] = {}
     for case in cases:
         if case.name in names:
-            do = "give the cases unique names: folds and predictions refer to names"
-            yield Finding(case=case.name, file=None, what="two cases have this name", do=do)
+            advice = "give the cases unique names: folds and predictions refer to names"
+            yield Finding(
+                case=case.name, file=None, message="two cases have this name", advice=advice
+            )
         names.add(case.name)
         for file in (*case.images, case.label):
             user = users.setdefault(os.path.realpath(file), case.name)
@@ -54,8 +56,8 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
                 yield Finding(
                     case=case.name,
                     file=file,
-                    what=f"is listed twice, first for {user}",
-                    do="list the correct file, or remove the case",
+                    message=f"is listed twice, first for {user}",
+                    advice="list the correct file, or remove the case",
                 )
 
 
@@ -68,8 +70,8 @@ def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
         except UnreadableFileError as error:
             yield make_unreadable_finding(case, file, error)
             continue
-        for what, do in check_single_header(header, is_label=file == case.label):
-            yield Finding(case=case.name, file=file, what=what, do=do)
+        for message, advice in check_single_header(header, is_label=file == case.label):
+            yield Finding(case=case.name, file=file, message=message, advice=advice)
         if is_3d(header):
             headers[file] = header
     images = [headers[file] for file in case.images if file in headers]
@@ -79,8 +81,9 @@ def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
         yield Finding(
             case=case.name,
             file=case.images[0],
-            what=f"has shape {shape}: {total} channels in total, but the dataset names {channels}",
-            do="keep only the channels that the dataset names, or correct its description",
+            message=f"has shape {shape}: {total} channels in total, but the dataset names "
+            f"{channels}",
+            advice="keep only the channels that the dataset names, or correct its description",
         )
     if not images:
         return
@@ -88,14 +91,16 @@ def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
     for file, header in headers.items():
         if file != first:
             name = "its image" if file == case.label else first.name
-            for what, do in check_alignment(header, headers[first], name):
-                yield Finding(case=case.name, file=file, what=what, do=do)
+            for message, advice in check_alignment(header, headers[first], name):
+                yield Finding(case=case.name, file=file, message=message, advice=advice)
 
 
 def make_unreadable_finding(case: Case, file: Path, error: UnreadableFileError) -> Finding:
     """Build the finding for a file that is missing or corrupted."""
-    do = "add it" if str(error) == "is missing" else "copy or download it again"
-    return Finding(case=case.name, file=file, what=str(error), do=f"{do}, or remove the case")
+    advice = "add it" if str(error) == "is missing" else "copy or download it again"
+    return Finding(
+        case=case.name, file=file, message=str(error), advice=f"{advice}, or remove the case"
+    )
 
 
 def check_single_header(header: Header, *, is_label: bool) -> Iterator[tuple[str, str]]:
@@ -110,12 +115,12 @@ def check_single_header(header: Header, *, is_label: bool) -> Iterator[tuple[str
             "save only the volume that is meant",
         )
     elif min(shape[:3]) < MIN_SIZE:
-        do = "check whether its axes are mixed up, or remove the case"
-        yield f"has only {format_sizes(shape)} voxels", do
+        advice = "check whether its axes are mixed up, or remove the case"
+        yield f"has only {format_sizes(shape)} voxels", advice
     low, high = SPACING_RANGE_MM
     if not all(low <= size <= high for size in header.pixdim):
-        do = "write the true voxel size in mm to pixdim"
-        yield f"has the spacing {format_sizes(header.pixdim)} mm in its header", do
+        advice = "write the true voxel size in mm to pixdim"
+        yield f"has the spacing {format_sizes(header.pixdim)} mm in its header", advice
     if not has_valid_affine(header):
         yield (
             f"has the invalid affine {format_affine(header.affine)}",

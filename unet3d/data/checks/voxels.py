@@ -63,15 +63,17 @@ def check_voxels(
             for file, digest in result.digests.items():
                 name, twin = first_users.setdefault(digest, (case.name, file))
                 if os.path.realpath(twin) != os.path.realpath(file):
-                    what = f"holds the same voxels as {twin.name} of {name}"
-                    do = "replace it with the correct file, or remove one of the cases"
-                    findings.append(Finding(case=case.name, file=file, what=what, do=do))
+                    message = f"holds the same voxels as {twin.name} of {name}"
+                    advice = "replace it with the correct file, or remove one of the cases"
+                    findings.append(
+                        Finding(case=case.name, file=file, message=message, advice=advice)
+                    )
             progress(done, len(cases))
     for number, name in enumerate(classes):
         if present and number not in present:
-            what = f"class {number} ({name}) occurs in no label"
-            do = "remove it from the classes, or check the numbering of the labels"
-            findings.append(Finding(case=None, file=None, what=what, do=do))
+            message = f"class {number} ({name}) occurs in no label"
+            advice = "remove it from the classes, or check the numbering of the labels"
+            findings.append(Finding(case=None, file=None, message=message, advice=advice))
     if borders:
         findings.append(make_border_hint(borders, len(cases)))
     return findings
@@ -94,9 +96,9 @@ def make_border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Find
     """Build the hint for volumes whose border is constant but not data.background."""
     values = [value for case in borders.values() for value in case]
     span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
-    what = f"{len(borders)} of {cases} cases have a constant border that is not data.background"
-    do = "set data.background=auto to exclude it from cropping and normalization"
-    return Finding(case=None, file=None, what=f"{what}: {span}", do=do, hint=True)
+    message = f"{len(borders)} of {cases} cases have a constant border that is not data.background"
+    advice = "set data.background=auto to exclude it from cropping and normalization"
+    return Finding(case=None, file=None, message=f"{message}: {span}", advice=advice, is_hint=True)
 
 
 def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> CaseVoxels:
@@ -117,7 +119,8 @@ def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> 
             result.findings.append(make_unreadable_finding(case, file, error))
             continue
         result.findings.extend(
-            Finding(case=case.name, file=file, what=what, do=do) for what, do in problems
+            Finding(case=case.name, file=file, message=message, advice=advice)
+            for message, advice in problems
         )
         if digest is not None:
             result.digests[file] = digest
@@ -149,12 +152,12 @@ def check_image_voxels(
             high[channel] = max(high[channel], values.max())
     problems = []
     if not_finite:
-        do = "replace them with finite values, or remove the case"
-        problems.append((f"holds NaN or infinity in {not_finite:,} of {total:,} voxels", do))
+        advice = "replace them with finite values, or remove the case"
+        problems.append((f"holds NaN or infinity in {not_finite:,} of {total:,} voxels", advice))
     for channel in np.flatnonzero(low == high):
         prefix = f"channel {channel} " if header.num_channels > 1 else ""
-        what = f"{prefix}is {low[channel]:g} everywhere"
-        problems.append((what, "replace it with the correct file, or remove the case"))
+        message = f"{prefix}is {low[channel]:g} everywhere"
+        problems.append((message, "replace it with the correct file, or remove the case"))
     is_constant = bool((low >= high).all())
     border_values = [border.value for border in borders]
     return problems, None if is_constant else digest.digest(), border_values
@@ -181,14 +184,14 @@ def check_label_voxels(
         problems.append(("holds NaN or infinity", "replace them with labels"))
     if not is_integer.all():
         fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
-        do = "annotate again, or resample without interpolating between labels"
-        problems.append((f"holds {fractional}: labels must be integers", do))
+        advice = "annotate again, or resample without interpolating between labels"
+        problems.append((f"holds {fractional}: labels must be integers", advice))
     if unknown:
         ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
-        what = f"holds {join_first(list(map(str, unknown)))}"
+        message = f"holds {join_first(list(map(str, unknown)))}"
         problems.append(
             (
-                f"{what}: labels must be 0..{classes - 1}{ignored}",
+                f"{message}: labels must be 0..{classes - 1}{ignored}",
                 "correct the label, the classes, or data.ignore_label",
             )
         )

@@ -57,15 +57,15 @@ def is_printable(name: str) -> bool:
     return not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
 
 
-def find_unlisted_files(root: Path, cases: Iterable[Case], what: str) -> list[Finding]:
+def find_unlisted_files(root: Path, cases: Iterable[Case], message: str) -> list[Finding]:
     """Find volumes in imagesTr and labelsTr that belong to no case."""
     listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
     return [
         Finding(
             case=None,
             file=file,
-            what=what,
-            do="add it to the dataset, or move it out of the folder",
+            message=message,
+            advice="add it to the dataset, or move it out of the folder",
         )
         for folder in ("imagesTr", "labelsTr")
         for file in list_volumes(root / folder)
@@ -82,7 +82,7 @@ def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[
         Finding(
             case=None,
             file=root / "dataset.json",
-            what=f"declares numTraining {declared!r}, but has {cases} cases",
-            do="correct numTraining, or add the missing cases",
+            message=f"declares numTraining {declared!r}, but has {cases} cases",
+            advice="correct numTraining, or add the missing cases",
         )
     ]

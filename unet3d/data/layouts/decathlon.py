@@ -53,8 +53,8 @@ class Decathlon:
             Finding(
                 case=f"training[{n}]",
                 file=self.root / "dataset.json",
-                what=f"has the invalid entry {entry!r}",
-                do="give the entry an image and a label, or remove it",
+                message=f"has the invalid entry {entry!r}",
+                advice="give the entry an image and a label, or remove it",
             )
             for n, entry in enumerate(self._get_entries())
             if self._parse_entry(entry) is None

@@ -102,7 +102,7 @@ def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> s
 def find_likely_groups(names: Sequence[str]) -> Finding | None:
     r"""Return a hint if case names look like several scans per patient.
 
-    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).do
+    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).advice
     "set data.group_by='(.+)_frame\\d+' to keep the scans of a patient in one fold"
     """
     for suffix in (rf"[-_]?(?:{SCAN_WORDS})[-_]?\d*", r"[-_]\d{1,3}"):
@@ -125,9 +125,9 @@ def find_likely_groups(names: Sequence[str]) -> Finding | None:
         return Finding(
             case=None,
             file=None,
-            what=f"{len(names)} cases look like scans of {len(scans)} patients, "
+            message=f"{len(names)} cases look like scans of {len(scans)} patients, "
             f"for example {one} and {other}",
-            do=f"set data.group_by='(.+){pattern}' to keep the scans of a patient in one fold",
-            hint=True,
+            advice=f"set data.group_by='(.+){pattern}' to keep the scans of a patient in one fold",
+            is_hint=True,
         )
     return None

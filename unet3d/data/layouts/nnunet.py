@@ -89,11 +89,11 @@ class NnUnet:
         """Find files that are not a channel of a case, and a wrong numTraining."""
         cases = self.cases()
         channels = len(cases[0].images)
-        what = (
+        message = (
             f"is not <case>_NNNN{self._get_file_ending()} with a channel 0000..{channels - 1:04d}"
         )
         return [
-            *find_unlisted_files(self.root, cases, what),
+            *find_unlisted_files(self.root, cases, message),
             *check_num_training(self.content, len(cases), self.root),
         ]
 

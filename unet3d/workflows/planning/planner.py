@@ -82,7 +82,7 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetSummary:
         fingerprints=fingerprints,
         classes=facts.classes,
         channels=facts.channels,
-        skipped=[finding.message() for finding in usable.skipped],
+        skipped=[finding.describe() for finding in usable.skipped],
     )
 
 

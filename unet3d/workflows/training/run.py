@@ -148,7 +148,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(run.facts.classes)}",
-        *(f"skipped: {finding.message()}" for finding in data.skipped),
+        *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
         *run.health.absent,
         f"run: {run.folder}",
@@ -168,7 +168,7 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "steps": run.trainer.global_step,
         "skipped_steps": run.module.nonfinite_guard.skipped,
         "parameters": count_parameters(run.module.model),
-        "skipped_cases": [finding.message() for finding in run.data.skipped],
+        "skipped_cases": [finding.describe() for finding in run.data.skipped],
         "warnings": run.health.warnings(done=finished),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.memory.summary(),
