@@ -69,7 +69,7 @@ def test_every_kind_of_error_in_a_dataset_is_found_in_one_pass(check, tmp_path, 
     decathlon(tmp_path, len(FAULTS) + 2)
     expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
     assert check("format=json") == 1
-    captured = json.loads(capsys.readouterr().out)["faults"]
+    captured = json.loads(capsys.readouterr().out)["errors"]
     for case, file, message in expected:
         mine = [f["message"] for f in captured if (f["case"], f["file"]) == (case, str(file))]
         assert re.search(message, " ".join(mine)), (case, message)
@@ -105,13 +105,13 @@ def test_only_headers_are_read_on_request(check, tmp_path, capsys):
 
 def test_the_report_can_be_json_in_a_file(check, tmp_path, capsys):
     faulty(tmp_path)
-    assert check("format=json", "output=faults.json") == 1
+    assert check("format=json", "output=errors.json") == 1
     assert not capsys.readouterr().out
-    captured = json.loads((tmp_path / "faults.json").read_text())
+    captured = json.loads((tmp_path / "errors.json").read_text())
     assert captured["cases"] == 3
-    assert [fault["case"] for fault in captured["faults"]] == ["case_01", "case_01", "case_02"]
-    assert captured["faults"][2]["file"].endswith("imagesTr/case_02.nii.gz")
-    assert all(fault["message"] and fault["advice"] for fault in captured["faults"])
+    assert [error["case"] for error in captured["errors"]] == ["case_01", "case_01", "case_02"]
+    assert captured["errors"][2]["file"].endswith("imagesTr/case_02.nii.gz")
+    assert all(error["message"] and error["advice"] for error in captured["errors"])
 
 
 def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, capsys):
@@ -136,7 +136,7 @@ def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, c
         (["workers=two"], "workers must be an int >= 1"),
         (["format=png"], "format must be one of table, json"),
         (["read_voxels=maybe"], "read_voxels must be bool"),
-        (["output=/nowhere/faults.txt"], "/nowhere/faults.txt"),
+        (["output=/nowhere/errors.txt"], "/nowhere/errors.txt"),
         (["wrokers=1"], "did you mean workers?"),
     ],
 )

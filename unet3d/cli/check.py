@@ -60,7 +60,7 @@ def check_report_to_json(report: DatasetReport) -> str:
         for finding in report.findings
     ]
     hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
-    content = {"cases": len(report.cases), "about": report.summary, "faults": findings}
+    content = {"cases": len(report.cases), "about": report.summary, "errors": findings}
     return json.dumps(content | {"hints": hints})
 
 
