@@ -106,7 +106,7 @@ def time_hooks(scratch: Path, steps: int) -> dict[str, Any]:
         for method in ("begin", "check_loss", "check_gradients", "finish", "end_step"):
             time_calls(run.module.nonfinite_guard, method, seconds)
         fit_model(run, None, signals)
-    total = sum(run.timing.seconds)
+    total = sum(run.callbacks.timing.seconds)
     shares = {name: value / total for name, value in seconds.items()}
     shares["LastCheckpoint, writing"] = last.save_seconds / max(
         last.every_seconds, last.save_seconds / 0.01
@@ -117,7 +117,7 @@ def time_hooks(scratch: Path, steps: int) -> dict[str, Any]:
         "share_of_finite_steps": round(sum(guard.values()), 5),
         "shares": {name: round(value, 6) for name, value in sorted(shares.items())},
         "checkpoint_seconds": round(last.save_seconds, 4),
-        "median_step_seconds": round(median(run.timing.seconds), 4),
+        "median_step_seconds": round(median(run.callbacks.timing.seconds), 4),
         "steps": steps,
         "note": "NonFiniteGuard.check_gradients includes the norm of the gradients, which "
         "clipping needs anyway",

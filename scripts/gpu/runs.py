@@ -135,8 +135,8 @@ def time_steps(
     run = build_training(parse_training(compose_config(words, "train")), folder)
     change(run)
     run.trainer.fit(run.module, run.train_loader)
-    memory = run.memory.peak
-    return run.timing.summary() | {"peak": None if memory is None else memory.known()}
+    memory = run.callbacks.memory.peak
+    return run.callbacks.timing.summary() | {"peak": None if memory is None else memory.known()}
 
 
 def remove_callbacks(run: TrainingRun, kinds: tuple[type[Callback], ...]) -> None:

@@ -229,7 +229,7 @@ def test_a_raised_limit_cancels_the_pending_last_validation(composed, tmp_path):
     longer = composed(*LONG, "trainer.max_steps=9", "resume=auto")
     run, done = train(longer, tmp_path)
     assert done
-    assert (run.resume_state.epoch, run.resume_state.batch) == (2, 3)
+    assert (run.callbacks.resume_state.epoch, run.callbacks.resume_state.batch) == (2, 3)
     assert [step for step, _ in read_results(tmp_path)[1]["val/dice"]] == [2, 5, 8]
 
 

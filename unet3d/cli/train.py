@@ -96,13 +96,13 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
             unwritten = run.list_unwritten_checkpoints()
             unwritten += try_write_report(report, path) if is_main else []
             if not finished:
-                run.dashboard.finish({}, 0)
+                run.callbacks.dashboard.finish({}, 0)
     if not is_main:
         return 0
     if should_evaluate(run) and not unwritten:
         report["evaluation"] = evaluate_best_checkpoint(run, log=print)
         unwritten = try_write_report(report, path)
-    run.dashboard.finish(run_report.select_headline_metrics(report), report["steps"])
+    run.callbacks.dashboard.finish(run_report.select_headline_metrics(report), report["steps"])
     print("\n" + run_report.format_report_table(report))
     if unwritten:
         raise RunError("; ".join(unwritten))

@@ -36,4 +36,4 @@ def test_on_a_gpu_the_next_batch_is_prefetched(composed, tmp_path, num_workers):
     )
     assert [c for c in run.trainer.callbacks if isinstance(c, Prefetch)]
     train(run)
-    assert all(0 <= share < 1 for share in run.timing.shares[1:])
+    assert all(0 <= share < 1 for share in run.callbacks.timing.shares[1:])

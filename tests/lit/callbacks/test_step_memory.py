@@ -22,7 +22,7 @@ class RecordMetrics(pl.Callback):
 def train(composed, tmp_path, *overrides, before_step=None, meter=None):
     run = build_training(composed(*overrides), tmp_path)
     if meter is not None:
-        run.memory.meter = meter
+        run.callbacks.memory.meter = meter
     logged = RecordMetrics()
     run.trainer.callbacks.append(logged)
     if before_step is not None:
@@ -63,7 +63,7 @@ def test_forward_backward_and_optimizer_are_measured_separately(composed, tmp_pa
     tags = [f"memory/{p}_peak_allocated_mib" for p in ("forward", "backward", "optimizer")]
     assert [steps[0][tag] for tag in tags] == [1, 2, 3]
     assert steps[0]["memory/step_peak_allocated_mib"] == 3
-    assert run.memory.first["backward"].allocated == 2 * MIB
+    assert run.callbacks.memory.first["backward"].allocated == 2 * MIB
 
 
 def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_path):
@@ -75,15 +75,15 @@ def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_p
         "trainer.max_steps=1",
         meter=CountingMeter(),
     )
-    peaks = {phase: record.allocated // MIB for phase, record in run.memory.first.items()}
+    peaks = {phase: record.allocated // MIB for phase, record in run.callbacks.memory.first.items()}
     assert peaks == {"forward": 3, "backward": 4, "optimizer": 5}
 
 
 def test_first_step_steady_steps_and_validation_are_reported_separately(composed, tmp_path):
     run = build_training(composed("trainer.max_steps=3"), tmp_path)
-    run.memory.meter = CountingMeter()
+    run.callbacks.memory.meter = CountingMeter()
     run.trainer.fit(run.module, run.train_loader, run.val_loader)
-    summary = run.memory.summary()
+    summary = run.callbacks.memory.summary()
     assert set(summary) == {"first_step", "steady_step", "validation"}
     assert summary["steady_step"]["allocated"] > summary["first_step"]["allocated"]
     assert set(summary["steady_step"]["phases"]) == {"forward", "backward", "optimizer"}
@@ -100,7 +100,7 @@ def test_measuring_takes_less_than_one_percent_of_a_step(composed, tmp_path):
         meter.start(cpu)
         meter.read(cpu)
     seconds = (time.perf_counter() - start) / 200
-    assert 3 * seconds < 0.01 * max(run.timing.summary()["median_step_seconds"], 0.05)
+    assert 3 * seconds < 0.01 * max(run.callbacks.timing.summary()["median_step_seconds"], 0.05)
 
 
 @pytest.mark.gpu
@@ -109,5 +109,5 @@ def test_on_a_gpu_the_step_peak_comes_from_the_allocator(composed, tmp_path):
         composed, tmp_path, "trainer.accelerator=gpu", "trainer.max_steps=3", "fold=none"
     )
     assert steps[2]["memory/step_peak_allocated_mib"] > 0
-    assert run.memory.peak.reserved >= run.memory.peak.allocated
-    assert isinstance(run.memory, StepMemory)
+    assert run.callbacks.memory.peak.reserved >= run.callbacks.memory.peak.allocated
+    assert isinstance(run.callbacks.memory, StepMemory)

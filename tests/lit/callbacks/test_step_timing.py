@@ -25,7 +25,7 @@ def train(composed, folder, *overrides, augment=None):
     if augment is not None:
         run.train_loader.patches.augment = augment
     run.trainer.fit(run.module, run.train_loader)
-    return run.timing
+    return run.callbacks.timing
 
 
 def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):

@@ -170,6 +170,6 @@ def test_a_class_that_no_case_has_is_reported_before_the_first_step_and_as_a_war
     base = [word for word in small if "source" not in word and "data.root" not in word]
     overrides = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
     run = build_training(composed(*overrides, base=base), tmp_path)
-    (sentence,) = run.health.warnings(done=False)
+    (sentence,) = run.callbacks.health.warnings(done=False)
     assert sentence.startswith("no case has class_3, so it cannot be learned")
     assert f"\n{sentence}\n" in summarize_run(run)

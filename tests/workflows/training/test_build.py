@@ -8,9 +8,9 @@ from unet3d.workflows.training.build import (
     build_training,
     describe_strategy,
     make_config_record,
-    select_hparams,
     set_tf32,
 )
+from unet3d.workflows.training.callbacks import select_hparams
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -11,41 +11,22 @@ from torch.utils.data import DataLoader
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import read_classes
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
-from unet3d.lit.callbacks.dashboard import Dashboard
-from unet3d.lit.callbacks.images import CaseImages
-from unet3d.lit.callbacks.lr import LRSchedule
-from unet3d.lit.callbacks.preemption import Preemption, SignalListener
-from unet3d.lit.callbacks.prefetch import Prefetch
-from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
-from unet3d.lit.callbacks.resume_state import ResumeState
-from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.callbacks.step_timing import StepSpeed
-from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.machine.distributed_env import Ranks
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.peak import PeakMeter
-from unet3d.report.diagnosis import find_absent_classes
-from unet3d.report.run_comparison import HIDDEN_KEYS
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.estimate import UntraceableError, make_figure_title, trace_step
+from unet3d.workflows.memory.estimate import UntraceableError, trace_step
 from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
-from unet3d.workflows.shared.dataset import (
-    build_source,
-    get_network_sizes,
-    resolve_dataset,
-)
+from unet3d.workflows.shared.dataset import build_source, get_network_sizes, resolve_dataset
+from unet3d.workflows.training.callbacks import build_callbacks
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
 from unet3d.workflows.training.module import build_module, make_metadata
 from unet3d.workflows.training.output_bias import initialize_output_bias
 from unet3d.workflows.training.preflight import enforce_requirements, find_problems
-from unet3d.workflows.training.remedies import suggest_remedies
 from unet3d.workflows.training.run import TrainingRun
 from unet3d.workflows.training.trainer import build_trainer
 
@@ -103,41 +84,20 @@ def build_training(
     bias_notes = initialize_output_bias(module.model, settings, facts, train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, device, data.validation)
 
-    # Callbacks, in the order in which Lightning calls them.
-    limits = StoppingLimits(
-        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+    # What watches the run, saves it and stops it.
+    callbacks = build_callbacks(
+        settings,
+        config=config,
+        folder=folder,
+        device=device,
+        class_names=facts.classes,
+        data=data,
+        spacing_mm=spacing_mm,
+        module=module,
+        train_loader=train_loader,
+        estimate=estimate,
+        signals=signals,
     )
-    memory = StepMemory(PeakMeter(), None if estimate is None else estimate.peak)
-    timing = StepSpeed(settings.data.num_workers)
-    hparams = select_hparams(settings, config)
-    dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
-    absent = find_absent_classes(
-        module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
-    )
-    health = TrainingHealth(limits, suggest_remedies(settings), absent)
-    resume_state = ResumeState(train_loader, limits, seed=settings.seed)
-    checkpoints = folder / "checkpoints"
-    last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
-    progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
-    callbacks = [
-        LRSchedule(settings.scheduler(), limits),
-        memory,
-        timing,
-        *([Prefetch(train_loader)] if device == "cuda" else []),
-        CaseImages(
-            class_names=facts.classes,
-            orientation=data.preprocessing.orientation,
-            spacing_mm=spacing_mm,
-        ),
-        dashboard,
-        health,
-        limits,
-        resume_state,
-        *([BestCheckpoint(checkpoints)] if data.validation else []),
-        last,
-        *([] if signals is None else [Preemption(signals, last)]),
-        progress(limits),
-    ]
     return TrainingRun(
         settings=settings,
         config=config,
@@ -153,16 +113,11 @@ def build_training(
             settings,
             device=device,
             precision=precision,
-            callbacks=callbacks,
+            callbacks=callbacks.ordered,
             folder=folder,
             ranks=ranks,
         ),
-        limits=limits,
-        resume_state=resume_state,
-        memory=memory,
-        timing=timing,
-        dashboard=dashboard,
-        health=health,
+        callbacks=callbacks,
         estimate=estimate,
         notes=[*notes, *memory_notes, *bias_notes, *warnings],
     )
@@ -229,25 +184,6 @@ def estimate_run_memory(
     if cuda:
         note = f"predicted peak of a step: {format_bytes(low)} to {format_bytes(high)} allocated"
     return estimate, [note, *check_memory(estimate, settings, torch.device(device))]
-
-
-def select_hparams(
-    settings: TrainingSettings, config: dict[str, Any]
-) -> dict[str, str | int | float]:
-    """Return the main options, and what else the command line sets, for TensorBoard's HParams.
-
-    Few, since TensorBoard shows only the first columns until more are ticked.
-    """
-    choices, overrides = settings.composition.choices, settings.composition.overrides
-    main = ("model", "pool", "checkpointing")
-    hparams: dict[str, Any] = {key: choices[key] for key in main if key in choices}
-    for key in sorted(word.lstrip("+~").partition("=")[0] for word in overrides):
-        value: Any = choices.get(key, config)
-        for part in key.split(".") if value is config else ():
-            value = value.get(part) if isinstance(value, dict) else None
-        if key not in HIDDEN_KEYS and value is not None:
-            hparams[key] = value if isinstance(value, int | float) else str(value)
-    return hparams | {"precision": settings.precision}
 
 
 def set_tf32(enabled: bool) -> None:

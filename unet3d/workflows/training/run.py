@@ -18,12 +18,7 @@ from unet3d.data.loading.worker_errors import explain_worker_error
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
 from unet3d.lit.callbacks.checkpoints import remove_leftovers
-from unet3d.lit.callbacks.dashboard import Dashboard
-from unet3d.lit.callbacks.resume_state import ResumeState, get_logged_steps, purge_events_after
-from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.callbacks.step_timing import StepSpeed
-from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
 from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.resume import is_finished, load_pretrained, load_resume
@@ -34,6 +29,7 @@ from unet3d.report.run_report import collect_versions
 from unet3d.workflows.memory.oom_advice import format_oom_report
 from unet3d.workflows.shared.dataset import DatasetFacts
 from unet3d.workflows.shared.network import count_parameters
+from unet3d.workflows.training.callbacks import RunCallbacks
 from unet3d.workflows.training.dataset import TrainingData
 
 
@@ -52,12 +48,7 @@ class TrainingRun:
     val_loader: DataLoader | None
     ranks: Ranks
     trainer: pl.Trainer
-    limits: StoppingLimits
-    resume_state: ResumeState
-    memory: StepMemory
-    timing: StepSpeed
-    dashboard: Dashboard
-    health: TrainingHealth
+    callbacks: RunCallbacks
     estimate: MemoryEstimate | None
     notes: list[str]  # to print before the first step
 
@@ -69,11 +60,12 @@ class TrainingRun:
     def format_oom_report(self, error: torch.OutOfMemoryError) -> str:
         """Say what ran out of memory, and what to change."""
         is_validating = self.trainer.validating or self.trainer.sanity_checking
+        phase = "validation" if is_validating else self.callbacks.memory.phase
         return format_oom_report(
             error,
             settings=self.settings,
             model=self.module.model,
-            phase="validation" if is_validating else (self.memory.phase or "training step"),
+            phase=phase or "training step",
             device=self.trainer.strategy.root_device,
             estimate=self.estimate,
             folder=self.folder,
@@ -115,14 +107,14 @@ def resolve_start(run: TrainingRun) -> Start:
         remove_leftovers(folder)
     checkpoint = load_resume(settings.resume, folder)
     if checkpoint is not None:
-        path, content = checkpoint.path, checkpoint.content
+        path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
         extract_weights(path, content)
-        purge_events_after(run.trainer, get_logged_steps(run.resume_state, content, path))
+        purge_events_after(run.trainer, get_logged_steps(callbacks.resume_state, content, path))
         epochs = run.trainer.max_epochs or -1
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(
             checkpoint=path,
-            is_finished=is_finished(content, run.limits, run.resume_state, epochs),
+            is_finished=is_finished(content, callbacks.limits, callbacks.resume_state, epochs),
             messages=checkpoint.messages,
         )
     purge_events_after(run.trainer, 0)
@@ -150,7 +142,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"classes {', '.join(run.facts.classes)}",
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
-        *run.health.absent,
+        *run.callbacks.health.absent,
         f"run: {run.folder}",
     ]
     return "\n".join(lines)
@@ -169,10 +161,10 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "skipped_steps": run.module.nonfinite_guard.skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": run.health.warnings(done=finished),
+        "warnings": run.callbacks.health.warnings(done=finished),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
-        "memory": run.memory.summary(),
-        "speed": run.timing.summary(),
+        "memory": run.callbacks.memory.summary(),
+        "speed": run.callbacks.timing.summary(),
         "precision": {"requested": run.precision.requested, "used": run.precision.used},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": collect_versions(),

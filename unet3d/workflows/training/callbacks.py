@@ -1,0 +1,124 @@
+"""Build the callbacks of a run, in the order in which Lightning calls them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.loading.datasets import read_classes
+from unet3d.data.loading.loaders import TrainLoader
+from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from unet3d.lit.callbacks.dashboard import Dashboard
+from unet3d.lit.callbacks.images import CaseImages
+from unet3d.lit.callbacks.lr import LRSchedule
+from unet3d.lit.callbacks.preemption import Preemption, SignalListener
+from unet3d.lit.callbacks.prefetch import Prefetch
+from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
+from unet3d.lit.callbacks.resume_state import ResumeState
+from unet3d.lit.callbacks.step_memory import StepMemory
+from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.module import SegmentationModule
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.peak import PeakMeter
+from unet3d.report.diagnosis import find_absent_classes
+from unet3d.report.run_comparison import HIDDEN_KEYS
+from unet3d.workflows.memory.estimate import make_figure_title
+from unet3d.workflows.training.dataset import TrainingData
+from unet3d.workflows.training.remedies import suggest_remedies
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCallbacks:
+    """All callbacks of a run, and those that others ask for what they know."""
+
+    ordered: list[Callback]
+    limits: StoppingLimits
+    resume_state: ResumeState
+    memory: StepMemory
+    timing: StepSpeed
+    dashboard: Dashboard
+    health: TrainingHealth
+
+
+def build_callbacks(
+    settings: TrainingSettings,
+    *,
+    config: dict[str, Any],
+    folder: Path,
+    device: str,
+    class_names: Sequence[str],
+    data: TrainingData,
+    spacing_mm: Mapping[str, Sequence[float]],
+    module: SegmentationModule,
+    train_loader: TrainLoader,
+    estimate: MemoryEstimate | None,
+    signals: SignalListener | None,
+) -> RunCallbacks:
+    """Build the callbacks; `spacing_mm` holds the spacing of each validation case."""
+    limits = StoppingLimits(
+        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+    )
+    memory = StepMemory(PeakMeter(), None if estimate is None else estimate.peak)
+    timing = StepSpeed(settings.data.num_workers)
+    hparams = select_hparams(settings, config)
+    dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
+    absent = find_absent_classes(
+        module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
+    )
+    health = TrainingHealth(limits, suggest_remedies(settings), absent)
+    resume_state = ResumeState(train_loader, limits, seed=settings.seed)
+    checkpoints = folder / "checkpoints"
+    last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
+    progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
+    ordered: list[Callback] = [
+        LRSchedule(settings.scheduler(), limits),
+        memory,
+        timing,
+        *([Prefetch(train_loader)] if device == "cuda" else []),
+        CaseImages(
+            class_names=class_names,
+            orientation=data.preprocessing.orientation,
+            spacing_mm=spacing_mm,
+        ),
+        dashboard,
+        health,
+        limits,
+        resume_state,
+        *([BestCheckpoint(checkpoints)] if data.validation else []),
+        last,
+        *([] if signals is None else [Preemption(signals, last)]),
+        progress(limits),
+    ]
+    return RunCallbacks(
+        ordered=ordered,
+        limits=limits,
+        resume_state=resume_state,
+        memory=memory,
+        timing=timing,
+        dashboard=dashboard,
+        health=health,
+    )
+
+
+def select_hparams(
+    settings: TrainingSettings, config: dict[str, Any]
+) -> dict[str, str | int | float]:
+    """Return the main options, and what else the command line sets, for TensorBoard's HParams.
+
+    Few, since TensorBoard shows only the first columns until more are ticked.
+    """
+    choices, overrides = settings.composition.choices, settings.composition.overrides
+    main = ("model", "pool", "checkpointing")
+    hparams: dict[str, Any] = {key: choices[key] for key in main if key in choices}
+    for key in sorted(word.lstrip("+~").partition("=")[0] for word in overrides):
+        value: Any = choices.get(key, config)
+        for part in key.split(".") if value is config else ():
+            value = value.get(part) if isinstance(value, dict) else None
+        if key not in HIDDEN_KEYS and value is not None:
+            hparams[key] = value if isinstance(value, int | float) else str(value)
+    return hparams | {"precision": settings.precision}
