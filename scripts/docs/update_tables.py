@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from scripts.bench.recorded_names import get_current_name, use_current_names
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 OPEN = "not measured yet"
 STRATEGIES = ("as written", "fused", "skips", "lean", "leanest", "offload", "blocks")
-RECORDED = {"fused": "none"}
-"""Names of strategies in results recorded before they were renamed."""
-
 PHRASES = {
     "beside 1 on 1": "against 1 on 1",
     "what this costs a step of the default job": "overhead per step of the default job",
@@ -48,20 +47,21 @@ Rows = dict[str, Row]
 def front(folder: Path) -> str:
     """Compare one network in four implementations: peak memory, and time of a step."""
     content, measured = result(folder, "cpu-step"), gpu(folder, "peers")
-    rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
-    shown = {
+    rows, times = get_predicted(content, "peers"), get_times(content)
+    labels = {
         "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
         "MONAI DynUNet": "MONAI's DynUNet",
-        "ours, fused": "**unet3d**, default",
-        "ours, leanest": "**unet3d**, `checkpointing=leanest`",
+        "unet3d, fused": "**unet3d**, default",
+        "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
     }
-    peaks = {name: get_recorded(measured, name) for name in shown}
+    peaks = {name: measured.get(name) for name in labels}
     kind = "measured (predicted)" if all(peaks.values()) else "predicted"
     lines = [f"| | peak GPU memory, {kind} | relative time on a CPU |", "| --- | --- | --- |"]
-    for name, label in shown.items():
-        predicted = f"{get_recorded(rows, name)['peak_allocated_mib']} MiB"
-        found = peak(peaks[name]) if all(peaks.values()) else predicted
-        lines.append(f"| {label} | {found} | {get_recorded(times, name)['time_ratio']:.2f}x |")
+    for name, label in labels.items():
+        found = f"{rows[name]['peak_allocated_mib']} MiB"
+        if all(peaks.values()):
+            found = peak(peaks[name])
+        lines.append(f"| {label} | {found} | {times[name]['time_ratio']:.2f}x |")
     return "\n".join(lines)
 
 
@@ -205,15 +205,15 @@ def quality_table(folder: Path, name: str) -> str:
 def step(folder: Path) -> str:
     """Compare memory and compute of each checkpointing strategy, and its time on a CPU."""
     content = result(folder, "cpu-step")
-    rows, times = content["predicted"]["forum"]["rows"], content["time, 32"]["rows"]
+    rows, times = get_predicted(content, "forum"), get_times(content)
     lines = [
         "| `checkpointing=` | small: peak | more convolution work | largest batch in 7000 MiB "
         "| large: peak | time of a step on a CPU |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name in STRATEGIES:
-        small, large = (get_recorded(rows, f"{net}, {name}") for net in ("small", "large"))
-        timed = get_recorded(times, name if name == "as written" else f"ours, {name}")
+        small, large = (rows[f"{net}, {name}"] for net in ("small", "large"))
+        timed = times.get(name if name == "as written" else f"unet3d, {name}")
         time = "" if timed is None else f"{timed['time_ratio']:.2f}x"
         label = "as written, in plain modules" if name == "as written" else f"`{name}`"
         batch = small["largest_batch_in_7000_mib"] or "1"
@@ -227,11 +227,11 @@ def step(folder: Path) -> str:
 def peers(folder: Path) -> str:
     """Compare the same channels in networks of other projects."""
     content = result(folder, "cpu-step")
-    rows, times = content["predicted"]["peers"]["rows"], content["time, 32"]["rows"]
+    rows, times = get_predicted(content, "peers"), get_times(content)
     lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
     for name, row in rows.items():
         timed = times[name]["time_ratio"]
-        lines.append(f"| {shown(name)} | {row['peak_allocated_mib']} MiB | {timed:.2f}x |")
+        lines.append(f"| {name} | {row['peak_allocated_mib']} MiB | {timed:.2f}x |")
     return "\n".join(lines)
 
 
@@ -277,10 +277,10 @@ def gpu_step(folder: Path) -> str:
     for name in ("as the forum ran it", *STRATEGIES):
         cells = []
         for net in ("small", "large"):
-            row = get_recorded(rows, f"{net}, {name}")
+            row = rows.get(f"{net}, {name}")
             cells += [peak(row), seconds(row)]
             if net == "small":
-                tried = get_recorded(batches, f"{net}, {name}")
+                tried = batches.get(f"{net}, {name}")
                 cells.append(
                     OPEN if tried is None else f"{tried['largest']} ({tried['predicted']})"
                 )
@@ -297,7 +297,7 @@ def gpu_peers(folder: Path) -> str:
     if not rows:
         return ""
     lines = ["| on a GPU | peak (predicted) | seconds per step |", "| --- | --- | --- |"]
-    lines += [f"| {shown(name)} | {peak(row)} | {seconds(row)} |" for name, row in rows.items()]
+    lines += [f"| {name} | {peak(row)} | {seconds(row)} |" for name, row in rows.items()]
     return "\n".join(lines)
 
 
@@ -373,13 +373,12 @@ def mib(nbytes: int) -> str:
 
 def huge(folder: Path) -> str:
     """Compare strategies on a whole volume at once."""
-    content = result(folder, "cpu-step")["predicted"]["huge"]
     lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
-    for name, row in content["rows"].items():
+    for name, row in get_predicted(result(folder, "cpu-step"), "huge").items():
         peak, reserved = (
             f"{row[f'peak_{kind}_gib']:.1f} GiB" for kind in ("allocated", "reserved")
         )
-        lines.append(f"| `{shown(name)}` | {peak} | {reserved} |")
+        lines.append(f"| `{name}` | {peak} | {reserved} |")
     return "\n".join(lines)
 
 
@@ -452,21 +451,23 @@ def results(folder: Path) -> str:
 def big(folder: Path) -> str:
     """Compare strategies on the job of the tutorial about large volumes."""
     lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
-    for row in sorted(
-        result(folder, "predicted-big")["study"], key=lambda row: -row["peak_allocated_bytes"]
-    ):
+    study = result(folder, "predicted-big")["study"]
+    rows = use_current_names({row["value"]: row for row in study})
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["peak_allocated_bytes"]):
         peak, reserved = (row[f"peak_{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved"))
-        name = shown(row["value"].removeprefix("checkpointing="))
-        lines.append(f"| `{name}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
+        strategy = name.removeprefix("checkpointing=")
+        lines.append(f"| `{strategy}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
     return "\n".join(lines)
 
 
 def big_fit(folder: Path) -> str:
     """List settings that fit, as options to paste."""
     lines = ["| options | reserved | more convolution work |", "| --- | --- | --- |"]
-    for row in result(folder, "predicted-big")["fit"]:
+    content = result(folder, "predicted-big")
+    recorded = [row["value"] for row in content["study"]]
+    for row in content["fit"]:
         reserved = row["peak_reserved_bytes"] / 2**20
-        words = " ".join(shown(word) for word in row["overrides"])
+        words = " ".join(get_current_name(word, recorded) for word in row["overrides"])
         lines.append(f"| `{words}` | {reserved:,.0f} MiB | {100 * row['extra_compute']:.0f} % |")
     return "\n".join(lines)
 
@@ -476,9 +477,19 @@ def result(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
+def get_predicted(content: Any, part: str) -> Rows:
+    """Return the predicted rows of a part of cpu-step.json."""
+    return use_current_names(content["predicted"][part]["rows"])
+
+
+def get_times(content: Any) -> Rows:
+    """Return the timed rows of cpu-step.json."""
+    return use_current_names(content["time, 32"]["rows"])
+
+
 def gpu(folder: Path, part: str) -> Rows:
     """Return the rows of a part; none if it has not been measured."""
-    return gpu_part(folder, part).get("rows", {})
+    return use_current_names(gpu_part(folder, part).get("rows", {}))
 
 
 def gpu_part(folder: Path, part: str) -> dict[str, Any]:
@@ -486,25 +497,6 @@ def gpu_part(folder: Path, part: str) -> dict[str, Any]:
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     reports = [c["parts"] for c in found if "environment" in c.get("parts", {})]
     return max(reports, key=len, default={}).get(part, {})
-
-
-def get_recorded(rows: Rows, name: str) -> Any:
-    """Return a row by its name or by the name it was recorded under; None if it is missing."""
-    recorded = name
-    for new, old in RECORDED.items():
-        recorded = re.sub(rf"\b{new}$", old, recorded)
-    return rows.get(name, rows.get(recorded))
-
-
-def shown(name: str) -> str:
-    """Return the name of a row in the documents.
-
-    >>> shown("ours, none"), shown("checkpointing=none")
-    ('unet3d, fused', 'checkpointing=fused')
-    """
-    for new, old in RECORDED.items():
-        name = re.sub(rf"(?:^|(?<=, )|(?<=checkpointing=)){old}$", new, name)
-    return re.sub(r"^ours\b", "unet3d", name)
 
 
 def reword(text: str) -> str:

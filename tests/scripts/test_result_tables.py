@@ -43,7 +43,7 @@ def test_figures_of_a_gpu_come_from_its_file(rehearsed, tmp_path):
     parts = content["parts"]
     pools = {name: {"both_ratio": 0.25} for name in tables.POOLS}
     parts["pool"] = {"rows": {"2x64x320x150x26 float32": {"rows": pools}}}
-    parts["batch"] = {"rows": {"small, none": {"largest": 6, "predicted": 7}}}
+    parts["batch"] = {"rows": {"small, fused": {"largest": 6, "predicted": 7}}}
     parts["environment"] = {"rows": {"machine": {"device": "GPU 1", "torch": "2.11.0"}}}
     run = {"dice": {"mean": 0.8912}, "steps": 900, "median_step_seconds": 0.02}
     parts["hippocampus"] = {"rows": {"fold 0": run | {"goal": 0.88, "seconds_to_goal": 61.0}}}
@@ -60,3 +60,19 @@ def test_figures_of_a_gpu_come_from_its_file(rehearsed, tmp_path):
         assert sentence not in before
     row = next(line for line in after.splitlines() if line.startswith("| as written |"))
     assert row.count(tables.OPEN) == 3  # the batch, and the large network
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (("none", "lean"), ["`fused`", "`lean`"]),
+        (("none", "fused", "lean"), ["`none`", "`fused`", "`lean`"]),
+    ],
+)
+def test_none_is_fused_only_in_results_from_before_the_renaming(recorded, shown, tmp_path):
+    sizes = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), 2**20)
+    rows = [{"value": f"checkpointing={name}", **sizes} for name in recorded]
+    fit = [{"overrides": ["checkpointing=none"], "extra_compute": 0.0, **sizes}]
+    (tmp_path / "predicted-big.json").write_text(json.dumps({"study": rows, "fit": fit}))
+    assert [line.split()[1] for line in tables.big(tmp_path).splitlines()[2:]] == shown
+    assert f"`checkpointing={shown[0].strip('`')}`" in tables.big_fit(tmp_path)
