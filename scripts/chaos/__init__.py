@@ -1,1 +1,1 @@
-"""Fault injection: training runs that are killed and stopped must end as if left alone."""
+"""Fault injection: training runs that are killed and stopped at random moments, then resumed."""

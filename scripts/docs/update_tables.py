@@ -35,6 +35,10 @@ PHRASES = {
     "to leave at most": "to exit at most",
     "without exit 4 and its name": "without exit code 4 and the name of the rank",
     "left alone": "uninterrupted",
+    "kill -9,": "SIGKILL,",
+    "gets SIG": "receives SIG",
+    "does not answer any more; resume=auto goes on": "stopped responding; rerun with resume=auto",
+    "stopped by SIGUSR1": "interrupted by SIGUSR1",
 }
 """Wording of recorded results, and the wording of the documents."""
 
