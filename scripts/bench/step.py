@@ -38,11 +38,11 @@ from unet3d.model.unet import UNet3D
 from unet3d.model.unet_reference import NaiveUNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.units import MIB
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
-STRATEGIES = ("fused", "skips", "lean", "leanest")
 AS_WRITTEN = "as written"
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
@@ -172,7 +172,7 @@ def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
     }
     return networks | {
         strategy: partial(build_ours, enc, strategy, decoder_channels=decoder[::-1])
-        for strategy in (*STRATEGIES, "offload", "blocks")
+        for strategy in (*FUSED_STRATEGIES, "offload", "blocks")
     }
 
 
@@ -207,7 +207,7 @@ def list_comparable_networks(width: int = 64) -> dict[str, Factory]:
             activation="leaky_relu",
             upsampling="transposed",
         )
-        for strategy in STRATEGIES
+        for strategy in FUSED_STRATEGIES
     }
     return networks | dict(list_peers(channels))
 
@@ -225,7 +225,7 @@ def predict_peers() -> dict[str, Any]:
 def predict_huge() -> dict[str, Any]:
     """Predict the peaks of training on whole volumes of 512 x 512 x 256, in bf16."""
     size, rows = [512, 512, 256], {}
-    for strategy in STRATEGIES:
+    for strategy in FUSED_STRATEGIES:
         make = partial(build_ours, [64, 128, 256, 256], strategy)
         predicted = estimate(make, size, 1, "bf16", cuda=True)
         rows[strategy] = {
@@ -243,17 +243,10 @@ def time_networks(options: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(options.threads)
     size, batch, precision = options.size, options.batch, options.precision
     channels = [options.width * n for n in SMALL]
-    decoder = channels[:3][::-1]
-    networks: dict[str, Factory] = {
-        AS_WRITTEN: partial(
-            NaiveUNet3D, in_channels=1, num_classes=5, encoder=channels, decoder=decoder
-        )
-    }
-    networks |= {
-        f"ours, {strategy}": partial(build_ours, channels, strategy)
-        for strategy in (*STRATEGIES, "offload", "blocks")
-    }
-    networks |= dict(list_peers(channels))
+    networks = {
+        name if name == AS_WRITTEN else f"ours, {name}": make
+        for name, make in list_forum_networks("small", options.width).items()
+    } | dict(list_peers(channels))
     rows: dict[str, Any] = {}
     seconds: dict[str, list[float]] = {name: [] for name in networks}
     for turn in range(options.rounds + 1):
@@ -309,7 +302,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110, layout="constrained")
     rows = result["rows"]
     key = "peak_allocated_mib" if result["device"] == "cuda" else "predicted_peak_mib"
-    ours = [f"ours, {strategy}" for strategy in STRATEGIES]
+    ours = [f"ours, {strategy}" for strategy in FUSED_STRATEGIES]
     axes.plot(
         [rows[name][key] for name in ours],
         [rows[name]["time_ratio"] for name in ours],

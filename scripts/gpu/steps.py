@@ -10,7 +10,6 @@ import torch
 
 from scripts.bench.step import (
     AS_WRITTEN,
-    STRATEGIES,
     Factory,
     SilentListener,
     build_step,
@@ -29,6 +28,7 @@ from unet3d.model.lean import tiling
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 GRID = {
@@ -263,7 +263,7 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
 def profile(context: Context) -> dict[str, Row]:
     """List the slowest kernels of a step of the small forum network."""
     networks = list_forum_networks("small", 4 if context.tiny else 64)
-    names = (AS_WRITTEN, *STRATEGIES, "offload")
+    names = (AS_WRITTEN, *FUSED_STRATEGIES, "offload")
     return shorten(
         context, {name: partial(profile_step, context, networks[name]) for name in names}
     )
