@@ -3,6 +3,7 @@
     pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
     python -m scripts.bench.step predict       # predicted CUDA peaks; needs no GPU
     python -m scripts.bench.step time          # time and peaks on this machine, interleaved
+    python -m scripts.bench.step plot          # draw the recorded times again
 
 All networks have the same channels at every level and get the same volumes. Results are written to
 benchmarks/<name>-step.json; `time` also plots time against peak memory.
@@ -29,6 +30,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts.bench.recorded_names import use_current_names
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
@@ -300,9 +302,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110, layout="constrained")
-    rows = result["rows"]
+    rows = use_current_names(result["rows"])
     key = "peak_allocated_mib" if result["device"] == "cuda" else "predicted_peak_mib"
-    ours = [f"ours, {strategy}" for strategy in FUSED_STRATEGIES]
+    ours = [f"unet3d, {strategy}" for strategy in FUSED_STRATEGIES]
     axes.plot(
         [rows[name][key] for name in ours],
         [rows[name]["time_ratio"] for name in ours],
@@ -320,7 +322,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
             if abs(other_x - x) < 0.3 * right and label_y < other_y + 0.07:
                 label_y = other_y + 0.07
         labels.append((x, label_y))
-        color = "#c1272d" if name.startswith("ours") else "#44546a"
+        color = "#c1272d" if name.startswith("unet3d") else "#44546a"
         axes.text(x + 0.015 * right, label_y, name, fontsize=8, color=color, va="center")
     axes.set_xlabel("peak of a training step, MiB" + (" (predicted)" if "pred" in key else ""))
     axes.set_ylabel("time of a step (as written = 1)")
@@ -336,32 +338,37 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=("predict", "time"))
+    parser.add_argument("part", choices=("predict", "time", "plot"))
     parser.add_argument("--name", default="cpu", help="prefix of the result file")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
+    parser.add_argument("--precision", choices=("32", "16", "bf16"), default="32", help="of time")
     timing = parser.add_argument_group("options of time")
     timing.add_argument("--size", type=int, nargs=3, default=[96, 64, 32])
     timing.add_argument("--batch", type=int, default=2)
     timing.add_argument("--width", type=int, default=16, help="channels of the first level")
-    timing.add_argument("--precision", choices=("32", "16", "bf16"), default="32")
     timing.add_argument("--threads", type=int, default=os.cpu_count())
     timing.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     path = options.output / f"{options.name}-step.json"
     results = json.loads(path.read_text()) if path.is_file() else {}
+    key = f"time, {options.precision}"
     if options.part == "predict":
         results["predicted"] = {
             "forum": predict_forum(),
             "peers": predict_peers(),
             "huge": predict_huge(),
         }
-    else:
-        key = f"time, {options.precision}"
+    elif options.part == "time":
         results[key] = time_networks(options)
+    elif key not in results:
+        parser.error(f"{path} has no times with precision {options.precision}: run `time` first")
+    if options.part != "plot":
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"wrote {path}")
+    if options.part != "predict":
         plot(results[key], path.with_suffix(".png"))
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"wrote {path}")
+        print(f"wrote {path.with_suffix('.png')}")
     return 0
 
 
