@@ -47,6 +47,26 @@ SHAPES = {
 Pool = Callable[[Tensor], Tensor]
 
 
+class Case(NamedTuple):
+    """A volume that all poolings are measured on."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool
+
+    @property
+    def title(self) -> str:
+        """The name of the case in results."""
+        layout = " channels-last" if self.channels_last else ""
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}{layout}"
+
+    def make_input(self, device: torch.device) -> Tensor:
+        """Draw a random volume that requires gradients."""
+        layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
+        x = torch.randn(self.shape, device=device, dtype=getattr(torch, self.dtype))
+        return x.contiguous(memory_format=layout).requires_grad_()
+
+
 class Row(NamedTuple):
     """One pooling on one volume: times in seconds, bytes per element of the output."""
 
@@ -345,21 +365,18 @@ def main() -> None:
     device = torch.device(kind)
     name = torch.cuda.get_device_name() if kind == "cuda" else "cpu"
     shapes = [tuple(options.shape)] if options.shape else SHAPES[kind]
-    cases = [(shape, options.channels_last) for shape in shapes]
+    layouts = [(shape, options.channels_last) for shape in shapes]
     if not options.shape:
-        cases.append(((1, 64, 32, 64, 64) if kind == "cpu" else shapes[0], True))
+        layouts.append(((1, 64, 32, 64, 64) if kind == "cpu" else shapes[0], True))
     dtypes = [options.dtype] if options.dtype else ["float32", "bfloat16"]
+    cases = [Case(shape, dtype, last) for shape, last in layouts for dtype in dtypes]
     bandwidth, results = measure_copy_bandwidth(device), []
-    for shape, last in cases:
-        for dtype in dtypes:
-            layout = torch.channels_last_3d if last else torch.contiguous_format
-            x = torch.randn(shape, device=device, dtype=getattr(torch, dtype))
-            x = x.contiguous(memory_format=layout).requires_grad_()
-            title = f"{'x'.join(map(str, shape))} {dtype}{' channels-last' if last else ''}"
-            rows = measure(x, options.rounds, options.seconds, bandwidth)
-            print_table(title, rows)
-            case = {"title": title, "shape": shape, "dtype": dtype, "channels_last": last}
-            results.append({**case, "rows": [row._asdict() for row in rows]})
+    for case in cases:
+        rows = measure(case.make_input(device), options.rounds, options.seconds, bandwidth)
+        print_table(case.title, rows)
+        results.append(
+            {"title": case.title, **case._asdict(), "rows": [row._asdict() for row in rows]}
+        )
     report = {
         "device": name,
         "processor": get_cpu_model(),

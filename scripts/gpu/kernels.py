@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.bench.pool import measure, measure_copy_bandwidth
+from scripts.bench.pool import Case, measure, measure_copy_bandwidth
 from scripts.gpu.rows import Context, Row
 from unet3d.machine.system import get_cpu_model
 from unet3d.model.lean.ops import norm_ops, upsample_ops
@@ -267,29 +267,21 @@ def compare(
 
 def pool(context: Context) -> dict[str, Row]:
     """Time all poolings, as ratios to nn.MaxPool3d and to a copy in the same round."""
-    cases: list[tuple[tuple[int, ...], str, bool]] = [
-        ((2, 64, 320, 150, 26), "float32", False),
-        ((2, 64, 320, 150, 26), "bfloat16", False),
-        ((2, 64, 320, 150, 26), "float32", True),
-        ((2, 64, 320, 150, 26), "bfloat16", True),
-        ((2, 64, 321, 151, 27), "bfloat16", False),
-        ((2, 256, 40, 18, 3), "bfloat16", True),
+    cases = [
+        Case((2, 64, 320, 150, 26), "float32", False),
+        Case((2, 64, 320, 150, 26), "bfloat16", False),
+        Case((2, 64, 320, 150, 26), "float32", True),
+        Case((2, 64, 320, 150, 26), "bfloat16", True),
+        Case((2, 64, 321, 151, 27), "bfloat16", False),
+        Case((2, 256, 40, 18, 3), "bfloat16", True),
     ]
     if context.tiny:
-        cases = [((1, 2, 8, 8, 8), "float32", False)]
-    rows: dict[str, Row] = {}
-    for shape, dtype, last in cases:
-        title = f"{'x'.join(map(str, shape))} {dtype}{' channels-last' if last else ''}"
-        rows[title] = partial(time_poolings, context, shape, DTYPES[dtype], last)
-    return rows
+        cases = [Case((1, 2, 8, 8, 8), "float32", False)]
+    return {case.title: partial(time_poolings, context, case) for case in cases}
 
 
-def time_poolings(
-    context: Context, shape: tuple[int, ...], dtype: torch.dtype, last: bool
-) -> dict[str, Any]:
-    layout = torch.channels_last_3d if last else torch.contiguous_format
-    x = torch.randn(shape, device=context.device, dtype=dtype)
-    x = x.contiguous(memory_format=layout).requires_grad_()
+def time_poolings(context: Context, case: Case) -> dict[str, Any]:
+    x = case.make_input(context.device)
     bandwidth = measure_copy_bandwidth(context.device)
     rounds, seconds = (1, 1.0) if context.tiny else (40, 8.0)
     rows = measure(x, rounds, seconds, bandwidth)
