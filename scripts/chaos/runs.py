@@ -19,12 +19,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-import torch
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unet3d.cli.launch as launch
+from scripts.compare_checkpoints import is_equal
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.main import import_command
 from unet3d.cli.main import main as run_command
@@ -300,17 +300,6 @@ def read_results(folder: Path) -> dict[str, Any]:
     tags = [tag for tag in log.Tags()["scalars"] if tag.startswith(("train/", "val/"))]
     curves = {tag: [(s.step, s.value) for s in log.Scalars(tag)] for tag in sorted(tags)}
     return results | {"curves": curves}
-
-
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether nested values are equal, tensors bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.equal(other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    return bool(one == other)
 
 
 def find_differences(folder: Path, reference: dict[str, Any]) -> list[str]:

@@ -110,26 +110,7 @@ begin() { # SCENE: start to count its seconds
 end() { # RUN LAUNCHER SCENE MESSAGE: compare with the first run, and record the result
     local weights
     [ -n "${reference:-}" ] || reference=$1
-    weights=$(python - "$reference/checkpoints/last.ckpt" "$1/checkpoints/last.ckpt" <<'END'
-import sys
-import torch
-
-
-def is_equal(a, b):
-    if isinstance(a, torch.Tensor):
-        return a.equal(b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(is_equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(is_equal, a, b))
-    return a == b
-
-
-a, b = (torch.load(path, weights_only=True) for path in sys.argv[1:])
-parts = ("state_dict", "optimizer_states", "global_step")
-print("identical" if all(is_equal(a[part], b[part]) for part in parts) else "different")
-END
-    )
+    weights=$(python -m scripts.compare_checkpoints {"$reference","$1"}/checkpoints/last.ckpt)
     printf '%s\t%s\t%s\t%s\t%s\n' "$2" "$3" $((SECONDS - start)) "$weights" "$4" | tee -a rows.tsv
 }
 

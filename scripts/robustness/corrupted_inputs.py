@@ -35,6 +35,7 @@ import unet3d.cli.check
 import unet3d.cli.evaluate
 import unet3d.cli.predict
 import unet3d.cli.train  # noqa: F401  (imported once, before all forks)
+from scripts.compare_checkpoints import is_equal
 from scripts.robustness.generate_inputs import Input, generate_inputs
 from unet3d.cli.main import main as run_command
 from unet3d.data.layouts.decathlon import Decathlon
@@ -186,17 +187,6 @@ def reads_as_original(folder: Path, original: Path) -> bool:
         return is_equal(*(torch.load(path, weights_only=True) for path in paths))
     except Exception:
         return False
-
-
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether nested values and tensors are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.equal(other)
-    return bool(one == other)
 
 
 def run_on_corrupted(item: Input, original: Path, folder: Path) -> Outcome:
