@@ -19,7 +19,7 @@ from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.workflows.training.build import build_training
 
-ROUNDS = 3
+ROUNDS, OVERHEAD_STEPS = 3, 100
 LARGE_JOB = [
     *("data.source.size=[56,56,56]", "data.source.num_cases=15", "data.patch_size=[48,48,48]"),
     *("data.batch_size=1", "data.patches_per_case=2", "model.width=16", "trainer.max_steps=24"),
@@ -75,7 +75,7 @@ def measure_scaling(scratch: Path) -> dict[str, Any]:
     }
 
 
-def measure_overhead(scratch: Path, steps: int = 100) -> dict[str, Any]:
+def measure_overhead(scratch: Path) -> dict[str, Any]:
     """Time the hooks of fault tolerance in a child that trains the default job."""
     if child := os.fork():
         if os.waitpid(child, 0)[1]:
@@ -83,15 +83,15 @@ def measure_overhead(scratch: Path, steps: int = 100) -> dict[str, Any]:
         return json.loads((scratch / "overhead.json").read_text())
     code = 1
     try:
-        (scratch / "overhead.json").write_text(json.dumps(time_hooks(scratch, steps)))
+        (scratch / "overhead.json").write_text(json.dumps(time_hooks(scratch)))
         code = 0
     finally:
         os._exit(code)
 
 
-def time_hooks(scratch: Path, steps: int) -> dict[str, Any]:
+def time_hooks(scratch: Path) -> dict[str, Any]:
     words = [f"data.root={scratch / 'default'}", f"data.cache={scratch / 'default-prepared'}"]
-    words += [f"trainer.max_steps={steps}", "trainer.enable_progress_bar=false"]
+    words += [f"trainer.max_steps={OVERHEAD_STEPS}", "trainer.enable_progress_bar=false"]
     settings = parse_training(compose_config([*words, "trainer.accelerator=cpu"], "train"))
     seconds: dict[str, float] = {}
     with SignalListener().listening() as signals:
@@ -118,7 +118,7 @@ def time_hooks(scratch: Path, steps: int) -> dict[str, Any]:
         "shares": {name: round(value, 6) for name, value in sorted(shares.items())},
         "checkpoint_seconds": round(last.save_seconds, 4),
         "median_step_seconds": round(median(run.callbacks.timing.seconds), 4),
-        "steps": steps,
+        "steps": OVERHEAD_STEPS,
         "note": "NonFiniteGuard.check_gradients includes the norm of the gradients, which "
         "clipping needs anyway",
     }
