@@ -30,7 +30,7 @@ def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
     assert "Pareto-optimal" in by_name
 
 
-def test_the_comparison_can_be_json_and_a_figure(runs, capsys):
+def test_the_comparison_can_be_json_and_a_figure(runs):
     assert main(["compare", "outputs", "format=json", "output=c.json", "picture=a b.png"]) == 0
     best, other = json.loads((runs / "c.json").read_text())
     assert best["pareto_optimal"]

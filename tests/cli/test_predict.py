@@ -144,7 +144,7 @@ def test_a_truncated_file_is_reported_and_the_others_are_segmented(
 
 
 def test_a_missing_channel_is_named_and_the_others_are_segmented(
-    predict, checkpoint, images, tmp_path, capsys, monkeypatch
+    predict, checkpoint, images, tmp_path, capsys
 ):
     two = checkpoint("two", "data.in_channels=1")
     content = torch.load(two, weights_only=True)

@@ -119,9 +119,7 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())  # neither data nor a run is created
 
 
-def test_the_default_run_has_no_blocker_and_the_report_may_go_to_a_file(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_default_run_has_no_blocker_and_the_report_may_go_to_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "output=report.txt"]) == 0
     assert "Limits" in (tmp_path / "report.txt").read_text()
