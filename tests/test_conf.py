@@ -2,20 +2,11 @@
 
 import pytest
 
+from tests.config.helpers.configs import SHRUNK
 from unet3d.config.compose import list_config_groups, list_options
 from unet3d.workflows.training.build import build_training
 
 pytestmark = pytest.mark.slow
-
-SHRUNK = {  # real networks are too large for a test: the same shape, narrower
-    "unet_small": ["model.width=4"],
-    "unet_large": ["model.width=4"],
-    "unet_cicek2016": ["model.width=4"],
-    "unet_nnunet": ["model.width=4", "model.depth=4"],
-    "naive_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
-    "naive_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
-    "dynunet": ["model.filters=[4,8,8]"],
-}
 
 OPTIONS = [
     (group, option)

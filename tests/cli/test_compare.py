@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.report.test_run_comparison import make_report
+from tests.report.helpers.reports import make_report
 from unet3d.cli.main import main
 
 

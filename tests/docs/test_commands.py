@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.helpers.configs import SHRUNK
 from tests.data.helpers.folders import nnunet
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
-from tests.test_conf import SHRUNK
 from unet3d.cli import memory
 from unet3d.cli.main import COMMANDS, main
 from unet3d.workflows.memory import estimate

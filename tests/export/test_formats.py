@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.config.helpers.configs import SHRUNK
 from tests.pool.helpers.volumes import WINDOWS
-from tests.test_conf import SHRUNK
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
 from unet3d.export import onnx_format, torch_export_format

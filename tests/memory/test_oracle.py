@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.config.helpers.configs import SHRUNK
 from tests.memory.helpers.oracle import Memory, measure, predict
-from tests.test_conf import SHRUNK
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow

@@ -27,6 +27,18 @@ def compose_required(command: str) -> ComposedConfig:
     return compose_config(REQUIRED.get(command, ()), command)
 
 
+SHRUNK = {
+    "unet_small": ["model.width=4"],
+    "unet_large": ["model.width=4"],
+    "unet_cicek2016": ["model.width=4"],
+    "unet_nnunet": ["model.width=4", "model.depth=4"],
+    "naive_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
+    "naive_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
+    "dynunet": ["model.filters=[4,8,8]"],
+}
+"""Overrides by network that keep its shape and make it narrow enough for a test."""
+
+
 def with_values(command: str, values: dict[str, Any]) -> ComposedConfig:
     """Return a command's config with other values, as a config file may hold them."""
     composed = compose_required(command)

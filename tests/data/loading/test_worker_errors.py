@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from tests.data.loading.test_loaders import load_epochs, make_loader
+from tests.data.helpers.loaders import load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading import worker_errors
 from unet3d.data.loading.datasets import ValidationVolumes, read_classes
