@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from tests.data.helpers.folders import nnunet, pairs
+from tests.data.helpers.datasets import write_nnunet, write_pairs
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.data.layouts.synthetic import write_dataset
@@ -103,8 +103,11 @@ def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Pat
     """Return the overrides that each data=OPTION needs if its dataset is on disk."""
     return {
         "decathlon": [f"data.root={decathlon_folder}"],
-        "nnunet": [f"data.root={nnunet(tmp_path_factory.mktemp('nnunet'), 5)}"],
-        "pairs": [f"data.root={pairs(tmp_path_factory.mktemp('pairs'), 5)}", "data.num_classes=3"],
+        "nnunet": [f"data.root={write_nnunet(tmp_path_factory.mktemp('nnunet'), 5)}"],
+        "pairs": [
+            f"data.root={write_pairs(tmp_path_factory.mktemp('pairs'), 5)}",
+            "data.num_classes=3",
+        ],
     }
 
 

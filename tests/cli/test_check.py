@@ -4,8 +4,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.data.helpers.faulty import FAULTS, spoil
-from tests.data.helpers.folders import SIZE, decathlon, image, label, save
+from tests.data.helpers.corruptions import CORRUPTIONS, corrupt
+from tests.data.helpers.datasets import SIZE, make_image, make_label, save_volume, write_decathlon
 from unet3d.cli.main import main
 
 
@@ -18,14 +18,14 @@ def check(tmp_path, monkeypatch):
 
 def faulty(root):
     """Three cases: a label with a value and a place that cannot be, and an image of NaN."""
-    decathlon(root, 3)
+    write_decathlon(root, 3)
     affine = np.diag([1.0, 1, 3, 1])
-    save(root / "labelsTr" / "case_01.nii.gz", label(1) * 3, affine)
-    save(root / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
+    save_volume(root / "labelsTr" / "case_01.nii.gz", make_label(1) * 3, affine)
+    save_volume(root / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
 
 
 def test_a_valid_dataset_is_summarized_with_exit_code_0(check, tmp_path, capsys):
-    decathlon(tmp_path, 3)
+    write_decathlon(tmp_path, 3)
     assert check() == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
@@ -35,11 +35,11 @@ def test_a_valid_dataset_is_summarized_with_exit_code_0(check, tmp_path, capsys)
 
 
 def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, capsys):
-    decathlon(tmp_path, 3)
+    write_decathlon(tmp_path, 3)
     for n in (0, 2):
         framed = np.full(SIZE, -3.5 - n, np.float32)
-        framed[2:-2, 2:-2, 2:-2] = image(n)[2:-2, 2:-2, 2:-2]
-        save(tmp_path / "imagesTr" / f"case_{n:02d}.nii.gz", framed)
+        framed[2:-2, 2:-2, 2:-2] = make_image(n)[2:-2, 2:-2, 2:-2]
+        save_volume(tmp_path / "imagesTr" / f"case_{n:02d}.nii.gz", framed)
     assert check() == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "hint: 2 of 3 cases have a constant border that is not data.background: -5.5 to -3.5",
@@ -66,8 +66,11 @@ def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
 
 
 def test_every_kind_of_error_in_a_dataset_is_found_in_one_pass(check, tmp_path, capsys):
-    decathlon(tmp_path, len(FAULTS) + 2)
-    expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
+    write_decathlon(tmp_path, len(CORRUPTIONS) + 2)
+    expected = [
+        corrupt(tmp_path, f"case_{n:02d}", corruption)
+        for n, corruption in enumerate(CORRUPTIONS, start=1)
+    ]
     assert check("format=json") == 1
     captured = json.loads(capsys.readouterr().out)["errors"]
     for case, file, message in expected:
@@ -80,7 +83,7 @@ def test_every_kind_of_error_in_a_dataset_is_found_in_one_pass(check, tmp_path, 
 def test_scans_of_one_patient_are_a_hint_unless_groups_are_configured(check, tmp_path, capsys):
     for folder in ("images", "labels"):
         for name in ("p1_visit1", "p1_visit2", "p2_visit1"):
-            save(tmp_path / folder / f"{name}.nii.gz", label(1))
+            save_volume(tmp_path / folder / f"{name}.nii.gz", make_label(1))
     words = ["data=pairs", "data.num_classes=3", "read_voxels=false"]
     assert check(*words) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
@@ -115,7 +118,7 @@ def test_the_report_can_be_json_in_a_file(check, tmp_path, capsys):
 
 
 def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, capsys):
-    decathlon(tmp_path, 2)
+    write_decathlon(tmp_path, 2)
     for file in (tmp_path / "imagesTr").iterdir():
         file.write_bytes(b"")
     assert check() == 1
@@ -141,7 +144,7 @@ def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, c
     ],
 )
 def test_a_usage_error_is_one_line_with_exit_code_2(check, tmp_path, capsys, words, message):
-    decathlon(tmp_path, 2)
+    write_decathlon(tmp_path, 2)
     (tmp_path / "empty").mkdir()
     assert check(*words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]

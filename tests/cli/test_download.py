@@ -1,12 +1,12 @@
 import pytest
 
-from tests.data.helpers.archive import FILES, TASK, archive, md5, serving
+from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
 from unet3d.cli.main import main
 
 
 @pytest.fixture
 def server():
-    with serving(archive()) as server:
+    with serve(make_archive()) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.data.helpers.folders import image, label, nnunet, save
+from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.cli.main import main
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.settings.training import parse_training
@@ -73,13 +73,13 @@ def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch):
 
 
 def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatch, capsys):
-    nnunet(tmp_path / "data", 3)
+    write_nnunet(tmp_path / "data", 3)
     for n, file in enumerate(sorted((tmp_path / "data" / "imagesTr").iterdir())):
         framed = np.full((16, 14, 12), -3.5 - n, np.float32)
-        framed[3:15, 2:12, 2:10] = image(n)
-        save(file, framed)
+        framed[3:15, 2:12, 2:10] = make_image(n)
+        save_volume(file, framed)
     for n, file in enumerate(sorted((tmp_path / "data" / "labelsTr").iterdir())):
-        save(file, np.pad(label(n), ((3, 1), (2, 2), (2, 2))))
+        save_volume(file, np.pad(make_label(n), ((3, 1), (2, 2), (2, 2))))
     monkeypatch.chdir(tmp_path)
     words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]

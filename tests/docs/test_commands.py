@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import SHRUNK
-from tests.data.helpers.folders import nnunet
+from tests.data.helpers.datasets import write_nnunet
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
 from unet3d.cli import memory
 from unet3d.cli.main import COMMANDS, main
@@ -236,7 +236,7 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
-    nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
+    write_nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
     trace = estimate.trace_step
 
     def trace_once(settings, precision, **options):

@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.helpers.folders import SIZE, decathlon, image, label, nnunet, save
+from tests.data.helpers.datasets import (
+    SIZE,
+    make_image,
+    make_label,
+    save_volume,
+    write_decathlon,
+    write_nnunet,
+)
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.workflows.training.build import build_training
@@ -37,16 +44,16 @@ def get_names(volumes):
 
 def write_header_errors(root):
     """Make case_01 and case_04 of ten invalid; headers show it."""
-    decathlon(root, 10)
+    write_decathlon(root, 10)
     (root / "labelsTr" / "case_01.nii.gz").unlink()
-    save(root / "labelsTr" / "case_04.nii.gz", label(4), np.diag([2.0, 1, 2, 1]))
+    save_volume(root / "labelsTr" / "case_04.nii.gz", make_label(4), np.diag([2.0, 1, 2, 1]))
 
 
 def write_voxel_errors(root):
     """Make case_02 and case_05 of ten invalid; only voxels show it."""
-    decathlon(root, 10)
-    save(root / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
-    save(root / "labelsTr" / "case_05.nii.gz", np.full(SIZE, 9, np.uint8))
+    write_decathlon(root, 10)
+    save_volume(root / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
+    save_volume(root / "labelsTr" / "case_05.nii.gz", np.full(SIZE, 9, np.uint8))
 
 
 def test_invalid_headers_stop_a_run_before_anything_is_preprocessed(build, tmp_path):
@@ -80,7 +87,7 @@ def test_intensities_are_read_before_anything_is_preprocessed(build, tmp_path):
 def test_invalid_cases_are_skipped_and_named_and_folds_stay_the_same(
     build, tmp_path, write_errors, invalid, overrides
 ):
-    decathlon(tmp_path, 10)
+    write_decathlon(tmp_path, 10)
     intact = build("fold=1").data
     write_errors(tmp_path)
     run = build("fold=1", "data.invalid_cases=skip", *overrides)
@@ -94,7 +101,7 @@ def test_invalid_cases_are_skipped_and_named_and_folds_stay_the_same(
 
 
 def test_an_entry_that_is_not_a_case_stops_a_run_or_is_named(build, tmp_path):
-    decathlon(tmp_path, 6)
+    write_decathlon(tmp_path, 6)
     content = json.loads((tmp_path / "dataset.json").read_text())
     del content["training"][0]["label"]
     (tmp_path / "dataset.json").write_text(json.dumps(content))
@@ -103,12 +110,12 @@ def test_an_entry_that_is_not_a_case_stops_a_run_or_is_named(build, tmp_path):
 
 
 def test_files_that_belong_to_no_case_are_ignored(build, tmp_path):
-    save(decathlon(tmp_path, 5) / "imagesTr" / "other.nii.gz", image(9))
+    save_volume(write_decathlon(tmp_path, 5) / "imagesTr" / "other.nii.gz", make_image(9))
     assert len(build().data.training) == 4
 
 
 def test_a_long_list_of_errors_is_cut(build, tmp_path):
-    decathlon(tmp_path, 30)
+    write_decathlon(tmp_path, 30)
     for file in (tmp_path / "labelsTr").iterdir():
         file.unlink()
     lines = get_error(build, "data.invalid_cases=skip").splitlines()
@@ -126,8 +133,8 @@ def test_a_fold_without_a_valid_training_case_is_refused(build, tmp_path):
 
 def test_the_dataset_says_which_label_to_ignore(build, tmp_path):
     labels = {"background": 0, "front": 1, "back": 2, "ignore": 3}
-    nnunet(tmp_path, 5, labels=labels)
-    save(tmp_path / "labelsTr" / "case_00.nii.gz", np.full(SIZE, 3, np.uint8))
+    write_nnunet(tmp_path, 5, labels=labels)
+    save_volume(tmp_path / "labelsTr" / "case_00.nii.gz", np.full(SIZE, 3, np.uint8))
     run = build(option="nnunet")
     assert run.config["data"]["ignore_label"] == 3
     assert run.facts.classes == ("background", "front", "back")
@@ -136,14 +143,14 @@ def test_the_dataset_says_which_label_to_ignore(build, tmp_path):
 
 
 def test_a_value_that_float32_cannot_hold_is_found_before_training(build, tmp_path):
-    array = image(0).astype(np.float64)
+    array = make_image(0).astype(np.float64)
     array[0, 0, 0] = 1e300
-    save(decathlon(tmp_path, 5) / "imagesTr" / "case_00.nii.gz", array)
+    save_volume(write_decathlon(tmp_path, 5) / "imagesTr" / "case_00.nii.gz", array)
     assert "case_00.nii.gz holds NaN or infinite values" in get_error(build)
 
 
 def test_scans_of_a_patient_stay_in_one_fold_and_the_summary_counts_patients(build, tmp_path):
-    decathlon(tmp_path, 10)
+    write_decathlon(tmp_path, 10)
     patients = {f"case_{n:02d}": n // 2 for n in range(10)}
     (tmp_path / "patients.json").write_text(json.dumps(patients))
     run = build(f"data.group_by={tmp_path / 'patients.json'}")

@@ -6,8 +6,15 @@ import nibabel
 import numpy as np
 import pytest
 
-from tests.data.helpers.faulty import FAULTS, set_value, shift_affine, spoil
-from tests.data.helpers.folders import AFFINE, SIZE, decathlon, image, label, save
+from tests.data.helpers.corruptions import CORRUPTIONS, corrupt, set_value, shift_affine
+from tests.data.helpers.datasets import (
+    AFFINE,
+    SIZE,
+    make_image,
+    make_label,
+    save_volume,
+    write_decathlon,
+)
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.layouts.decathlon import Decathlon
@@ -38,12 +45,12 @@ def select(findings, case, file, pattern):
 
 
 def test_a_valid_dataset_has_no_findings(tmp_path):
-    assert find_all(decathlon(tmp_path, 6)) == []
+    assert find_all(write_decathlon(tmp_path, 6)) == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, fault):
-    expected = spoil(decathlon(tmp_path, 3), "case_01", fault)
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, corruption):
+    expected = corrupt(write_decathlon(tmp_path, 3), "case_01", corruption)
     findings = find_all(tmp_path)
     assert select(findings, *expected)
     assert {f.case for f in findings} == {"case_01"}
@@ -52,11 +59,14 @@ def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, fault
 
 
 def test_many_problems_are_all_reported_at_once(tmp_path):
-    decathlon(tmp_path, len(FAULTS) + 2)
-    expected = [spoil(tmp_path, f"case_{n:02d}", fault) for n, fault in enumerate(FAULTS, start=1)]
+    write_decathlon(tmp_path, len(CORRUPTIONS) + 2)
+    expected = [
+        corrupt(tmp_path, f"case_{n:02d}", corruption)
+        for n, corruption in enumerate(CORRUPTIONS, start=1)
+    ]
     findings = find_all(tmp_path)
     assert not [e for e in expected if not select(findings, *e)]
-    assert not [f for f in findings if f.case in ("case_00", f"case_{len(FAULTS) + 1:02d}")]
+    assert not [f for f in findings if f.case in ("case_00", f"case_{len(CORRUPTIONS) + 1:02d}")]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +78,8 @@ def test_many_problems_are_all_reported_at_once(tmp_path):
     ],
 )
 def test_an_invalid_entry_is_reported_and_other_cases_are_still_checked(tmp_path, entry, message):
-    decathlon(tmp_path, 3)
-    spoil(tmp_path, "case_02", "NaN")
+    write_decathlon(tmp_path, 3)
+    corrupt(tmp_path, "case_02", "NaN")
     edit_json(tmp_path, lambda content: content["training"].__setitem__(1, entry))
     findings = find_all(tmp_path)
     assert select(findings, "training[1]", tmp_path / "dataset.json", re.escape(message))
@@ -77,9 +87,11 @@ def test_an_invalid_entry_is_reported_and_other_cases_are_still_checked(tmp_path
 
 
 def test_unlisted_files_and_a_wrong_count_are_reported(tmp_path):
-    decathlon(tmp_path, 3)
+    write_decathlon(tmp_path, 3)
     edit_json(tmp_path, lambda content: content["training"].pop())
-    save(tmp_path / "imagesTr" / "._case_00.nii.gz", image(0))  # macOS metadata is ignored
+    save_volume(
+        tmp_path / "imagesTr" / "._case_00.nii.gz", make_image(0)
+    )  # macOS metadata is ignored
     findings = find_all(tmp_path)
     for folder in ("imagesTr", "labelsTr"):
         assert select(findings, None, tmp_path / folder / "case_02.nii.gz", "no entry")
@@ -88,7 +100,7 @@ def test_unlisted_files_and_a_wrong_count_are_reported(tmp_path):
 
 
 def test_a_file_that_is_listed_twice_is_reported(tmp_path):
-    decathlon(tmp_path, 3)
+    write_decathlon(tmp_path, 3)
     edit_json(tmp_path, lambda c: c["training"][1].update(label="./labelsTr/case_00.nii.gz"))
     edit_json(tmp_path, lambda c: c["training"].append(c["training"][2]))
     findings = find_all(tmp_path)
@@ -97,22 +109,22 @@ def test_a_file_that_is_listed_twice_is_reported(tmp_path):
 
 
 def test_a_class_that_never_occurs_is_reported(tmp_path):
-    decathlon(tmp_path, 3)
+    write_decathlon(tmp_path, 3)
     edit_json(tmp_path, lambda content: content["labels"].update({"3": "side"}))
     assert [f.message for f in find_all(tmp_path)] == ["class 3 (side) occurs in no label"]
 
 
 def test_rounding_differences_of_headers_are_tolerated(tmp_path):
-    decathlon(tmp_path, 1)
+    write_decathlon(tmp_path, 1)
     affine = shift_affine(AFFINE * 1.00001, 0.05)
-    save(tmp_path / "labelsTr" / "case_00.nii.gz", label(0), affine)
+    save_volume(tmp_path / "labelsTr" / "case_00.nii.gz", make_label(0), affine)
     assert find_all(tmp_path) == []
 
 
 def test_channels_with_different_grids_are_reported(tmp_path):
-    decathlon(tmp_path, 1)
+    write_decathlon(tmp_path, 1)
     case = Decathlon(str(tmp_path)).cases()[0]
-    second = save(tmp_path / "second.nii.gz", image(9), shift_affine(AFFINE, 1))
+    second = save_volume(tmp_path / "second.nii.gz", make_image(9), shift_affine(AFFINE, 1))
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
     findings = check_headers([both], channels=2)
     assert [(f.file, f.message[:23]) for f in findings] == [(second, "is offset by up to 1 mm")]
@@ -120,10 +132,10 @@ def test_channels_with_different_grids_are_reported(tmp_path):
 
 
 def test_a_constant_channel_of_several_is_reported(tmp_path):
-    decathlon(tmp_path, 3)
-    array = image(0, (*SIZE, 2))
+    write_decathlon(tmp_path, 3)
+    array = make_image(0, (*SIZE, 2))
     array[..., 1] = 0
-    save(tmp_path / "imagesTr" / "case_00.nii.gz", array)
+    save_volume(tmp_path / "imagesTr" / "case_00.nii.gz", array)
     assert "channel 1 is 0 everywhere" in [f.message for f in find_all(tmp_path)]
 
 
@@ -131,7 +143,7 @@ def test_a_constant_channel_of_several_is_reported(tmp_path):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64, ">i4"])
 def test_streamed_voxels_match_nibabel(tmp_path, name, dtype, monkeypatch):
     monkeypatch.setattr("unet3d.data.nifti.stream.CHUNK", 100)
-    volume = nibabel.Nifti1Image(image(0, (5, 6, 7, 2)).astype(dtype), AFFINE)
+    volume = nibabel.Nifti1Image(make_image(0, (5, 6, 7, 2)).astype(dtype), AFFINE)
     volume.header.set_slope_inter(0.5, 3)
     nibabel.save(volume, tmp_path / name)
     header = read_header(tmp_path / name)
@@ -144,7 +156,7 @@ def test_streamed_voxels_match_nibabel(tmp_path, name, dtype, monkeypatch):
 
 
 def test_progress_is_reported_up_to_the_last_case(tmp_path):
-    cases, calls = Decathlon(str(decathlon(tmp_path, 3))).cases(), []
+    cases, calls = Decathlon(str(write_decathlon(tmp_path, 3))).cases(), []
     check_voxels(
         cases,
         classes=["a", "b", "c"],
@@ -156,7 +168,7 @@ def test_progress_is_reported_up_to_the_last_case(tmp_path):
 
 
 def test_the_ignore_label_is_not_a_problem(tmp_path):
-    decathlon(tmp_path, 1)
+    write_decathlon(tmp_path, 1)
     set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
     for ignore_label, count in ((9, 0), (None, 1)):
         findings = check_voxels(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.data.helpers.folders import SIZE, decathlon, image, save
+from tests.data.helpers.datasets import SIZE, make_image, save_volume, write_decathlon
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
@@ -47,11 +47,11 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_one_file_may_hold_several_channels(tmp_path):
-    decathlon(tmp_path, 2)
+    write_decathlon(tmp_path, 2)
     content = json.loads((tmp_path / "dataset.json").read_text())
     content["modality"] = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
     (tmp_path / "dataset.json").write_text(json.dumps(content))
-    save(tmp_path / "imagesTr" / "case_00.nii.gz", image(0, (*SIZE, 4)))
+    save_volume(tmp_path / "imagesTr" / "case_00.nii.gz", make_image(0, (*SIZE, 4)))
     source = Decathlon(str(tmp_path))
     assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
     findings = check_headers(source.cases(), channels=4)

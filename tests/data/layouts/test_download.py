@@ -2,14 +2,14 @@ import tarfile
 
 import pytest
 
-from tests.data.helpers.archive import FILES, TASK, archive, md5, serving
+from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import RunError, UsageError
 
 
 @pytest.fixture
 def server():
-    with serving(archive()) as server:
+    with serve(make_archive()) as server:
         yield server
 
 
@@ -95,7 +95,7 @@ def extract_archive(tmp_path, content):
 
 
 def test_an_archive_is_extracted_completely(tmp_path):
-    extract_archive(tmp_path, archive({**FILES, "imagesTr/._a.nii.gz": b"macOS"}))
+    extract_archive(tmp_path, make_archive({**FILES, "imagesTr/._a.nii.gz": b"macOS"}))
     extracted = {p: p.read_bytes() for p in (tmp_path / TASK).rglob("*") if p.is_file()}
     assert extracted == {tmp_path / TASK / name: content for name, content in FILES.items()}
     assert {p.name for p in tmp_path.iterdir()} == {TASK, "a.part"}
@@ -104,14 +104,14 @@ def test_an_archive_is_extracted_completely(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (archive(**{"../evil": tarfile.REGTYPE}), "has a path outside of its folder: ../evil"),
-        (archive(**{f"{TASK}/../../evil": tarfile.REGTYPE}), "outside"),
-        (archive(**{"/tmp/unet3d-evil": tarfile.REGTYPE}), "outside"),
-        (archive(**{f"{TASK}/link": tarfile.SYMTYPE}), "link, which is not a regular file"),
-        (archive(**{f"{TASK}/link": tarfile.LNKTYPE}), "link, which is not a regular file"),
-        (archive(**{f"{TASK}/pipe": tarfile.FIFOTYPE}), "pipe, which is not a regular file"),
-        (archive({"readme": b""}), f"does not contain {TASK}/dataset.json"),
-        (archive()[:250_000], "cannot be extracted: unexpected end of data"),
+        (make_archive(**{"../evil": tarfile.REGTYPE}), "has a path outside of its folder: ../evil"),
+        (make_archive(**{f"{TASK}/../../evil": tarfile.REGTYPE}), "outside"),
+        (make_archive(**{"/tmp/unet3d-evil": tarfile.REGTYPE}), "outside"),
+        (make_archive(**{f"{TASK}/link": tarfile.SYMTYPE}), "link, which is not a regular file"),
+        (make_archive(**{f"{TASK}/link": tarfile.LNKTYPE}), "link, which is not a regular file"),
+        (make_archive(**{f"{TASK}/pipe": tarfile.FIFOTYPE}), "pipe, which is not a regular file"),
+        (make_archive({"readme": b""}), f"does not contain {TASK}/dataset.json"),
+        (make_archive()[:250_000], "cannot be extracted: unexpected end of data"),
         (b"not an archive", "cannot be extracted"),
     ],
 )
@@ -126,5 +126,5 @@ def test_an_incomplete_or_unsafe_archive_leaves_nothing(tmp_path, content, messa
 def test_the_draft_of_a_killed_process_is_removed(tmp_path):
     (tmp_path / f".{TASK}.draft" / TASK).mkdir(parents=True)
     (tmp_path / f".{TASK}.draft" / TASK / "old").write_text("x")
-    extract_archive(tmp_path, archive())
+    extract_archive(tmp_path, make_archive())
     assert not (tmp_path / TASK / "old").exists()

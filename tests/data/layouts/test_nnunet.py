@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from tests.data.helpers.folders import image, label, nnunet, save
+from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
 
 
 def make_source(root, **content):
-    return NnUnet(str(nnunet(root, 3, **content)))
+    return NnUnet(str(write_nnunet(root, 3, **content)))
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
@@ -62,9 +62,9 @@ def test_missing_files_are_reported_for_each_case(tmp_path):
 def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
     source = make_source(tmp_path, numTraining=4)
     unexpected = [
-        save(tmp_path / "imagesTr" / "case_00_0002.nii.gz", image(9)),
-        save(tmp_path / "imagesTr" / "case_07.nii.gz", image(9)),
-        save(tmp_path / "labelsTr" / "case_00.nii", label(0)),
+        save_volume(tmp_path / "imagesTr" / "case_00_0002.nii.gz", make_image(9)),
+        save_volume(tmp_path / "imagesTr" / "case_07.nii.gz", make_image(9)),
+        save_volume(tmp_path / "labelsTr" / "case_00.nii", make_label(0)),
     ]
     findings = source.find_problems()
     assert [f.file for f in findings] == [*unexpected, tmp_path / "dataset.json"]
@@ -119,6 +119,6 @@ def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
 def test_a_folder_without_images_or_json_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"no dataset\.json.*an nnU-Net raw dataset"):
         NnUnet(str(tmp_path)).cases()
-    nnunet(tmp_path, 0)
+    write_nnunet(tmp_path, 0)
     with pytest.raises(UsageError, match=r"holds no images named <case>_0000\.nii\.gz"):
         NnUnet(str(tmp_path)).cases()

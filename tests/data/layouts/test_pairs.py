@@ -1,6 +1,6 @@
 import pytest
 
-from tests.data.helpers.folders import image, label, pairs, save
+from tests.data.helpers.datasets import make_image, make_label, save_volume, write_pairs
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.layouts.pairs import Pairs
 from unet3d.errors import UsageError
@@ -22,7 +22,7 @@ def get_names(paths):
 
 
 def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
-    source = make_source(pairs(tmp_path, 3))
+    source = make_source(write_pairs(tmp_path, 3))
     cases = source.cases()
     assert [case.name for case in cases] == ["case_00", "case_01", "case_02"]
     assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
@@ -41,9 +41,9 @@ def test_classes_and_channels_are_named_or_numbered(tmp_path):
 def test_one_pattern_per_channel_finds_files_in_a_folder_per_case(tmp_path):
     for name in ("a", "b_c"):
         for number, kind in enumerate(("t1", "t2")):
-            save(tmp_path / name / f"{name}_{kind}.nii", image(number))
-        save(tmp_path / name / f"{name}_seg.nii", label(0))
-    save(tmp_path / "a" / "other_t1.nii", image(5))  # not named like its folder
+            save_volume(tmp_path / name / f"{name}_{kind}.nii", make_image(number))
+        save_volume(tmp_path / name / f"{name}_seg.nii", make_label(0))
+    save_volume(tmp_path / "a" / "other_t1.nii", make_image(5))  # not named like its folder
     source = make_source(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
     cases = source.cases()
     assert [case.name for case in cases] == ["a", "b_c"]
@@ -53,16 +53,16 @@ def test_one_pattern_per_channel_finds_files_in_a_folder_per_case(tmp_path):
 
 def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
     for name in ("scan_1", "scan_2"):
-        save(tmp_path / f"{name}.nii.gz", image(1))
-        save(tmp_path / f"{name}_label.nii.gz", label(0))
-    save(tmp_path / "._scan_1.nii.gz", image(1))  # macOS metadata is ignored
+        save_volume(tmp_path / f"{name}.nii.gz", make_image(1))
+        save_volume(tmp_path / f"{name}_label.nii.gz", make_label(0))
+    save_volume(tmp_path / "._scan_1.nii.gz", make_image(1))  # macOS metadata is ignored
     cases = make_source(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").cases()
     assert [case.name for case in cases] == ["scan_1", "scan_2"]
     assert get_names([cases[0].label]) == ["scan_1_label.nii.gz"]
 
 
 def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
-    source = make_source(pairs(tmp_path, 3))
+    source = make_source(write_pairs(tmp_path, 3))
     missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
     for file in missing:
         file.unlink()
@@ -103,7 +103,7 @@ def test_invalid_options_are_refused(tmp_path, options, message):
 def test_a_missing_folder_or_a_pattern_without_matches_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.root: no folder"):
         make_source(tmp_path / "nowhere").cases()
-    pairs(tmp_path, 2)
+    write_pairs(tmp_path, 2)
     with pytest.raises(UsageError, match=r"data.images: no file in .* matches scans/\*.nii"):
         make_source(tmp_path, images="scans/*.nii").cases()
     with pytest.raises(UsageError, match=r"data\.labels: no file in"):

@@ -4,8 +4,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from tests.data.helpers.faulty import set_header_fields
-from tests.data.helpers.folders import image, save
+from tests.data.helpers.corruptions import set_header_fields
+from tests.data.helpers.datasets import make_image, save_volume
 from unet3d.data.nifti.reader import read_volume
 from unet3d.errors import UsageError
 
@@ -25,7 +25,7 @@ def test_integers_stay_integers_unless_the_header_scales_them(tmp_path):
 
 @pytest.mark.parametrize("position", [0.3, 0.5, 0.9, -12, -6])
 def test_a_flipped_bit_in_a_compressed_file_is_detected(tmp_path, position):
-    file = save(tmp_path / "a.nii.gz", image(0))
+    file = save_volume(tmp_path / "a.nii.gz", make_image(0))
     content = bytearray(file.read_bytes())
     content[position if position < 0 else int(position * len(content))] ^= 1
     file.write_bytes(content)
@@ -35,7 +35,7 @@ def test_a_flipped_bit_in_a_compressed_file_is_detected(tmp_path, position):
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 def test_a_file_with_more_or_fewer_bytes_than_its_header_declares_is_refused(tmp_path, name):
-    original = nibabel.Nifti1Image(image(0), np.eye(4)).to_bytes()
+    original = nibabel.Nifti1Image(make_image(0), np.eye(4)).to_bytes()
     for content, message in (
         (original + b"x", "contains data beyond"),
         (original[:-1], "ends after"),
@@ -48,7 +48,7 @@ def test_a_file_with_more_or_fewer_bytes_than_its_header_declares_is_refused(tmp
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, ">i2"])
 def test_scaled_values_match_nibabel(tmp_path, name, dtype):
-    written = nibabel.Nifti1Image((image(0) * 3).astype(dtype), np.eye(4))
+    written = nibabel.Nifti1Image((make_image(0) * 3).astype(dtype), np.eye(4))
     written.header.set_slope_inter(0.37, -11.3)
     nibabel.save(written, tmp_path / name)
     channels, _ = read_volume(tmp_path / name)
@@ -58,7 +58,7 @@ def test_scaled_values_match_nibabel(tmp_path, name, dtype):
 
 
 def test_an_absurd_shape_is_refused_before_memory_is_allocated(tmp_path):
-    file = save(tmp_path / "a.nii.gz", image(0))
+    file = save_volume(tmp_path / "a.nii.gz", make_image(0))
     set_header_fields(file, dim=[3, 32767, 32767, 32767, 1, 1, 1, 1])
     with pytest.raises(UsageError, match="is too short for 35,181"):
         read_volume(file)

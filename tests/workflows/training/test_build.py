@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.data.helpers.folders import nnunet
+from tests.data.helpers.datasets import write_nnunet
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.workflows.shared.dataset import DatasetFacts
 from unet3d.workflows.training.build import (
@@ -74,7 +74,7 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(
     composed, small, tmp_path, overrides
 ):
     labels = {"background": 0, "whole": [1, 2], "core": [2]}
-    nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[1, 2])
+    write_nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[1, 2])
     base = [word for word in small if ".source" not in word and "data.root" not in word]
     data = ["data=nnunet", f"data.root={tmp_path / 'data'}", f"data.cache={tmp_path / 'cache'}"]
     run = build_training(composed(*data, *overrides, base=base), tmp_path)

@@ -12,7 +12,7 @@ TASK = "Task00_Test"
 FILES = {"dataset.json": b"{}", "imagesTr/a.nii.gz": b"image" * 99_999, "labelsTr/a.nii.gz": b"l"}
 
 
-def archive(files=FILES, **members):
+def make_archive(files=FILES, **members):
     """Build a tar with a task's folder; `members` adds entries {name: type} that no task has."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(content: bytes) -> Iterator[Server]:
+def serve(content: bytes) -> Iterator[Server]:
     with Server(content) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -7,7 +7,7 @@ import shutil
 import nibabel
 import numpy as np
 
-from tests.data.helpers.folders import AFFINE, SIZE, image, label, save
+from tests.data.helpers.datasets import AFFINE, SIZE, make_image, make_label, save_volume
 
 
 def set_header_fields(path, **fields):
@@ -40,7 +40,7 @@ def remove_checksum(path):
 def set_value(path, value, dtype=np.float32):
     array = nibabel.load(path).get_fdata().astype(dtype)
     array[3, 3, 3] = value
-    save(path, array, nibabel.load(path).affine)
+    save_volume(path, array, nibabel.load(path).affine)
 
 
 def flip_affine(affine):
@@ -63,7 +63,7 @@ def replace_by_truncated_plain_file(path):
 
 
 # name: (change of (root, image, label), file that is reported, pattern of the problem)
-FAULTS = {
+CORRUPTIONS = {
     "a missing image": (lambda r, i, t: i.unlink(), "image", "is missing"),
     "a missing label": (lambda r, i, t: t.unlink(), "label", "is missing"),
     "an empty file": (lambda r, i, t: i.write_bytes(b""), "image", "is empty"),
@@ -128,42 +128,58 @@ FAULTS = {
     "an unknown class": (lambda r, i, t: set_value(t, 3), "label", r"holds 3: .* must be 0\.\.2"),
     "a negative label": (lambda r, i, t: set_value(t, -2), "label", "holds -2: labels must be"),
     "a fractional label": (lambda r, i, t: set_value(t, 1.5), "label", "holds 1.5: .* integers"),
-    "a constant image": (lambda r, i, t: save(i, np.full(SIZE, 7.0)), "image", "is 7 everywhere"),
+    "a constant image": (
+        lambda r, i, t: save_volume(i, np.full(SIZE, 7.0)),
+        "image",
+        "is 7 everywhere",
+    ),
     "another shape": (
-        lambda r, i, t: save(t, label(0)[:, :, :6]),
+        lambda r, i, t: save_volume(t, make_label(0)[:, :, :6]),
         "label",
         r"shape 12 x 10 x 6, but its image 12 x 10 x 8",
     ),
     "another spacing": (
-        lambda r, i, t: save(t, label(50), np.diag([1.0, 1, 2.5, 1])),
+        lambda r, i, t: save_volume(t, make_label(50), np.diag([1.0, 1, 2.5, 1])),
         "label",
         "spacing 1 x 1 x 2.5 mm, but its image 1 x 1 x 2 mm",
     ),
     "another orientation": (
-        lambda r, i, t: save(t, label(51), flip_affine(AFFINE)),
+        lambda r, i, t: save_volume(t, make_label(51), flip_affine(AFFINE)),
         "label",
         "orientation LAS, but its image RAS",
     ),
     "another position": (
-        lambda r, i, t: save(t, label(52), shift_affine(AFFINE, 3)),
+        lambda r, i, t: save_volume(t, make_label(52), shift_affine(AFFINE, 3)),
         "label",
         r"is offset by up to 3 mm from its image: affine \[1 0 0 3, .* and \[1 0 0 0,",
     ),
     "4D": (
-        lambda r, i, t: save(i, image(70, (*SIZE, 2))),
+        lambda r, i, t: save_volume(i, make_image(70, (*SIZE, 2))),
         "image",
         "shape 12 x 10 x 8 x 2: 2 channels in total, but the dataset names 1",
     ),
     "a 4D label": (
-        lambda r, i, t: save(t, np.stack([label(53)] * 2, -1)),
+        lambda r, i, t: save_volume(t, np.stack([make_label(53)] * 2, -1)),
         "label",
         "one 3D volume",
     ),
-    "2D": (lambda r, i, t: save(i, image(71, (12, 10))), "image", "it must be 3D, or 4D"),
-    "5D": (lambda r, i, t: save(i, image(72, (4, 4, 4, 1, 2))), "image", "it must be 3D, or 4D"),
-    "a slice": (lambda r, i, t: save(i, image(73, (12, 10, 3))), "image", "only 12 x 10 x 3 vox"),
+    "2D": (
+        lambda r, i, t: save_volume(i, make_image(71, (12, 10))),
+        "image",
+        "it must be 3D, or 4D",
+    ),
+    "5D": (
+        lambda r, i, t: save_volume(i, make_image(72, (4, 4, 4, 1, 2))),
+        "image",
+        "it must be 3D, or 4D",
+    ),
+    "a slice": (
+        lambda r, i, t: save_volume(i, make_image(73, (12, 10, 3))),
+        "image",
+        "only 12 x 10 x 3 vox",
+    ),
     "RGB voxels": (
-        lambda r, i, t: save(i, np.zeros(SIZE, [("R", "u1"), ("G", "u1"), ("B", "u1")])),
+        lambda r, i, t: save_volume(i, np.zeros(SIZE, [("R", "u1"), ("G", "u1"), ("B", "u1")])),
         "image",
         "not one real number each",
     ),
@@ -205,9 +221,9 @@ FAULTS = {
 }
 
 
-def spoil(root, case, fault):
+def corrupt(root, case, corruption):
     """Break a case; return (case, file, pattern of the problem) to expect."""
-    change, kind, pattern = FAULTS[fault]
+    change, kind, pattern = CORRUPTIONS[corruption]
     files = [root / folder / f"{case}.nii.gz" for folder in ("imagesTr", "labelsTr")]
     change(root, *files)
     file = {"image": files[0], "label": files[1], "plain": files[0].with_suffix("")}[kind]
