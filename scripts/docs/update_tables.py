@@ -387,7 +387,7 @@ def huge(folder: Path) -> str:
 
 
 def same_dice(folder: Path) -> str:
-    """Compare lean blocks with plain modules."""
+    """Compare fused blocks with plain modules."""
     lines = ["| | `checkpointing=` | Dice |", "| --- | --- | --- |"]
     for job, found in result(folder, "cpu-same-dice").items():
         for name, dice in found["dice"].items():
