@@ -22,7 +22,7 @@ endif
 # One process per core; the slowest tests are listed at the end.
 PYTEST := -m pytest -n auto --dist worksteal --durations=25
 
-.PHONY: train test check format lint types floors docs gpu chaos clean
+.PHONY: train test check format lint types layers docs gpu chaos clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
@@ -31,7 +31,7 @@ test: $(TEST_NEEDS)
 	$(TEST) $(PYTEST) -m "not gpu and not slow" $(ARGS)
 
 # What CI runs: every test that needs no GPU.
-check: lint types floors docs $(TEST_NEEDS)
+check: lint types layers docs $(TEST_NEEDS)
 	$(TEST) $(PYTEST) -m "not gpu" $(ARGS)
 
 lint: $(TEST_NEEDS)
@@ -41,7 +41,7 @@ lint: $(TEST_NEEDS)
 types: $(TEST_NEEDS)
 	$(TEST) -m ty check --python $(TEST)
 
-floors: $(TEST_NEEDS)
+layers: $(TEST_NEEDS)
 	$(TEST) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache
 
 # The site, into site/; a dead link, a missing anchor or a page outside the navigation is an error.
