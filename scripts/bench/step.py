@@ -263,8 +263,8 @@ def time_networks(options: argparse.Namespace) -> dict[str, Any]:
             step.train(SilentListener())
             if device == "cuda":
                 torch.cuda.synchronize()
-                rows.setdefault(name, {})["peak_allocated_mib"] = round(
-                    torch.cuda.max_memory_allocated() / MIB
+                rows.setdefault(name, {})["peak_allocated_mib"] = to_mib(
+                    torch.cuda.max_memory_allocated()
                 )
             if turn:  # the first turn warms up
                 seconds[name].append(time.perf_counter() - start)

@@ -15,6 +15,8 @@ from pathlib import Path
 import yaml
 
 from unet3d.cli.main import COMMANDS
+from unet3d.config.comments import INTERNAL_KEYS
+from unet3d.config.compose import list_config_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -237,7 +239,7 @@ def get_user_keys(path: Path) -> list[Key]:
     return [
         key
         for key in read_config(path).keys
-        if key.name.rpartition(".")[2] not in ("_target_", "_partial_")
+        if key.name.rpartition(".")[2] not in INTERNAL_KEYS
         and (key.meaning or not key.name.startswith("hydra"))
     ]
 
@@ -257,9 +259,9 @@ def find_undescribed() -> list[str]:
 
 def list_groups() -> list[str]:
     """Return the config groups in the order of train.yaml."""
-    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    named = [group for group in read_config(CONF / "train.yaml").choices if group in folders]
-    return named + sorted(folders - set(named))
+    groups = list_config_groups()
+    named = [group for group in read_config(CONF / "train.yaml").choices if group in groups]
+    return named + sorted(set(groups) - set(named))
 
 
 def command_section(name: str) -> list[str]:

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from scripts.bench.recorded_names import get_current_name, use_current_names
+from unet3d.units import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -130,7 +131,7 @@ def predict(folder: Path) -> str:
     case = result(folder, "cpu-predict")["cases"][-1]
     size = " x ".join(map(str, case["size"]))
     peak, forecast, whole = (
-        f"{case[key] / 2**30:.1f} GiB"
+        f"{case[key] / GIB:.1f} GiB"
         for key in ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
     )
     return (
@@ -160,7 +161,7 @@ def hippocampus(folder: Path) -> str:
         mean, runs = part["mean"], list(part["rows"].values())
         dice = mean["dice"]
         spread = "" if mean["dice_deviation"] is None else f" ± {mean['dice_deviation']:.4f}"
-        peak = ", ".join(f"{v / 2**20:.0f} MiB {k}" for k, v in mean["peak_bytes"].items())
+        peak = ", ".join(f"{format_mib(v)} {k}" for k, v in mean["peak_bytes"].items())
         lines.append(
             f"| {name} | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} "
             f"| {dice['mean']:.4f}{spread} | {runs[0]['steps']} "
@@ -201,7 +202,7 @@ def quality_table(folder: Path, name: str) -> str:
             lines.append(
                 f"| {job} | {variant} | {found['dice']:.4f}{spread} | {between} | {worst} "
                 f"| {found['runs']} | {found['steps']} | {found['median_step_seconds']:.2f} "
-                f"| {OPEN if tensors is None else mib(tensors)} |"
+                f"| {OPEN if tensors is None else format_mib(tensors)} |"
             )
     return "\n".join(lines)
 
@@ -362,7 +363,7 @@ def peak(row: Row | None) -> str:
     if row is None:
         return OPEN
     found, expected = row["measured"].get("allocated"), row["predicted"]["allocated"]
-    return f"{OPEN if found is None else mib(found)} ({mib(expected)})"
+    return f"{OPEN if found is None else format_mib(found)} ({format_mib(expected)})"
 
 
 def seconds(row: Row | None) -> str:
@@ -370,9 +371,9 @@ def seconds(row: Row | None) -> str:
     return OPEN if row is None else f"{row['step_seconds']:.3f}"
 
 
-def mib(nbytes: int) -> str:
+def format_mib(nbytes: int) -> str:
     """Format bytes in MiB."""
-    return f"{nbytes / 2**20:.0f} MiB"
+    return f"{nbytes / MIB:,.0f} MiB"
 
 
 def huge(folder: Path) -> str:
@@ -458,9 +459,9 @@ def big(folder: Path) -> str:
     study = result(folder, "predicted-big")["study"]
     rows = use_current_names({row["value"]: row for row in study})
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["peak_allocated_bytes"]):
-        peak, reserved = (row[f"peak_{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved"))
+        peak, reserved = (format_mib(row[f"peak_{k}_bytes"]) for k in ("allocated", "reserved"))
         strategy = name.removeprefix("checkpointing=")
-        lines.append(f"| `{strategy}` | {peak:,.0f} MiB | {reserved:,.0f} MiB |")
+        lines.append(f"| `{strategy}` | {peak} | {reserved} |")
     return "\n".join(lines)
 
 
@@ -470,9 +471,9 @@ def big_fit(folder: Path) -> str:
     content = result(folder, "predicted-big")
     recorded = [row["value"] for row in content["study"]]
     for row in content["fit"]:
-        reserved = row["peak_reserved_bytes"] / 2**20
+        reserved = format_mib(row["peak_reserved_bytes"])
         words = " ".join(get_current_name(word, recorded) for word in row["overrides"])
-        lines.append(f"| `{words}` | {reserved:,.0f} MiB | {100 * row['extra_compute']:.0f} % |")
+        lines.append(f"| `{words}` | {reserved} | {100 * row['extra_compute']:.0f} % |")
     return "\n".join(lines)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unet3d.units import MIB
+
 Rows = dict[str, dict[str, Any]]
 
 
@@ -58,7 +60,7 @@ def summarize_steps(rows: Rows) -> dict[str, Any]:
     """Return peak in MiB, prediction error and time of each network's step."""
     return {
         name: {
-            "mib": round(row["measured"]["allocated"] / 2**20),
+            "mib": round(row["measured"]["allocated"] / MIB),
             "error_percent": row.get("allocated_error_percent"),
             "seconds": round(row["step_seconds"], 4),
         }

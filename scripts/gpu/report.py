@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu.parts import PARTS, Part
+from unet3d.atomic_write import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -216,9 +217,8 @@ def main(argv: list[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(results, indent=1) + "\n")
-        draft.replace(path)
+        with atomic_write(path) as draft:
+            draft.write_text(json.dumps(results, indent=1) + "\n")
 
     for name in options.parts:
         if options.again:

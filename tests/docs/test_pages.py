@@ -18,10 +18,10 @@ from tests.docs.helpers.pages import (
     strip_code,
 )
 from unet3d.cli.main import COMMANDS
-from unet3d.config.compose import get_config_dir
+from unet3d.config.compose import get_config_dir, list_config_groups
 
 CONF = get_config_dir()
-GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
+GROUPS = set(list_config_groups())
 NEW = {"data": {"mine"}, "experiment": {"planned"}, "hydra": set()}
 """Options that pages tell readers to create."""
 

@@ -9,7 +9,12 @@ import pytest
 
 from scripts.docs import generate_reference
 from unet3d.cli.main import COMMANDS, main
-from unet3d.config.compose import compose_config, get_config_dir
+from unet3d.config.compose import (
+    compose_config,
+    get_config_dir,
+    list_config_groups,
+    list_options,
+)
 from unet3d.config.validate import iter_keys
 
 pytestmark = pytest.mark.slow
@@ -48,7 +53,7 @@ def test_every_command_and_its_keys_are_listed(commands, command):
     section = get_section(commands, command)
     assert section
     if (CONF / f"{command}.yaml").exists():
-        groups = [p.name for p in CONF.iterdir() if p.is_dir()]
+        groups = list_config_groups()
         config = compose_config([], command).config
         keys = [key for key in iter_keys(config) if key.split(".")[0] not in groups]
         listed = section + get_section(commands, "train")
@@ -57,8 +62,8 @@ def test_every_command_and_its_keys_are_listed(commands, command):
 
 def test_every_option_of_every_group_has_its_keys(options):
     """As Hydra composes them, not as the script reads them; options of all groups at a time."""
-    groups = [p for p in CONF.iterdir() if p.is_dir() and p.name != "experiment"]
-    choices = [[f"{g.name}={p.stem}" for p in g.glob("[!_]*.yaml")] for g in groups]
+    groups = [group for group in list_config_groups() if group != "experiment"]
+    choices = [[f"{group}={option}" for option in list_options(group)] for group in groups]
     missing = []
     for words in map(list, zip_longest(*choices)):
         words = [word for word in words if word is not None]
