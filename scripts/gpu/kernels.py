@@ -18,7 +18,7 @@ from torch import Tensor
 from scripts.bench.pool import Case, measure, measure_copy_bandwidth
 from scripts.gpu.rows import Context, Row
 from unet3d.machine.system import get_cpu_model
-from unet3d.model.lean.ops import norm_ops, upsample_ops
+from unet3d.model.fused.ops import norm_ops, upsample_ops
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import is_channels_last

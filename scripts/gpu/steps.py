@@ -24,7 +24,7 @@ from unet3d.machine.device import resolve_precision
 from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
-from unet3d.model.lean import tiling
+from unet3d.model.fused import tiling
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases

@@ -1,7 +1,7 @@
 """No strategy of conf/checkpointing changes loss, gradients, buffers or names.
 
 The reference is the network of plain modules, in float64 through two optimizer steps: in float32 a
-flipped ReLU or pooling choice changes the plain network as much (see tests/model/test_lean.py).
+flipped ReLU or pooling choice changes the plain network as much (see tests/model/test_fused.py).
 """
 
 import copy
@@ -19,7 +19,7 @@ from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.model.lean import host_offload, tiling
+from unet3d.model.fused import host_offload, tiling
 from unet3d.model.unet import UNet3D
 from unet3d.workflows.memory.estimate import estimate_memory
 

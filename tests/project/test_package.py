@@ -103,7 +103,7 @@ def test_the_files_that_the_dockerfile_copies_suffice_to_build_the_wheel(tmp_pat
     assert done.returncode == 0, done.stderr
     inside = zipfile.ZipFile(tmp_path / done.stdout.split()[-1]).namelist()
     assert "unet3d/conf/train.yaml" in inside
-    assert "unet3d/model/lean/kernels/cpp/lean.cpp" in inside
+    assert "unet3d/model/fused/kernels/cpp/fused.cpp" in inside
 
 
 def test_every_imported_package_is_required_and_every_required_one_is_imported():

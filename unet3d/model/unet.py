@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvBlock, build_upsampling, pad_to
-from unet3d.model.lean.autograd_blocks import make_input_map, run_decoder_block, run_encoder_block
+from unet3d.model.fused.autograd_blocks import make_input_map, run_decoder_block, run_encoder_block
 from unet3d.types import PoolFactory, RetentionPolicy, Size, Triple
 
 PerLevel = Size | Sequence[Size]

@@ -17,7 +17,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from unet3d.memory.estimate import STEPS, estimate_step
-from unet3d.model.lean.kernels.cpu import kernels as norm_kernels
+from unet3d.model.fused.kernels.cpu import kernels as norm_kernels
 from unet3d.pool.kernels.cpu import kernels as pool_kernels
 from unet3d.workflows.memory.training_step import TrainingStep
 

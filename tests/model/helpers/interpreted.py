@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unet3d.model.lean.kernels import cuda, dispatch
-from unet3d.model.lean.ops import norm_ops, upsample_ops
+from unet3d.model.fused.kernels import cuda, dispatch
+from unet3d.model.fused.ops import norm_ops, upsample_ops
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 70, 2, 3, 5), (2, 1, 4, 4, 4), (1, 16, 9, 8, 5)]
 UPSAMPLINGS = [((2, 2, 2), (4, 3, 6)), ((1, 2, 3), (3, 1, 2)), ((2, 1, 2), (2, 5, 7))]

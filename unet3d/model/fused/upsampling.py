@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.model.blocks import Interpolate
-from unet3d.model.lean.feature_maps import LazyActivation, cast_weights
-from unet3d.model.lean.ops.upsample_ops import interpolate, interpolate_gradient
-from unet3d.model.lean.tiling import MapLayout
+from unet3d.model.fused.feature_maps import LazyActivation, cast_weights
+from unet3d.model.fused.ops.upsample_ops import interpolate, interpolate_gradient
+from unet3d.model.fused.tiling import MapLayout
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ value, and m = g * act'(n) its gradient.
 import torch
 from torch import Tensor
 
-from unet3d.model.lean.kernels import dispatch
-from unet3d.model.lean.tiling import iter_channels
+from unet3d.model.fused.kernels import dispatch
+from unet3d.model.fused.tiling import iter_channels
 
 
 @torch.library.custom_op("unet3d::moments", mutates_args=())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.lean.ops import norm_ops
+from unet3d.model.fused.ops import norm_ops
 
 
 class Moments:

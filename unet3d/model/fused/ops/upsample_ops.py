@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unet3d.model.lean.kernels import dispatch
-from unet3d.model.lean.tiling import iter_channels
+from unet3d.model.fused.kernels import dispatch
+from unet3d.model.fused.tiling import iter_channels
 
 
 @torch.library.custom_op("unet3d::interpolate", mutates_args=("out",))

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.model.lean.host_offload import HostMap
-from unet3d.model.lean.norms import FoldedNorm, Moments
-from unet3d.model.lean.ops import norm_ops
-from unet3d.model.lean.tiling import MapLayout
+from unet3d.model.fused.host_offload import HostMap
+from unet3d.model.fused.norms import FoldedNorm, Moments
+from unet3d.model.fused.ops import norm_ops
+from unet3d.model.fused.tiling import MapLayout
 
 
 class MapSource(Protocol):

@@ -4,7 +4,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from unet3d.model.lean.kernels import cpu
+from unet3d.model.fused.kernels import cpu
 
 
 def select_kernels(*maps: Tensor) -> ModuleType | None:
@@ -12,7 +12,7 @@ def select_kernels(*maps: Tensor) -> ModuleType | None:
     if any(x.stride(1) != 1 and x.shape[1] > 1 for x in maps):
         return None  # not channels-last
     if maps[0].device.type == "cuda":
-        from unet3d.model.lean.kernels import cuda
+        from unet3d.model.fused.kernels import cuda
 
         return cuda if cuda.supports(maps[0]) else None
     return cpu if cpu.supports(maps[0]) else None

@@ -21,7 +21,7 @@ def supports(x: Tensor) -> bool:
 
 def moments(y: Tensor, out: Tensor) -> None:
     """Run norm_ops.moments."""
-    from unet3d.model.lean.kernels.triton import moments_kernel
+    from unet3d.model.fused.kernels.triton import moments_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
     parts = out.new_empty(grid[0], 2, b, c)
@@ -36,7 +36,7 @@ def moments(y: Tensor, out: Tensor) -> None:
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
     """Run norm_ops.normalize."""
-    from unet3d.model.lean.kernels.triton import normalize_kernel
+    from unet3d.model.fused.kernels.triton import normalize_kernel
 
     grid, sizes = _elements(y)
     arguments = (y, out, scale, shift, slope, *_space(y), *_strides(y), *_strides(out))
@@ -45,7 +45,7 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 
 def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
     """Run norm_ops.gradient_sums."""
-    from unet3d.model.lean.kernels.triton import gradient_sums_kernel
+    from unet3d.model.fused.kernels.triton import gradient_sums_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
     parts = out.new_empty(grid[0], 2, b, c)
@@ -56,7 +56,7 @@ def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Ten
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
     """Run norm_ops.gradient."""
-    from unet3d.model.lean.kernels.triton import gradient_kernel
+    from unet3d.model.fused.kernels.triton import gradient_kernel
 
     grid, sizes = _elements(y)
     strides = (*_strides(g), *_strides(y), *_strides(out))
@@ -65,7 +65,7 @@ def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Run upsample_ops.interpolate."""
-    from unet3d.model.lean.kernels.triton import interpolate_kernel
+    from unet3d.model.fused.kernels.triton import interpolate_kernel
 
     grid, sizes = _elements(out)
     arguments = (low, out, *_space(out), *_strides(low), *_strides(out), *axes)
@@ -74,7 +74,7 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
     """Run upsample_ops.interpolate_gradient: W first, then H, then D, each on a smaller input."""
-    from unet3d.model.lean.kernels.triton import downsample_kernel
+    from unet3d.model.fused.kernels.triton import downsample_kernel
 
     for axis in (2, 1, 0):
         shape = list(g.shape)

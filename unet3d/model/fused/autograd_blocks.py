@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.model.lean import tiled_conv
-from unet3d.model.lean.feature_maps import (
+from unet3d.model.fused import tiled_conv
+from unet3d.model.fused.feature_maps import (
     Convolution,
     ConvOutput,
     LazyActivation,
@@ -26,10 +26,10 @@ from unet3d.model.lean.feature_maps import (
     StoredMap,
     cast_weights,
 )
-from unet3d.model.lean.norms import Moments, NormGradient, fold_norm, make_stat_groups
-from unet3d.model.lean.tiled_conv import Sink, backward_norm_act, compute_norm_gradient_sums
-from unet3d.model.lean.tiling import MapLayout, longest_axis
-from unet3d.model.lean.upsampling import UpsampledMap
+from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat_groups
+from unet3d.model.fused.tiled_conv import Sink, backward_norm_act, compute_norm_gradient_sums
+from unet3d.model.fused.tiling import MapLayout, longest_axis
+from unet3d.model.fused.upsampling import UpsampledMap
 from unet3d.types import Triple
 
 

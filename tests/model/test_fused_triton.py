@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unet3d.model.lean.kernels import cuda
+from unet3d.model.fused.kernels import cuda
 
 ROOT = Path(__file__).parents[2]
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -60,7 +60,7 @@ class CompileOnly:
 @pytest.mark.parametrize("dtype", POINTERS)
 @pytest.mark.parametrize("shape", [(2, 64, 8, 15, 26), (1, 1, 4, 1, 7)], ids=str)
 def test_every_kernel_compiles(shape, dtype, monkeypatch):
-    from unet3d.model.lean.kernels import triton
+    from unet3d.model.fused.kernels import triton
 
     for name in [n for n in vars(triton) if n.endswith("_kernel")]:
         monkeypatch.setattr(triton, name, CompileOnly(getattr(triton, name)))

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unet3d.model.lean.kernels import cpu, dispatch
-from unet3d.model.lean.ops import norm_ops, upsample_ops
+from unet3d.model.fused.kernels import cpu, dispatch
+from unet3d.model.fused.ops import norm_ops, upsample_ops
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHANNELS_LAST = {"memory_format": torch.channels_last_3d}

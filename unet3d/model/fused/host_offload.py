@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.model.lean.tiling import MapLayout
+from unet3d.model.fused.tiling import MapLayout
 
 CHUNK_BYTES = 4 * 2**20
 """Size of a copy for one volume: enough to saturate the bus, small next to a map."""

@@ -12,8 +12,8 @@ from torch import nn
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.model.lean import tiled_conv, tiling
-from unet3d.model.lean.kernels import cpu
+from unet3d.model.fused import tiled_conv, tiling
+from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
 from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unet3d.model.lean.feature_maps import Convolution, LazyActivation, convolve
-from unet3d.model.lean.norms import NormGradient
-from unet3d.model.lean.ops import norm_ops
+from unet3d.model.fused.feature_maps import Convolution, LazyActivation, convolve
+from unet3d.model.fused.norms import NormGradient
+from unet3d.model.fused.ops import norm_ops
 
 aten = torch.ops.aten
 
