@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unet3d.cli.main import main
-from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.lit.callbacks.step_timing import StepTimer
 from unet3d.workflows.training.build import build_training
 
 pytestmark = pytest.mark.slow
@@ -106,14 +106,14 @@ def test_resume_auto_starts_continues_and_recognizes_a_finished_run(unet3d, tmp_
 def test_a_signal_ends_a_run_with_its_exit_code_and_a_checkpoint(
     unet3d, tmp_path, monkeypatch, capsys, number
 ):
-    original = StepSpeed.on_train_batch_end
+    original = StepTimer.on_train_batch_end
 
     def send_signal_after_two_steps(self, trainer, *rest):
         original(self, trainer, *rest)
         if trainer.global_step == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(StepSpeed, "on_train_batch_end", send_signal_after_two_steps)
+    monkeypatch.setattr(StepTimer, "on_train_batch_end", send_signal_after_two_steps)
     before = signal.getsignal(number)
     assert unet3d("trainer.max_steps=9") == (130 if number == signal.SIGINT else 143)
     assert signal.getsignal(number) is before
@@ -130,7 +130,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("the step went on")
 
-    monkeypatch.setattr(StepSpeed, "on_train_batch_end", press_ctrl_c_twice)
+    monkeypatch.setattr(StepTimer, "on_train_batch_end", press_ctrl_c_twice)
     assert unet3d("trainer.max_steps=9") == 130
 
 

@@ -41,49 +41,49 @@ class HasBlocks(Protocol):
 
 
 @runtime_checkable
-class HasOutputConvolutions(Protocol):
-    """A network that lists its output convolutions."""
+class HasHeads(Protocol):
+    """A network that lists its heads."""
 
-    def output_convolutions(self) -> Sequence[nn.Module]:
-        """Return the output convolutions; each has a bias."""
+    def list_heads(self) -> Sequence[nn.Module]:
+        """Return the heads, its last convolutions; each has a bias."""
         ...
 
 
-ENCODER_WORDS = ("store_all", "store_last", "offload", "recompute", "recompute_tiled", "stream")
-DECODER_WORDS = ("store_all", "store_last", "stream")
+ENCODER_MODES = ("store_all", "store_last", "offload", "recompute", "recompute_tiled", "stream")
+DECODER_MODES = ("store_all", "store_last", "stream")
 
 
 @dataclass(frozen=True)
-class RetentionPolicy:
-    """Which convolution outputs a fused block stores for backward: one word per level.
+class Retention:
+    """Which convolution outputs a fused block stores for backward: one mode per level.
 
     - store_all: every output
     - store_last: the last output; backward recomputes the others
     - offload (encoders): the last output, in host memory once it is pooled; rows return when read
-    - recompute (encoders): nothing once the decoder has read the skip; the decoder's backward
-      recomputes the whole skip
+    - recompute (encoders): the skip is dropped after the decoder has read it; the decoder's
+      backward recomputes all of it
     - recompute_tiled (encoders): the same, but the decoder's backward recomputes it tile by tile
     - stream: outputs before the last never exist as a whole: they are recomputed tile by tile where
       they are read; in an encoder the last output too, once it is pooled
     """
 
-    encoders: tuple[str, ...]  # level 0 (full resolution) first; the last word repeats
+    encoders: tuple[str, ...]  # level 0 (full resolution) first; the last mode repeats
     decoders: tuple[str, ...]
 
-    def encoder(self, level: int) -> str:
-        """Return the word for the encoder block of a level."""
+    def encoder_mode(self, level: int) -> str:
+        """Return the mode of the encoder block of a level."""
         return self.encoders[min(level, len(self.encoders) - 1)]
 
-    def decoder(self, level: int) -> str:
-        """Return the word for the decoder block of a level."""
+    def decoder_mode(self, level: int) -> str:
+        """Return the mode of the decoder block of a level."""
         return self.decoders[min(level, len(self.decoders) - 1)]
 
 
 @runtime_checkable
-class HasRetentionPolicy(Protocol):
+class HasRetention(Protocol):
     """A network of fused blocks; `retention=None` runs them as plain modules."""
 
-    retention: RetentionPolicy | None
+    retention: Retention | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from unet3d.data.layouts.unlabeled import ScanFiles
+from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.machine.device import Precision
 from unet3d.memory.peak import PeakMeter

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from unet3d.atomic_write import atomic_write
-from unet3d.metric.bootstrap import bootstrap_means
+from unet3d.metric.bootstrap import compute_bootstrap_means
 
 Row = dict[str, Any]
 
@@ -155,7 +155,9 @@ def bootstrap_cases(rows: dict[str, Row]) -> list[float] | None:
             scores.setdefault(case, []).append(values)
     if len(scores) < 2:
         return None
-    interval = bootstrap_means(np.array([np.mean(runs, axis=0) for runs in scores.values()]))[1]
+    interval = compute_bootstrap_means(
+        np.array([np.mean(runs, axis=0) for runs in scores.values()])
+    )[1]
     return [interval["low"], interval["high"]]
 
 

@@ -33,7 +33,7 @@ ends = [("python", time.time())]
 from unet3d.cli.main import import_command, main
 train = import_command("train")
 from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.lit.callbacks.step_timing import StepTimer
 ends.append(("imports", time.time()))
 
 def record_end(owner, name, phase, leave=False):
@@ -50,7 +50,7 @@ def record_end(owner, name, phase, leave=False):
 
 record_end(train, "build_training", "build, with the prediction")
 record_end(StepMemory, "on_validation_end", "first validation volume")
-record_end(StepSpeed, "on_train_batch_end", "first step", leave=True)
+record_end(StepTimer, "on_train_batch_end", "first step", leave=True)
 main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])
 """
 

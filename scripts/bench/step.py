@@ -36,8 +36,8 @@ from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.trace import Trace
+from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
-from unet3d.model.unet_reference import NaiveUNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES

@@ -27,7 +27,7 @@ from unet3d.pool.reference.avg import average, average_gradient
 from unet3d.pool.reference.max import maximum
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")
@@ -112,10 +112,10 @@ def correct(context: Context) -> dict[str, Row]:
     """Compare all kernels with their references, at the size of experiment=forum_small."""
     rows: dict[str, Row] = {}
     cases = [
-        ("2", Windows.from_args(2, None, 0), (2, 64, 320, 150, 26)),
-        ("2, odd", Windows.from_args(2, None, 0), (2, 64, 321, 151, 27)),
-        ("1x2x2", Windows.from_args((1, 2, 2), None, 0), (2, 64, 80, 75, 26)),
-        ("3, padded", Windows.from_args(3, 2, 1), (2, 32, 160, 75, 26)),
+        ("2", PoolWindows.from_args(2, None, 0), (2, 64, 320, 150, 26)),
+        ("2, odd", PoolWindows.from_args(2, None, 0), (2, 64, 321, 151, 27)),
+        ("1x2x2", PoolWindows.from_args((1, 2, 2), None, 0), (2, 64, 80, 75, 26)),
+        ("3, padded", PoolWindows.from_args(3, 2, 1), (2, 32, 160, 75, 26)),
     ]
     names, layouts = (DTYPES, ("contiguous", "channels-last"))
     for (label, windows, shape), pool, dtype, layout in product(cases, POOLS, names, layouts):
@@ -134,7 +134,7 @@ def correct(context: Context) -> dict[str, Row]:
 
 
 def check_pooling(
-    context: Context, pool: str, windows: Windows, size: tuple, dtype: torch.dtype, last: bool
+    context: Context, pool: str, windows: PoolWindows, size: tuple, dtype: torch.dtype, last: bool
 ) -> dict[str, Any]:
     """Compare a pooling's output, its argmax codes and its gradient with the reference."""
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from unet3d.checkpointing.offload import OffloadActivations
-from unet3d.checkpointing.per_level import PerLevelPolicy
+from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.plain import PlainModules
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
@@ -130,7 +130,7 @@ def test_fused_leaves_a_network_without_fused_blocks_unchanged():
 )
 def test_an_unknown_word_for_a_level_is_refused(encoders, decoders, message):
     with pytest.raises(UsageError, match=rf"^checkpointing\.{message}"):
-        PerLevelPolicy(encoders=encoders, decoders=decoders)
+        PerLevelStrategy(encoders=encoders, decoders=decoders)
 
 
 def test_running_statistics_would_be_updated_twice_without_preserving_buffers():
@@ -212,6 +212,6 @@ def test_any_rows_of_a_map_can_be_read_back_from_the_host(monkeypatch):
     for axis in (2, 3):
         layout = tiling.MapLayout(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
         x = layout.empty(3).normal_()
-        host_map = host_offload.HostMap(x, layout)
+        host_map = host_offload.HostFeatureMap(x, layout)
         for start, stop in ((0, 4), (2, 9), (8, layout.rows), (0, layout.rows), (5, 6)):
             assert host_map.rows(start, stop).equal(layout.narrow_rows(x, start, stop))

@@ -222,12 +222,12 @@ def test_a_sweep_skips_jobs_predicted_to_run_out_of_memory(small, tmp_path, monk
 
 
 def test_an_interrupted_sweep_resumes(small, tmp_path, monkeypatch, capsys):
-    from unet3d.lit.callbacks.step_timing import StepSpeed
+    from unet3d.lit.callbacks.step_timing import StepTimer
 
     monkeypatch.chdir(tmp_path)
     sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "seed=0,1,2", "resume=auto"]
     words = ["train", *small, "trainer.max_steps=3", *sweep]
-    begun, original = [], StepSpeed.on_train_batch_end
+    begun, original = [], StepTimer.on_train_batch_end
 
     def stopped(self, trainer, *rest):
         original(self, trainer, *rest)
@@ -235,7 +235,7 @@ def test_an_interrupted_sweep_resumes(small, tmp_path, monkeypatch, capsys):
         if len(begun) == 4:  # the first step of the second job
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(StepSpeed, "on_train_batch_end", stopped)
+    monkeypatch.setattr(StepTimer, "on_train_batch_end", stopped)
     assert main(words) == 143
     assert begun == [1, 2, 3, 1]
     message = capsys.readouterr().out

@@ -93,7 +93,7 @@ def test_an_error_names_the_key_and_the_target(arguments):
 
 def test_a_usage_error_of_the_target_keeps_its_message():
     factory = make_factory(
-        _target_="unet3d.checkpointing.per_level.PerLevelPolicy", encoders=["x"], decoders=["x"]
+        _target_="unet3d.checkpointing.per_level.PerLevelStrategy", encoders=["x"], decoders=["x"]
     )
     with pytest.raises(UsageError, match=r"^checkpointing\.encoders must be a list of"):
         factory()

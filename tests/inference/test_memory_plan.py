@@ -4,7 +4,7 @@ import torch
 
 from tests.inference.helpers.allocated import measure_peak_bytes
 from unet3d.inference.accumulate import list_flips
-from unet3d.inference.memory_plan import Budget, InferenceProblem, choose_plan
+from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import Output, argmax_labels
 from unet3d.units import GIB
@@ -12,10 +12,10 @@ from unet3d.units import GIB
 CPU = torch.device("cpu")
 
 
-def make_problem(
+def make_volume(
     shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_bytes=0, held_bytes=0
 ):
-    return InferenceProblem(
+    return VolumeToSegment(
         shape=shape,
         box=box,
         channels=1,
@@ -36,10 +36,10 @@ def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
     window = measure_peak_bytes(lambda: network(batch.flip([]))) + batch.nbytes
-    problem = make_problem(box=box, batch_size=batch_size, window_bytes=window)
-    plan = choose_plan(problem, Budget(ram_bytes=2**40))
+    volume = make_volume(box=box, batch_size=batch_size, window_bytes=window)
+    plan = choose_plan(volume, Budget(ram_bytes=2**40))
     if slabs > 1:
-        plan = choose_plan(problem, Budget(ram_bytes=int(0.7 * plan.ram_bytes)))
+        plan = choose_plan(volume, Budget(ram_bytes=int(0.7 * plan.ram_bytes)))
         assert len(plan.slabs) > 1
     labels, image = np.zeros(box, np.uint8), torch.randn(1, 40, 48, 30)
     measured = measure_peak_bytes(
@@ -57,28 +57,28 @@ def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
 
 
 def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
-    problem = make_problem(window_bytes=1000, held_bytes=500)
-    on_gpu = choose_plan(problem, Budget(ram_bytes=2**40, gpu_bytes=2**40))
+    volume = make_volume(window_bytes=1000, held_bytes=500)
+    on_gpu = choose_plan(volume, Budget(ram_bytes=2**40, gpu_bytes=2**40))
     assert not on_gpu.sums_in_ram
     assert on_gpu.ram_bytes == 500
-    in_ram = choose_plan(problem, Budget(ram_bytes=2**40, gpu_bytes=on_gpu.gpu_bytes - 1))
+    in_ram = choose_plan(volume, Budget(ram_bytes=2**40, gpu_bytes=on_gpu.gpu_bytes - 1))
     assert in_ram.sums_in_ram
     assert in_ram.gpu_bytes == 1000
     assert len(on_gpu.slabs) == len(in_ram.slabs) == 1
-    split = choose_plan(problem, Budget(ram_bytes=in_ram.ram_bytes - 1, gpu_bytes=1000))
+    split = choose_plan(volume, Budget(ram_bytes=in_ram.ram_bytes - 1, gpu_bytes=1000))
     assert len(split.slabs) > 1
     assert split.extra_fraction > 0
 
 
 def test_the_smallest_plan_is_returned_if_none_fits():
-    smallest = choose_plan(make_problem(), Budget(ram_bytes=1000))
+    smallest = choose_plan(make_volume(), Budget(ram_bytes=1000))
     assert not smallest.fits(Budget(ram_bytes=1000))
-    assert choose_plan(make_problem(), Budget(ram_bytes=smallest.ram_bytes)) == smallest
+    assert choose_plan(make_volume(), Budget(ram_bytes=smallest.ram_bytes)) == smallest
 
 
 def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
     shape = (384, 384, 256)
-    problem = InferenceProblem(
+    volume = VolumeToSegment(
         shape=shape,
         box=shape,
         channels=1,
@@ -89,5 +89,5 @@ def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
         window_bytes=GIB,  # logits and a small network
         held_bytes=5 * 384 * 384 * 256,
     )
-    assert choose_plan(problem, Budget(ram_bytes=2**40)).ram_bytes < 5 * GIB
-    assert choose_plan(problem, Budget(ram_bytes=3 * GIB)).fits(Budget(ram_bytes=3 * GIB))
+    assert choose_plan(volume, Budget(ram_bytes=2**40)).ram_bytes < 5 * GIB
+    assert choose_plan(volume, Budget(ram_bytes=3 * GIB)).fits(Budget(ram_bytes=3 * GIB))

@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.errors import RunError
 from unet3d.inference.accumulate import list_flips
-from unet3d.inference.memory_plan import Budget, InferenceProblem, list_plans
+from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
     Output,
@@ -68,7 +68,7 @@ def segment_at_once(image, networks, flips, grid, decide):
 
 
 def list_all_plans(grid, classes, batch_size=1):
-    problem = InferenceProblem(
+    volume = VolumeToSegment(
         shape=grid.shape,
         box=tuple(stop - start for start, stop in grid.box),
         channels=2,
@@ -80,7 +80,7 @@ def list_all_plans(grid, classes, batch_size=1):
         held_bytes=0,
     )
     budget = Budget(ram_bytes=2**40)
-    return [*list_plans(problem, budget, split=False), *list_plans(problem, budget, split=True)]
+    return [*list_plans(volume, budget, split=False), *list_plans(volume, budget, split=True)]
 
 
 def check_plans(

@@ -7,7 +7,7 @@ import time
 import torch.distributed as dist
 
 from unet3d.lit.distributed import HeartbeatThread
-from unet3d.machine.distributed_env import Ranks
+from unet3d.machine.distributed_env import ProcessRank
 
 
 def test_a_rank_whose_launcher_was_killed_terminates_itself():
@@ -15,7 +15,7 @@ def test_a_rank_whose_launcher_was_killed_terminates_itself():
     previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        HeartbeatThread(Ranks(launcher=os.getppid() + 1)).start()
+        HeartbeatThread(ProcessRank(launcher_pid=os.getppid() + 1)).start()
         deadline = time.monotonic() + 10
         while not received and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -28,7 +28,7 @@ def test_a_rank_whose_launcher_was_killed_terminates_itself():
 def test_a_store_that_does_not_answer_means_rank_0_and_is_not_queried_again():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        heartbeat = HeartbeatThread(Ranks(rank=1, world=2))
+        heartbeat = HeartbeatThread(ProcessRank(rank=1, world_size=2))
         heartbeat.store = None
         heartbeat.answered -= 60
         assert heartbeat.find_unresponsive() == "rank 0"

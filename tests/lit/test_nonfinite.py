@@ -254,7 +254,7 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
 
 def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):
     lines = []
-    monkeypatch.setattr(nonfinite, "any_rank", lambda trainer, flag: True)
+    monkeypatch.setattr(nonfinite, "is_set_on_any_rank", lambda trainer, flag: True)
     trainer = SimpleNamespace(world_size=2)
     task = SimpleNamespace(trainer=trainer, global_step=7, log=lambda *_: None, print=lines.append)
     model = nn.Sequential(nn.BatchNorm3d(1))

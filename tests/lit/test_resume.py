@@ -89,7 +89,7 @@ def read_results(folder):
             content["optimizer_states"],
             position,
             content["callbacks"]["BestCheckpoint"],
-            content["callbacks"]["TrainingHealth"],
+            content["callbacks"]["TrainingWarnings"],
             content["global_step"],
         )
     return contents, dict(sorted(curves.items()))

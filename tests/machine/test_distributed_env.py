@@ -4,7 +4,12 @@ import stat
 import pytest
 
 from unet3d.errors import UsageError
-from unet3d.machine.distributed_env import Ranks, detect_launcher, read_ranks, resolve_rendezvous
+from unet3d.machine.distributed_env import (
+    ProcessRank,
+    detect_launcher,
+    read_process_rank,
+    resolve_rendezvous,
+)
 
 
 def torchrun(rank=3, local=1, world=4, per_node=2):
@@ -41,26 +46,26 @@ def srun(rank=3, local=1, world=4, tasks="2(x2)"):
 @pytest.mark.parametrize("launch", ["torchrun", "slurm"])
 def test_ranks_are_read_from_the_launchers_environment(launch):
     environ = torchrun() if launch == "torchrun" else srun()
-    ranks = read_ranks(launch, environ)
-    assert ranks == Ranks(rank=3, local=1, world=4, per_node=2)
-    assert ranks.nodes == 2
+    process = read_process_rank(launch, environ)
+    assert process == ProcessRank(rank=3, local_rank=1, world_size=4, local_world_size=2)
+    assert process.num_nodes == 2
 
 
 @pytest.mark.parametrize(("tasks", "world", "nodes"), [("3", 3, 1), ("1(x2)", 2, 2), ("1", 1, 1)])
 def test_slurm_tasks_are_grouped_by_node(tasks, world, nodes):
-    ranks = read_ranks("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
-    assert (ranks.world, ranks.nodes) == (world, nodes)
+    process = read_process_rank("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
+    assert (process.world_size, process.num_nodes) == (world, nodes)
 
 
 @pytest.mark.parametrize(("tasks", "world"), [("2,1", 3), ("2,1(x2)", 4), ("1,2,1", 4)])
 def test_slurm_nodes_with_different_numbers_of_tasks_are_rejected(tasks, world):
     with pytest.raises(UsageError, match="same number of processes"):
-        read_ranks("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
+        read_process_rank("slurm", srun(rank=0, local=0, world=world, tasks=tasks))
 
 
 def test_torchrun_nodes_with_different_numbers_of_processes_are_rejected():
     with pytest.raises(UsageError, match="same number of processes"):
-        read_ranks("torchrun", torchrun(world=3, per_node=2))
+        read_process_rank("torchrun", torchrun(world=3, per_node=2))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_torchrun_nodes_with_different_numbers_of_processes_are_rejected():
 )
 def test_processes_that_would_each_train_alone_get_the_trainer_to_use(launch, environ, launcher):
     with pytest.raises(UsageError, match=f"{launcher} started 4 processes.*add trainer={launcher}"):
-        read_ranks(launch, environ)
+        read_process_rank(launch, environ)
 
 
 def test_torchrun_within_a_slurm_job_is_torchrun():
@@ -85,18 +90,18 @@ def test_torchrun_within_a_slurm_job_is_torchrun():
 @pytest.mark.parametrize("environ", [{}, JOB_SCRIPT, srun(0, 0, 1, "1"), torchrun(0, 0, 1, 1)])
 def test_a_single_process_has_no_launcher(environ):
     assert detect_launcher(environ) is None
-    assert read_ranks("local", environ) == Ranks()
+    assert read_process_rank("local", environ) == ProcessRank()
 
 
 @pytest.mark.parametrize("environ", [{}, JOB_SCRIPT])
 def test_a_job_script_without_srun_is_rejected(environ):
     with pytest.raises(UsageError, match="that srun starts"):
-        read_ranks("slurm", environ)
+        read_process_rank("slurm", environ)
 
 
 def test_trainer_torchrun_without_torchrun_is_rejected():
     with pytest.raises(UsageError, match="that torchrun starts"):
-        read_ranks("torchrun", {})
+        read_process_rank("torchrun", {})
 
 
 def test_the_rendezvous_of_a_job_is_on_its_first_node(tmp_path, monkeypatch):

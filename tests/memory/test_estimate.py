@@ -12,9 +12,9 @@ from torch import nn
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.cli.main import main
 from unet3d.memory.estimate import KINDS, estimate_step
-from unet3d.memory.plots import kinds_over_time, plot_layers, plot_timeline
+from unet3d.memory.plots import compute_kinds_over_time, plot_layers, plot_timeline
 from unet3d.model.half_precision import cast_to_half
-from unet3d.model.unet_reference import NaiveUNet3D
+from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory, rank_savings
 
@@ -181,7 +181,7 @@ def test_savings_are_ranked_by_size(composed):
 
 def test_the_kinds_of_the_timeline_add_up_to_the_curve(forum, tmp_path):
     start, stop = forum.steady_step
-    stacked = sum(kinds_over_time(forum).values())
+    stacked = sum(compute_kinds_over_time(forum).values())
     assert (stacked == forum.curve[start:stop]).all()
     for draw in (plot_timeline, plot_layers):
         draw(forum, "a step").savefig(tmp_path / "step.png")

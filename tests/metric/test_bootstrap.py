@@ -3,13 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from unet3d.metric.bootstrap import bootstrap_means
+from unet3d.metric.bootstrap import compute_bootstrap_means
 
 NAN = math.nan
 
 
 def test_a_class_is_averaged_over_its_cases_and_the_classes_over_their_means():
-    per_class, overall = bootstrap_means(np.array([[1.0, 0.2], [0.5, NAN], [0.0, 0.6], [0.3, NAN]]))
+    per_class, overall = compute_bootstrap_means(
+        np.array([[1.0, 0.2], [0.5, NAN], [0.0, 0.6], [0.3, NAN]])
+    )
     assert [c["mean"] for c in per_class] == pytest.approx([0.45, 0.4])
     assert [c["median"] for c in per_class] == pytest.approx([0.4, 0.4])
     assert [c["cases"] for c in per_class] == [4, 2]
@@ -20,7 +22,7 @@ def test_the_interval_equals_scipys_percentile_bootstrap():
     from scipy.stats import bootstrap
 
     values = np.random.default_rng(0).beta(8, 2, 40)
-    (single,), overall = bootstrap_means(values[:, None])
+    (single,), overall = compute_bootstrap_means(values[:, None])
     interval = bootstrap((values,), np.mean, n_resamples=10_000, method="percentile")
     expected = (interval.confidence_interval.low, interval.confidence_interval.high)
     assert (single["low"], single["high"]) == pytest.approx(expected, abs=3e-3)
@@ -29,11 +31,11 @@ def test_the_interval_equals_scipys_percentile_bootstrap():
 
 def test_intervals_are_reproducible():
     values = np.random.default_rng(0).random((7, 3))
-    assert bootstrap_means(values) == bootstrap_means(values)
+    assert compute_bootstrap_means(values) == compute_bootstrap_means(values)
 
 
 def test_one_case_has_a_mean_but_no_interval():
-    (one, none), overall = bootstrap_means(np.array([[0.5, NAN]]))
+    (one, none), overall = compute_bootstrap_means(np.array([[0.5, NAN]]))
     assert (one["mean"], one["cases"], none["cases"], overall["mean"]) == (0.5, 1, 0, 0.5)
     assert all(math.isnan(x["low"]) and math.isnan(x["high"]) for x in (one, none, overall))
     assert math.isnan(none["mean"])
@@ -42,5 +44,5 @@ def test_one_case_has_a_mean_but_no_interval():
 def test_resamples_without_the_class_do_not_count():
     rare = np.full((20, 1), NAN)
     rare[:2, 0] = (0.2, 0.4)
-    (single,), _ = bootstrap_means(rare)
+    (single,), _ = compute_bootstrap_means(rare)
     assert (single["low"], single["high"]) == pytest.approx((0.2, 0.4))

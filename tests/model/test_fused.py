@@ -15,13 +15,13 @@ from unet3d.loss.dice_ce import DiceCE
 from unet3d.model.fused import tiled_conv, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
-from unet3d.types import DECODER_WORDS, ENCODER_WORDS, RetentionPolicy
+from unet3d.types import DECODER_MODES, ENCODER_MODES, Retention
 
 POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
-POLICIES = [RetentionPolicy((word,), ("store_all",)) for word in ENCODER_WORDS] + [
-    RetentionPolicy(("store_last",), (word,)) for word in DECODER_WORDS[1:]
+POLICIES = [Retention((word,), ("store_all",)) for word in ENCODER_MODES] + [
+    Retention(("store_last",), (word,)) for word in DECODER_MODES[1:]
 ]
-MIXED = RetentionPolicy(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
+MIXED = Retention(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
 NETWORKS = {
     "batch": {},
     "instance, leaky, transposed, supervised": {

@@ -6,7 +6,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from unet3d.model.unet import UNet3D
-from unet3d.types import RetentionPolicy
+from unet3d.types import Retention
 
 
 def run_step(model, x):
@@ -20,7 +20,7 @@ def run_step(model, x):
 def make_network():
     torch.manual_seed(0)
     model = UNet3D(in_channels=1, num_classes=3, depth=2, width=4, norm="batch", pool=nn.MaxPool3d)
-    model.retention = RetentionPolicy(("recompute", "store_last"), ("store_all",))
+    model.retention = Retention(("recompute", "store_last"), ("store_all",))
     return model.double()
 
 

@@ -4,8 +4,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.errors import UsageError
+from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
-from unet3d.model.unet_reference import NaiveUNet3D
 from unet3d.types import HasBlocks
 
 

@@ -9,7 +9,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d, compute_error_bound
 from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
 @pytest.mark.parametrize("kind", ["random", "post-ReLU", "tied"])
@@ -19,7 +19,7 @@ def test_the_error_stays_below_its_bound(kind, tau, window):
     x = make_volume((2, 4, 12, 12, 12), kind)
     windows = WINDOWS[window]
     error = (ApproxMedianPool3d(*windows, tau=tau)(x) - MedianPool3d(*windows)(x)).abs().max()
-    assert error <= compute_error_bound(Windows.from_args(*windows).elements) * tau + 1e-6
+    assert error <= compute_error_bound(PoolWindows.from_args(*windows).elements) * tau + 1e-6
 
 
 def test_the_bound_is_reached():
@@ -68,7 +68,7 @@ def test_tau_must_be_greater_than_zero(tau):
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_reference_gradient_equals_that_of_autograd(window):
-    windows = Windows.from_args(*WINDOWS[window])
+    windows = PoolWindows.from_args(*WINDOWS[window])
     x = make_volume((1, 2, 6, 7, 8), "post-ReLU", torch.float64).requires_grad_()
     y = approx_median(x, windows, 0.3)
     upper = torch.randn_like(y)
@@ -81,7 +81,7 @@ def test_the_reference_gradient_equals_that_of_autograd(window):
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_and_plain_results_are_equal(window, layout, dtype):
     assert cpu.kernels.library(dtype)
-    windows = Windows.from_args(*WINDOWS[window])
+    windows = PoolWindows.from_args(*WINDOWS[window])
     x = make_volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
     y, _ = cpu.forward(x, "approx_median", windows, 0.3)
     upper = torch.randn_like(y)

@@ -16,7 +16,7 @@ from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.kernels import cpu
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 POOLS = {
     "median": MedianPool3d,
@@ -90,7 +90,7 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_every_operator_passes_opcheck(window, layout):
-    axes, last = Windows.from_args(*window).axes, layout == torch.channels_last_3d
+    axes, last = PoolWindows.from_args(*window).axes, layout == torch.channels_last_3d
     x = torch.randn(1, 2, 4, 5, 6).contiguous(memory_format=layout).requires_grad_()
 
     def check(op, arguments):
@@ -108,7 +108,7 @@ def test_every_operator_passes_opcheck(window, layout):
 
 
 def test_opcheck_traces_every_pooling_with_symbolic_sizes():
-    axes, x = Windows.from_args(2, None, 0).axes, torch.randn(1, 2, 4, 5, 6, requires_grad=True)
+    axes, x = PoolWindows.from_args(2, None, 0).axes, torch.randn(1, 2, 4, 5, 6, requires_grad=True)
     for op, rest in (
         (exact.median_pool3d, ()),
         (maximum.max_pool3d, ()),

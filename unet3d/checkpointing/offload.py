@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from unet3d.checkpointing.per_level import PerLevelPolicy
+from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.errors import UsageError
-from unet3d.types import HasRetentionPolicy
+from unet3d.types import HasRetention
 from unet3d.units import MIB
 
 MAX_IN_FLIGHT = 2
@@ -19,7 +19,7 @@ MAX_IN_FLIGHT = 2
 
 
 class OffloadActivations:
-    """Set the policy of fused blocks; in other networks, offload every saved tensor.
+    """Set the retention of fused blocks; in other networks, offload every saved tensor.
 
     In other networks tensors smaller than `min_mib` stay on the GPU: copying them would take
     longer than the work.
@@ -28,13 +28,13 @@ class OffloadActivations:
     def __init__(self, encoders: Sequence[str], decoders: Sequence[str], min_mib: float = 1):
         if not min_mib >= 0:
             raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
-        self.policy = PerLevelPolicy(encoders, decoders)
+        self.strategy = PerLevelStrategy(encoders, decoders)
         self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
-        """Wrap the network's forward, or set the policy of fused blocks; names do not change."""
-        if isinstance(model, HasRetentionPolicy):
-            self.policy.apply(model)
+        """Wrap the network's forward, or set the retention of fused blocks; names do not change."""
+        if isinstance(model, HasRetention):
+            self.strategy.apply(model)
             return
         forward = model.forward
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from unet3d.errors import UsageError
-from unet3d.types import DECODER_WORDS, ENCODER_WORDS, HasRetentionPolicy, RetentionPolicy
+from unet3d.types import DECODER_MODES, ENCODER_MODES, HasRetention, Retention
 
 
-class PerLevelPolicy:
+class PerLevelStrategy:
     """One word for each level's encoder and decoder, from full resolution down; the last repeats.
 
     `allow_plain` accepts networks without fused blocks and leaves them unchanged.
@@ -16,19 +16,19 @@ class PerLevelPolicy:
 
     def __init__(self, encoders: Sequence[str], decoders: Sequence[str], allow_plain: bool = False):
         for name, words, known in (
-            ("encoders", encoders, ENCODER_WORDS),
-            ("decoders", decoders, DECODER_WORDS),
+            ("encoders", encoders, ENCODER_MODES),
+            ("decoders", decoders, DECODER_MODES),
         ):
             if isinstance(words, str) or not words or not set(words) <= set(known):
                 raise UsageError(
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {words!r}"
                 )
-        self.retention = RetentionPolicy(tuple(encoders), tuple(decoders))
+        self.retention = Retention(tuple(encoders), tuple(decoders))
         self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:
-        """Set the network's policy; parameters, buffers and their names do not change."""
-        if isinstance(model, HasRetentionPolicy):
+        """Set the network's retention; parameters, buffers and their names do not change."""
+        if isinstance(model, HasRetention):
             model.retention = self.retention
         elif not self.allow_plain:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from unet3d.types import HasRetentionPolicy
+from unet3d.types import HasRetention
 
 
 class PlainModules:
@@ -10,5 +10,5 @@ class PlainModules:
 
     def apply(self, model: nn.Module) -> None:
         """Switch fused blocks off; other networks stay as they are."""
-        if isinstance(model, HasRetentionPolicy):
+        if isinstance(model, HasRetention):
             model.retention = None

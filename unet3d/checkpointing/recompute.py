@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from unet3d.errors import UsageError
-from unet3d.types import HasBlocks, HasRetentionPolicy
+from unet3d.types import HasBlocks, HasRetention
 
 
 class RecomputeBlocks:
@@ -29,7 +29,7 @@ class RecomputeBlocks:
                 f"{type(model).__name__} does not list its blocks, which checkpointing=blocks "
                 "recomputes: use checkpointing=none"
             )
-        if isinstance(model, HasRetentionPolicy):
+        if isinstance(model, HasRetention):
             model.retention = None
         blocks = list(model.blocks())
         known = {level for level, _ in blocks}

@@ -11,7 +11,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.tools import parse_check
 from unet3d.data.findings import Finding, count_findings
 from unet3d.data.layouts.groups import describe_groups
-from unet3d.workflows.dataset_check import DatasetReport, check_dataset
+from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -25,7 +25,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 1 if report.findings else 0
 
 
-def format_check_report(report: DatasetReport) -> str:
+def format_check_report(report: DatasetCheckResult) -> str:
     """Return the findings by case, then a summary of the dataset and hints."""
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
@@ -48,7 +48,7 @@ def format_case_findings(case: str | None, findings: Sequence[Finding], root: Pa
     return "\n".join([*lines, ""])
 
 
-def check_report_to_json(report: DatasetReport) -> str:
+def check_report_to_json(report: DatasetCheckResult) -> str:
     """Return the report for other programs."""
     findings = [
         {

@@ -49,16 +49,16 @@ def format_doctor_report(
     machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
 ) -> str:
     """Return the report for people."""
-    rows = [*software_rows(machine), *gpu_rows(machine), *system_rows(machine)]
+    rows = [*make_software_rows(machine), *gpu_rows(machine), *system_rows(machine)]
     overrides = " ".join(run.overrides) or "the default job"
     lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
     limits = [line for text in lines or ["no problems found"] for line in text.splitlines()]
     return "\n".join(
         [
-            *two_columns(rows),
+            *align_columns(rows),
             "",
             f"run: {overrides}",
-            *two_columns(run_rows(run)),
+            *align_columns(make_run_rows(run)),
             "",
             "Limits",
             *(f"  {line}" for line in limits),
@@ -66,12 +66,12 @@ def format_doctor_report(
     )
 
 
-def two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
+def align_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Align names and values."""
     return [f"  {name:20} {value}" for name, value in rows]
 
 
-def software_rows(machine: MachineReport) -> list[tuple[str, str]]:
+def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
     """Return versions, and what compiles kernels."""
     s = machine.software
     build = f"CUDA {s.cuda}" if s.cuda else f"ROCm {s.rocm}" if s.rocm else "CPU only"
@@ -135,7 +135,7 @@ def system_rows(machine: MachineReport) -> list[tuple[str, str]]:
     ]
 
 
-def run_rows(run: RunEstimate) -> list[tuple[str, str]]:
+def make_run_rows(run: RunEstimate) -> list[tuple[str, str]]:
     """Return the run as it would be on this machine."""
     device = run.device or UNKNOWN
     if run.processes and run.processes > 1:

@@ -16,7 +16,7 @@ from unet3d.errors import DoesNotFitError, Interrupted, RunError
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.distributed import is_communication_error, process_group
 from unet3d.machine.device import resolve_device
-from unet3d.machine.distributed_env import read_ranks
+from unet3d.machine.distributed_env import read_process_rank
 from unet3d.report import run_report
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
@@ -33,23 +33,23 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
     settings = parse_training(composed)
     trainer, composition = settings.trainer, settings.composition
-    ranks = read_ranks(trainer.launch)
-    if ranks.world == 1 and trainer.launch == "local":
+    process = read_process_rank(trainer.launch)
+    if process.world_size == 1 and trainer.launch == "local":
         processes = count_local_processes(trainer)
         if processes > 1:
             stop = ["memory.if_too_large=stop"] if composition.sweeping else []
             return launch_ranks([*composition.overrides, *stop], folder, processes)
     group = process_group(
-        ranks,
+        process,
         launch=trainer.launch,
         device=resolve_device(trainer.accelerator),
         timeout_seconds=trainer.timeout_seconds,
     )
-    stdout = nullcontext() if ranks.rank == 0 else redirect_stdout(StringIO())
+    stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
     # Until all ranks have joined, a process cannot handle signals: they just end it.
     with stdout, group as heartbeat, SignalListener().listening() as signals:
         try:
-            return run_training(build_training(settings, folder, signals, ranks), signals)
+            return run_training(build_training(settings, folder, signals, process), signals)
         except Exception as error:
             if heartbeat is not None and is_communication_error(error):
                 raise RunError(
@@ -63,7 +63,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
     start = resolve_start(run)
     print(summarize_run(run), *start.messages, sep="\n")
     path, finished, message = run.folder / "report.json", False, None
-    is_main = run.ranks.rank == 0
+    is_main = run.process.rank == 0
     if start.is_finished:
         report = json.loads(path.read_text()) if path.exists() else {}
         if not report.get("finished") or "evaluation" in report or not should_evaluate(run):

@@ -66,7 +66,7 @@ def resolve_target(key: str, name: Any, *, user_packages: Sequence[str]) -> Any:
     where a thing is defined must be allowed, too. A name that is not allowed is not even imported.
     """
     if not isinstance(name, str) or not is_inside(name, (*ALLOWED, *user_packages)):
-        raise forbidden_target_error(key, name)
+        raise make_forbidden_target_error(key, name)
     try:
         target = get_object(name)
     except Exception as error:
@@ -74,9 +74,11 @@ def resolve_target(key: str, name: Any, *, user_packages: Sequence[str]) -> Any:
     home = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
     trusted = is_inside(home, user_packages)
     if not trusted and (not is_inside(home, ALLOWED) or is_inside(home, FORBIDDEN)):
-        raise forbidden_target_error(key, f"{name} (defined as {home})" if name != home else name)
+        raise make_forbidden_target_error(
+            key, f"{name} (defined as {home})" if name != home else name
+        )
     if not isclass(target) and not (trusted and isfunction(target)):
-        raise forbidden_target_error(key, f"{name}, which is not a class")
+        raise make_forbidden_target_error(key, f"{name}, which is not a class")
     return target
 
 
@@ -89,7 +91,7 @@ def is_inside(name: str, packages: Sequence[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def forbidden_target_error(key: str, name: Any) -> UsageError:
+def make_forbidden_target_error(key: str, name: Any) -> UsageError:
     """Say what was named, what may be named, and how to allow more."""
     return UsageError(
         f"{key} names {name}: a config or a checkpoint may only name classes of "

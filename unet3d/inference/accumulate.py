@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unet3d.inference.window_order import Span, Tile, WindowSchedule, compute_span_length
+from unet3d.inference.window_order import OutputTile, Span, WindowSchedule, compute_span_length
 from unet3d.types import Triple
 
 Network = Callable[[Tensor], Tensor]
@@ -69,7 +69,7 @@ class Accumulator:
             part[:-1].addcmul_(values.flip(flip_dims) if flip_dims else values, weights)
             part[-1] += weights
 
-    def finalize(self, tile: Tile) -> Tensor:
+    def finalize(self, tile: OutputTile) -> Tensor:
         """Return the mean logits (K, D, H, W) of a completed tile and release its sums."""
         sums = self.active.pop((tile.rows, tile.columns))
         sums[:-1] /= sums[-1]
@@ -84,7 +84,7 @@ def run_windows(
     image: Tensor,
     schedule: WindowSchedule,
     networks: Sequence[Network],
-    on_tile: Callable[[Tile, Tensor], None],
+    on_tile: Callable[[OutputTile, Tensor], None],
     *,
     flips: Sequence[Sequence[int]] = ((),),
     device: torch.device,

@@ -18,7 +18,7 @@ FLOAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceProblem:
+class VolumeToSegment:
     """A volume and the networks to segment it with."""
 
     shape: Triple  # of the preprocessed volume
@@ -68,16 +68,16 @@ class InferencePlan:
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
 
 
-def choose_plan(job: InferenceProblem, budget: Budget) -> InferencePlan:
+def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
     """Return the first plan that fits: sums on the GPU, then in RAM, then in ever more slabs.
 
     If none fits, return the one that needs the least, so that the caller can report the shortfall.
     """
-    unsplit = sorted(list_plans(job, budget, split=False), key=_get_cost)
+    unsplit = sorted(list_plans(volume, budget, split=False), key=_get_cost)
     for plan in unsplit:
         if plan.fits(budget):
             return plan
-    split = sorted(list_plans(job, budget, split=True), key=_get_cost)
+    split = sorted(list_plans(volume, budget, split=True), key=_get_cost)
     for plan in split:
         if plan.fits(budget):
             return plan
@@ -88,21 +88,21 @@ def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
     return plan.windows, plan.sums_in_ram, plan.ram_bytes + plan.gpu_bytes
 
 
-def list_plans(job: InferenceProblem, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
+def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
     """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
     windows_once = prod(
-        len(compute_window_starts(n, p, job.overlap))
-        for n, p in zip(job.shape, job.patch, strict=True)
+        len(compute_window_starts(n, p, volume.overlap))
+        for n, p in zip(volume.shape, volume.patch, strict=True)
     )
     for d, h, w in permutations(range(3)):
         order = (d, h, w)
-        starts = compute_window_starts(job.shape[h], job.patch[h], job.overlap)
+        starts = compute_window_starts(volume.shape[h], volume.patch[h], volume.overlap)
         for count in range(2, len(starts) + 1) if split else (1,):
-            slabs = tuple(_split_into_slabs(job, order, starts, count))
+            slabs = tuple(_split_into_slabs(volume, order, starts, count))
             windows = sum(len(slab.schedule.windows) for slab in slabs)
             for sums_in_ram in (True,) if budget.gpu_bytes is None else (False, True):
                 ram, gpu = _predict_bytes(
-                    job, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu_bytes is not None
+                    volume, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu_bytes is not None
                 )
                 yield InferencePlan(
                     slabs=slabs,
@@ -114,63 +114,63 @@ def list_plans(job: InferenceProblem, budget: Budget, *, split: bool) -> Iterato
 
 
 def _split_into_slabs(
-    job: InferenceProblem, order: Triple, starts: list[int], count: int
+    volume: VolumeToSegment, order: Triple, starts: list[int], count: int
 ) -> Iterator[Slab]:
     """Split the columns at window starts.
 
     If columns are resampled, a slab also computes the column before it, to interpolate with.
     """
-    size = job.shape[order[1]]
-    resampled = size != job.box[order[1]]
+    size = volume.shape[order[1]]
+    resampled = size != volume.box[order[1]]
     edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
     for start, stop in pairwise(edges):
         first = max(0, start - resampled)
         schedule = WindowSchedule(
-            size=job.shape,
-            patch=job.patch,
-            overlap=job.overlap,
+            size=volume.shape,
+            patch=volume.patch,
+            overlap=volume.overlap,
             order=order,
             columns=(first, stop),
-            batch_size=job.batch_size,
+            batch_size=volume.batch_size,
         )
         yield Slab(schedule, (start, stop))
 
 
 def _predict_bytes(
-    job: InferenceProblem, slabs: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
+    volume: VolumeToSegment, slabs: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
 ) -> tuple[int, int]:
     """Return the peak (RAM, GPU) bytes: constant parts, sums and the largest temporary."""
     schedules = [slab.schedule for slab in slabs]
-    sums = max(_predict_sums(job, schedule) for schedule in schedules)
-    temporary = max(_predict_temporaries(job, schedule) for schedule in schedules)
+    sums = max(_predict_sums(volume, schedule) for schedule in schedules)
+    temporary = max(_predict_temporaries(volume, schedule) for schedule in schedules)
     if not gpu:
-        return job.held_bytes + sums + max(temporary, job.window_bytes), 0
+        return volume.held_bytes + sums + max(temporary, volume.window_bytes), 0
     if sums_in_ram:
-        return job.held_bytes + sums + temporary, job.window_bytes
-    return job.held_bytes, sums + max(temporary, job.window_bytes)
+        return volume.held_bytes + sums + temporary, volume.window_bytes
+    return volume.held_bytes, sums + max(temporary, volume.window_bytes)
 
 
-def _predict_sums(job: InferenceProblem, schedule: WindowSchedule) -> int:
+def _predict_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
-    numbers = schedule.max_active_voxels * (job.classes + 1) + prod(job.patch)
-    if job.shape[a] != job.box[a]:
-        numbers += job.classes * compute_span_length(schedule.column_span) * job.shape[c]
-    if job.shape[b] != job.box[b]:
-        numbers += job.classes * 2 * job.patch[a] * job.shape[c]
+    numbers = schedule.max_active_voxels * (volume.classes + 1) + prod(volume.patch)
+    if volume.shape[a] != volume.box[a]:
+        numbers += volume.classes * compute_span_length(schedule.column_span) * volume.shape[c]
+    if volume.shape[b] != volume.box[b]:
+        numbers += volume.classes * 2 * volume.patch[a] * volume.shape[c]
     return FLOAT * numbers
 
 
-def _predict_temporaries(job: InferenceProblem, schedule: WindowSchedule) -> int:
+def _predict_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of a batch, its logits and the part being added, or of a row being written.
 
     The larger of the two.
     """
     _, b, c = schedule.order
     rows, columns = (max(map(compute_span_length, spans)) for spans in schedule.tile_spans)
-    window = (job.channels + job.classes) * prod(job.patch)
-    part = job.classes * rows * columns * job.patch[c]
-    length = max(job.shape[c], job.box[c])
-    written = -(-columns * job.box[b] // job.shape[b]) + 1
-    row = job.classes * (3 * (columns + 1) * job.shape[c] + 5 * written * length)
-    return FLOAT * max(job.batch_size * window + 2 * part, row)
+    window = (volume.channels + volume.classes) * prod(volume.patch)
+    part = volume.classes * rows * columns * volume.patch[c]
+    length = max(volume.shape[c], volume.box[c])
+    written = -(-columns * volume.box[b] // volume.shape[b]) + 1
+    row = volume.classes * (3 * (columns + 1) * volume.shape[c] + 5 * written * length)
+    return FLOAT * max(volume.batch_size * window + 2 * part, row)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unet3d.errors import UsageError
 from unet3d.inference.accumulate import Network, run_windows
-from unet3d.inference.window_order import Tile, WindowSchedule
+from unet3d.inference.window_order import OutputTile, WindowSchedule
 from unet3d.inference.write_labels import Decision, argmax_labels
 
 
@@ -55,7 +55,7 @@ class SlidingWindow:
         schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
-        def write_tile(tile: Tile, logits: Tensor) -> None:
+        def write_tile(tile: OutputTile, logits: Tensor) -> None:
             box = schedule.get_tile_box(tile.rows, tile.columns)
             labels[tuple(slice(*span) for span in box)] = self.decide(logits)
 

@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Tile:
+class OutputTile:
     """Rows and columns covered by the same windows, whose numbers go from `first` to `last`."""
 
     rows: Span
@@ -69,7 +69,7 @@ class WindowSchedule:
         )
 
     @cached_property
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[OutputTile]:
         """Return the tiles in the order in which they are completed.
 
         A tile comes after the tiles before it along the rows and along the columns.
@@ -83,7 +83,7 @@ class WindowSchedule:
             per_row, per_column = len(column_starts), len(lengthwise)
             first = (over_rows[0] * per_row + over_columns[0]) * per_column
             last = (over_rows[-1] * per_row + over_columns[-1] + 1) * per_column - 1
-            tiles.append(Tile(rows, columns, first, last))
+            tiles.append(OutputTile(rows, columns, first, last))
         return sorted(tiles, key=lambda tile: (tile.last, tile.rows, tile.columns))
 
     @cached_property

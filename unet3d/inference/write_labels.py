@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unet3d.errors import RunError
-from unet3d.inference.window_order import Span, Tile, WindowSchedule
+from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
 from unet3d.types import Triple
 
 Decision = Callable[[Tensor], Tensor]
@@ -105,7 +105,7 @@ class LabelWriter:
         self.last_rows: dict[Span, Tensor] = {}  # of the tiles above, by their columns
         self.last_columns: dict[Span, Tensor] = {}  # of the tiles to the left, by their rows
 
-    def write(self, tile: Tile, logits: Tensor) -> None:
+    def write(self, tile: OutputTile, logits: Tensor) -> None:
         """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""
         if not torch.isfinite(logits.sum()):
             raise RunError("the network's output is NaN or infinite")

@@ -16,8 +16,8 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from unet3d.errors import RunError
-from unet3d.lit.private import disable_sigterm_broadcast
-from unet3d.machine.distributed_env import Ranks, resolve_rendezvous
+from unet3d.lit.lightning_internals import disable_sigterm_broadcast
+from unet3d.machine.distributed_env import ProcessRank, resolve_rendezvous
 
 HEARTBEAT_SECONDS = 1.0
 PREPROCESSING_TIMEOUT = timedelta(days=30)
@@ -27,9 +27,9 @@ PREPROCESSING_TIMEOUT = timedelta(days=30)
 class RankEnvironment(ClusterEnvironment):
     """Tell Lightning the rank of this process, so that it neither detects nor starts others."""
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, process: ProcessRank):
         super().__init__()
-        self.ranks = ranks
+        self.process = process
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -48,22 +48,22 @@ class RankEnvironment(ClusterEnvironment):
         return False
 
     def world_size(self) -> int:
-        return self.ranks.world
+        return self.process.world_size
 
     def set_world_size(self, size: int) -> None:
         pass
 
     def global_rank(self) -> int:
-        return self.ranks.rank
+        return self.process.rank
 
     def set_global_rank(self, rank: int) -> None:
         pass
 
     def local_rank(self) -> int:
-        return self.ranks.local
+        return self.process.local_rank
 
     def node_rank(self) -> int:
-        return self.ranks.rank // self.ranks.per_node
+        return self.process.rank // self.process.local_world_size
 
 
 class DDPWithoutSigtermBroadcast(DDPStrategy):
@@ -76,29 +76,29 @@ class DDPWithoutSigtermBroadcast(DDPStrategy):
 
 @contextmanager
 def process_group(
-    ranks: Ranks, *, launch: str, device: str, timeout_seconds: float
+    process: ProcessRank, *, launch: str, device: str, timeout_seconds: float
 ) -> Generator["HeartbeatThread | None"]:
     """Join and leave the process group of a run; `timeout_seconds` applies to every collective."""
-    if ranks.world == 1:
+    if process.world_size == 1:
         yield None
         return
     host, port = resolve_rendezvous(launch)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the port is ours, not torchrun's
     if device == "cuda":
-        torch.cuda.set_device(ranks.local)
+        torch.cuda.set_device(process.local_rank)
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            rank=ranks.rank,
-            world_size=ranks.world,
+            rank=process.rank,
+            world_size=process.world_size,
             timeout=timedelta(seconds=timeout_seconds),
         )
     except RuntimeError as error:
         raise RunError(
-            f"rank {ranks.rank} could not join the process group at {host}:{port}: {error}"
+            f"rank {process.rank} could not join the process group at {host}:{port}: {error}"
         ) from error
-    heartbeat = HeartbeatThread(ranks)
+    heartbeat = HeartbeatThread(process)
     heartbeat.start()
     yield heartbeat
     dist.destroy_process_group()  # not after an error: it would wait for the other ranks
@@ -111,20 +111,20 @@ class HeartbeatThread(threading.Thread):
     would write into the same folder: then the thread sends SIGTERM to its own process.
     """
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, process: ProcessRank):
         super().__init__(daemon=True)
-        self.ranks = ranks
+        self.process = process
         self.store = dist.distributed_c10d._get_default_store()
         self.answered = time.monotonic()  # when the store last answered
 
     def run(self) -> None:
-        has_launcher = self.ranks.launcher is not None
+        has_launcher = self.process.launcher_pid is not None
         while dist.is_initialized():
-            if has_launcher and os.getppid() != self.ranks.launcher:
+            if has_launcher and os.getppid() != self.process.launcher_pid:
                 has_launcher = False
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
-                self.store.add(f"heartbeat/{self.ranks.rank}", 1)  # waits for an answer
+                self.store.add(f"heartbeat/{self.process.rank}", 1)  # waits for an answer
                 self.answered = time.monotonic()
             except RuntimeError:
                 return  # rank 0, which hosts the store, has exited
@@ -139,7 +139,7 @@ class HeartbeatThread(threading.Thread):
         after = self._read_heartbeats()
         if before is None or after is None:
             return "rank 0"
-        others = [rank for rank in after if rank != self.ranks.rank]
+        others = [rank for rank in after if rank != self.process.rank]
         silent = [rank for rank in others if after[rank] == before[rank]]
         if not silent:
             return "another rank"
@@ -148,7 +148,7 @@ class HeartbeatThread(threading.Thread):
     def _read_heartbeats(self) -> dict[int, bytes] | None:
         beats = {}
         try:
-            for rank in range(self.ranks.world):
+            for rank in range(self.process.world_size):
                 key = f"heartbeat/{rank}"
                 beats[rank] = self.store.get(key) if self.store.check([key]) else b""
         except RuntimeError:
@@ -157,20 +157,20 @@ class HeartbeatThread(threading.Thread):
 
 
 @contextmanager
-def rank_zero_first(ranks: Ranks) -> Generator[None]:
+def rank_zero_first(process: ProcessRank) -> Generator[None]:
     """Run the body on rank 0 first; the other ranks run it once rank 0 is done."""
-    if ranks.world == 1:
+    if process.world_size == 1:
         yield
         return
     store = dist.distributed_c10d._get_default_store()
-    if ranks.rank > 0:
+    if process.rank > 0:
         store.wait(["ready"], PREPROCESSING_TIMEOUT)
     yield
-    if ranks.rank == 0:
+    if process.rank == 0:
         store.set("ready", "")
 
 
-def any_rank(trainer: pl.Trainer, flag: bool) -> bool:
+def is_set_on_any_rank(trainer: pl.Trainer, flag: bool) -> bool:
     """Return whether the flag is set on any rank; every rank must call this at the same point."""
     if trainer.world_size == 1:
         return flag

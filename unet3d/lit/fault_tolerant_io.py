@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
-from unet3d.lit.private import get_file_writer, has_writer, replace_event_file
+from unet3d.lit.lightning_internals import get_file_writer, has_writer, replace_event_file
 
 
 class FaultTolerantCheckpointIO(AtomicCheckpointIO):

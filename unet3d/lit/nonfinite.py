@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError, UsageError
-from unet3d.lit.distributed import any_rank
-from unet3d.types import HasRetentionPolicy
+from unet3d.lit.distributed import is_set_on_any_rank
+from unet3d.types import HasRetention
 
 
 class NonFiniteGuard:
@@ -58,7 +58,7 @@ class NonFiniteGuard:
             self._skip(task, self._describe_gradients)
         self.norms = None
         self.cases += batch["case"]
-        if not any_rank(task.trainer, not loss_finite):  # all ranks step, or none
+        if not is_set_on_any_rank(task.trainer, not loss_finite):  # all ranks step, or none
             return
         for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
             buffer.copy_(value)
@@ -181,13 +181,13 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
 def as_plain(model: nn.Module) -> Generator[None]:
     """Run the model as plain modules, which hooks can see, and restore its buffers afterwards."""
     buffers = [buffer.clone() for buffer in model.buffers()]
-    keep = model.retention if isinstance(model, HasRetentionPolicy) else None
+    keep = model.retention if isinstance(model, HasRetention) else None
     try:
-        if isinstance(model, HasRetentionPolicy):
+        if isinstance(model, HasRetention):
             model.retention = None
         yield
     finally:
-        if isinstance(model, HasRetentionPolicy):
+        if isinstance(model, HasRetention):
             model.retention = keep
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)

@@ -3,7 +3,7 @@
 from lightning.pytorch.plugins.precision import HalfPrecision
 from torch.nn import Module
 
-from unet3d.lit.private import get_half_dtype
+from unet3d.lit.lightning_internals import get_half_dtype
 from unet3d.model.half_precision import cast_to_half
 
 

@@ -15,20 +15,20 @@ LAUNCHER = "UNET3D_LAUNCHER"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class ProcessRank:
     """The global and local rank of a process, and the number of processes."""
 
     rank: int = 0
-    local: int = 0
-    world: int = 1
-    per_node: int = 1
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
     # The process id of the unet3d process that started and watches this one.
-    launcher: int | None = None
+    launcher_pid: int | None = None
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """Return the number of machines."""
-        return self.world // self.per_node
+        return self.world_size // self.local_world_size
 
 
 def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -40,8 +40,8 @@ def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
-def read_ranks(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
-    """Read the ranks from the environment; without a launcher this is the only process."""
+def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> ProcessRank:
+    """Read this process's rank from the environment; without a launcher it is the only process."""
     if launch not in LAUNCHES:
         raise UsageError(f"trainer.launch must be one of {', '.join(LAUNCHES)}, got {launch!r}")
     detected = detect_launcher(environ)
@@ -54,37 +54,50 @@ def read_ranks(launch: str, environ: Mapping[str, str] = os.environ) -> Ranks:
         if "SLURM_STEP_NUM_TASKS" not in environ:  # the other variables exist in a job script, too
             raise UsageError("trainer=slurm needs processes that srun starts: see scripts/slurm.sh")
         tasks = environ["SLURM_STEP_TASKS_PER_NODE"]  # 2, 4(x3) or, uneven, 2(x3),1
-        return _build_ranks(
+        return _build_process_rank(
             rank=int(environ["SLURM_PROCID"]),
-            local=int(environ["SLURM_LOCALID"]),
-            world=int(environ["SLURM_STEP_NUM_TASKS"]),
-            per_node=int(tasks.split("(")[0]) if "," not in tasks else 0,
+            local_rank=int(environ["SLURM_LOCALID"]),
+            world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
+            local_world_size=int(tasks.split("(")[0]) if "," not in tasks else 0,
             reported=tasks,
         )
     if "RANK" in environ and "LOCAL_RANK" in environ:
-        return _build_ranks(
+        return _build_process_rank(
             rank=int(environ["RANK"]),
-            local=int(environ["LOCAL_RANK"]),
-            world=int(environ["WORLD_SIZE"]),
-            per_node=int(environ["LOCAL_WORLD_SIZE"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            world_size=int(environ["WORLD_SIZE"]),
+            local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
             reported=environ["LOCAL_WORLD_SIZE"],
-            launcher=int(environ[LAUNCHER]) if LAUNCHER in environ else None,
+            launcher_pid=int(environ[LAUNCHER]) if LAUNCHER in environ else None,
         )
     if launch == "torchrun":
         raise UsageError(
             "trainer=torchrun needs processes that torchrun starts: see docs/how-to/multi-gpu.md"
         )
-    return Ranks()
+    return ProcessRank()
 
 
-def _build_ranks(
-    *, rank: int, local: int, world: int, per_node: int, reported: str, launcher: int | None = None
-) -> Ranks:
-    if per_node == 0 or world % per_node:
+def _build_process_rank(
+    *,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    reported: str,
+    launcher_pid: int | None = None,
+) -> ProcessRank:
+    if local_world_size == 0 or world_size % local_world_size:
         raise UsageError(
-            f"every machine must run the same number of processes, got {world} as {reported}"
+            "every machine must run the same number of processes, but "
+            f"{world_size} were started as {reported} per machine: set --ntasks-per-node"
         )
-    return Ranks(rank=rank, local=local, world=world, per_node=per_node, launcher=launcher)
+    return ProcessRank(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        launcher_pid=launcher_pid,
+    )
 
 
 def resolve_rendezvous(launch: str, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.memory.allocator import replay, round_block_size
 from unet3d.memory.autocast import cuda_autocast_rules
 from unet3d.memory.record import MemoryRecord
-from unet3d.memory.trace import Block, Span, Trace
+from unet3d.memory.trace import Block, EventRange, Trace
 from unet3d.types import HasBlocks
 
 STEPS = 2
@@ -193,7 +193,7 @@ class MemoryEstimate:
             reserved=int(self.reserved_curve[start:stop].max()),
         )
 
-    def _layer(self, call: Span) -> Layer:
+    def _layer(self, call: EventRange) -> Layer:
         before = int(self.curve[call.start - 1])
         after = int(self.curve[call.stop - 1])
         reserved = int(self.reserved_curve[call.stop - 1]) if self.trace.cuda else 0

@@ -33,7 +33,7 @@ COLORS = dict(
 )
 
 
-def kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
+def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     """Return, for every kind, the bytes in use after each event of the steady step."""
     start, stop = estimate.steady_step
     changes = {kind: np.zeros(stop, np.int64) for kind in KINDS}
@@ -47,7 +47,7 @@ def kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
-def large_events(estimate: MemoryEstimate) -> np.ndarray:
+def find_large_events(estimate: MemoryEstimate) -> np.ndarray:
     """Return the events of the steady step that change over 0.1 % of the peak, and the peak."""
     start, stop = estimate.steady_step
     events = np.abs(np.array(estimate.trace.events[start:stop])) - 1
@@ -61,8 +61,8 @@ def plot_timeline(estimate: MemoryEstimate, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
     start, stop = estimate.steady_step
-    shown = large_events(estimate)
-    layers = {kind: values[shown] for kind, values in kinds_over_time(estimate).items()}
+    shown = find_large_events(estimate)
+    layers = {kind: values[shown] for kind, values in compute_kinds_over_time(estimate).items()}
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot(

@@ -51,7 +51,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class EventRange:
     """A range of events: the call of a module, or a phase."""
 
     name: str
@@ -69,8 +69,8 @@ class Trace(TorchDispatchMode):
         self.cuda = cuda
         self.blocks: list[Block] = []
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
-        self.calls: list[Span] = []  # of leaf modules
-        self.phases: list[Span] = []
+        self.calls: list[EventRange] = []  # of leaf modules
+        self.phases: list[EventRange] = []
         self.workspaces: list[tuple[int, int]] = []  # (event, bytes): upper bounds for cuDNN
         self.phase = "setup"
         self._phase_start = 0
@@ -91,7 +91,7 @@ class Trace(TorchDispatchMode):
         """End the current phase and begin another."""
         self._end_backward_call()
         now = len(self.events)
-        self.phases.append(Span(self.phase, "", self.phase, self._phase_start, now))
+        self.phases.append(EventRange(self.phase, "", self.phase, self._phase_start, now))
         self.phase, self._phase_start = phase, now
         self._num_forward_nodes, self._last_path = _sequence_number(), ""
 
@@ -279,7 +279,9 @@ class Trace(TorchDispatchMode):
             self._node_paths.setdefault(number, path)  # children have set theirs
         if call == self._num_calls and self.phase == "forward":
             self._leaves[path] = type(module).__name__
-            self.calls.append(Span(path, self._leaves[path], "forward", start, len(self.events)))
+            self.calls.append(
+                EventRange(path, self._leaves[path], "forward", start, len(self.events))
+            )
 
     _call = ""  # path of the module whose backward runs
     _call_start = 0
@@ -292,7 +294,7 @@ class Trace(TorchDispatchMode):
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
             kind, now = self._leaves[self._call], len(self.events)
-            self.calls.append(Span(self._call, kind, "backward", self._call_start, now))
+            self.calls.append(EventRange(self._call, kind, "backward", self._call_start, now))
         self._call = ""
 
     def _label_gradient(self, parameter: Tensor) -> None:

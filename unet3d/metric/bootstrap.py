@@ -9,7 +9,7 @@ DEFINITION = (
 RESAMPLES, CHUNK = 10_000, 500
 
 
-def bootstrap_means(
+def compute_bootstrap_means(
     values: np.ndarray,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Return statistics per class and over classes, from (cases, classes) with NaN for no score.

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvBlock, build_upsampling, pad_to
 from unet3d.model.fused.autograd_blocks import make_input_map, run_decoder_block, run_encoder_block
-from unet3d.types import PoolFactory, RetentionPolicy, Size, Triple
+from unet3d.types import PoolFactory, Retention, Size, Triple
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list of one size per level."""
 
-FUSED = RetentionPolicy(encoders=("store_last",), decoders=("store_all",))
-"""The default policy: checkpointing=fused."""
+FUSED = Retention(encoders=("store_last",), decoders=("store_all",))
+"""The default retention: checkpointing=fused."""
 
 MAX_LEVELS = 16
 """At level 15, a volume of 65,536 voxels per side has two."""
@@ -65,7 +65,7 @@ class UNet3D(nn.Module):
             )
         kernels = expand_per_level(kernel_size, depth, "model.kernel_size")
         self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "model.pool_kernel")
-        self.retention: RetentionPolicy | None = FUSED
+        self.retention: Retention | None = FUSED
         self.norm = norm
 
         def build_block(level: int, first: int, middle: int, last: int) -> ConvBlock:
@@ -116,7 +116,7 @@ class UNet3D(nn.Module):
                 outputs.insert(0, self.heads[level](x))
         return outputs
 
-    def _forward_fused(self, image: Tensor, policy: RetentionPolicy) -> list[Tensor]:
+    def _forward_fused(self, image: Tensor, retention: Retention) -> list[Tensor]:
         if any(m._backward_hooks or m._backward_pre_hooks for m in self.modules()):
             raise UsageError(
                 "fused blocks overwrite the gradients that a backward hook reads: remove the hook "
@@ -125,13 +125,15 @@ class UNet3D(nn.Module):
         skips, outputs = [], []
         x = make_input_map(image, next(self.parameters()).dtype)
         for level, module in enumerate(self.encoder):
-            x, skip = module(x, policy.encoder(level))
+            x, skip = module(x, retention.encoder_mode(level))
             skips.append(skip)
         skips.pop()
         while skips:
             level = len(skips) - 1
             head = self.heads[level] if self._has_output(level) else None
-            x, logits = self.decoder[-1 - level](x, skips.pop(), policy.decoder(level), head, level)
+            x, logits = self.decoder[-1 - level](
+                x, skips.pop(), retention.decoder_mode(level), head, level
+            )
             if logits is not None:
                 outputs.insert(0, logits)
         return outputs
@@ -145,7 +147,7 @@ class UNet3D(nn.Module):
         for n, module in enumerate(self.decoder):
             yield len(self.decoder) - 1 - n, module
 
-    def output_convolutions(self) -> list[nn.Module]:
+    def list_heads(self) -> list[nn.Module]:
         """Return the heads, finest first."""
         return list(self.heads)
 
@@ -171,11 +173,11 @@ class EncoderLevel(nn.Module):
         self.pool = pool
         self.pool_kernel = pool_kernel or (1, 1, 1)
 
-    def forward(self, x: Any, policy: str | None = None) -> Any:
-        """Tensor -> tensor; in a fused block, with its `policy`: map -> (pooled map, skip)."""
-        if policy is None:
+    def forward(self, x: Any, mode: str | None = None) -> Any:
+        """Tensor -> tensor; in a fused block, with its `mode`: map -> (pooled map, skip)."""
+        if mode is None:
             return self.convs(x)
-        return run_encoder_block(x, list(self.convs), self.pool, self.pool_kernel, policy)
+        return run_encoder_block(x, list(self.convs), self.pool, self.pool_kernel, mode)
 
 
 class DecoderLevel(nn.Module):
@@ -190,14 +192,14 @@ class DecoderLevel(nn.Module):
         self,
         x: Any,
         skip: Any,
-        policy: str | None = None,
+        mode: str | None = None,
         head: nn.Conv3d | None = None,
         level: int = 0,
     ) -> Any:
-        """Tensors -> tensor; in a fused block, with its `policy`: maps -> (map, logits)."""
-        if policy is not None:
+        """Tensors -> tensor; in a fused block, with its `mode`: maps -> (map, logits)."""
+        if mode is not None:
             return run_decoder_block(
-                x, skip, self.up, list(self.convs), head, last=level == 0, policy=policy
+                x, skip, self.up, list(self.convs), head, last=level == 0, mode=mode
             )
         x = torch.cat([skip, pad_to(self.up(x), skip)], dim=1)
         del skip

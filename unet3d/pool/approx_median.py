@@ -22,7 +22,7 @@ from unet3d.pool.layout import (
     to_supported_layout,
 )
 from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
 
@@ -37,7 +37,7 @@ class ApproxMedianPool3d(nn.Module):
             raise UsageError(
                 f"pool.tau must be greater than 0, got {tau}; pool=median is the limit tau -> 0"
             )
-        self.windows = Windows.from_args(kernel_size, stride, padding)
+        self.windows = PoolWindows.from_args(kernel_size, stride, padding)
         self.tau = float(tau)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def approx_median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
     """Return the smooth medians."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
@@ -81,7 +81,7 @@ def approx_median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
-    return allocate_outputs(x, "approx_median", Windows.from_args(size, stride, padding))[0]
+    return allocate_outputs(x, "approx_median", PoolWindows.from_args(size, stride, padding))[0]
 
 
 @torch.library.custom_op("unet3d::approx_median_pool3d_backward", mutates_args=())
@@ -94,7 +94,7 @@ def approx_median_pool3d_backward(
     tau: float,
 ) -> Tensor:
     """Return the gradient of the input, recomputed from the input."""
-    windows, last = Windows.from_args(size, stride, padding), is_channels_last(x)
+    windows, last = PoolWindows.from_args(size, stride, padding), is_channels_last(x)
     if kernels := dispatch.select_kernels(x):
         return kernels.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
@@ -131,7 +131,7 @@ def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _second_gradient(ctx, upper: Tensor) -> tuple:
     """Differentiate the reference twice: second derivatives are too rare for a kernel."""
-    windows = Windows.from_args(*ctx.windows)
+    windows = PoolWindows.from_args(*ctx.windows)
     with torch.enable_grad():
         grad, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         y = approx_median(x, windows, ctx.tau)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
 class IndexCode(IntEnum):
@@ -39,12 +39,12 @@ class SelectedIndices(NamedTuple):
     high: Tensor
 
 
-def choose_code(pool: str, windows: Windows) -> IndexCode:
+def choose_code(pool: str, windows: PoolWindows) -> IndexCode:
     """Return the encoding of a pooling's selected indices; NONE if it does not select.
 
-    >>> choose_code("median", Windows.from_args(2, 2, 0)).name
+    >>> choose_code("median", PoolWindows.from_args(2, 2, 0)).name
     'MASK'
-    >>> choose_code("median", Windows.from_args((4, 4, 2), 4, 0)).name
+    >>> choose_code("median", PoolWindows.from_args((4, 4, 2), 4, 0)).name
     'TWO'
     """
     if pool not in ("max", "median"):
@@ -61,7 +61,7 @@ def choose_code(pool: str, windows: Windows) -> IndexCode:
 
 
 def encode(
-    indices: SelectedIndices, code: IndexCode, windows: Windows, shape: Sequence[int]
+    indices: SelectedIndices, code: IndexCode, windows: PoolWindows, shape: Sequence[int]
 ) -> Tensor:
     """Encode indices; `shape` is that of the pooling's input."""
     low, high = indices
@@ -79,7 +79,7 @@ def encode(
 
 
 def decode(
-    codes: Tensor, code: IndexCode, windows: Windows, shape: Sequence[int]
+    codes: Tensor, code: IndexCode, windows: PoolWindows, shape: Sequence[int]
 ) -> SelectedIndices:
     """Decode the result of `encode`."""
     if code == IndexCode.TWO:
@@ -106,7 +106,7 @@ def decode(
 class _Box:
     """The part of each window inside the volume: its first position and length per axis."""
 
-    def __init__(self, windows: Windows, shape: Sequence[int], device: torch.device):
+    def __init__(self, windows: PoolWindows, shape: Sequence[int], device: torch.device):
         self.size = windows.size
         self.first, self.count = [], []
         axes = zip(shape[-3:], windows.output_shape(shape), *windows.axes, strict=True)

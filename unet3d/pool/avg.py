@@ -17,7 +17,7 @@ from unet3d.pool.layout import (
     to_supported_layout,
 )
 from unet3d.pool.reference.avg import average, average_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
 
@@ -26,7 +26,7 @@ class AvgPool3d(nn.Module):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
-        self.windows = Windows.from_args(kernel_size, stride, padding)
+        self.windows = PoolWindows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
@@ -42,7 +42,7 @@ def avg_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     """Return the means."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "avg", windows)[0]
     return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
@@ -50,7 +50,7 @@ def avg_pool3d(
 
 @avg_pool3d.register_fake
 def _(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-    return allocate_outputs(x, "avg", Windows.from_args(size, stride, padding))[0]
+    return allocate_outputs(x, "avg", PoolWindows.from_args(size, stride, padding))[0]
 
 
 @torch.library.custom_op("unet3d::avg_pool3d_backward", mutates_args=())
@@ -63,7 +63,7 @@ def avg_pool3d_backward(
     channels_last: bool,
 ) -> Tensor:
     """Return the gradient of the input."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(grad):
         return kernels.backward(grad, "avg", windows, shape, channels_last)
     format = memory_format(channels_last)

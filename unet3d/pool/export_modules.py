@@ -14,7 +14,7 @@ from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.sorting_network import choose_median_network
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 MAX_COMPARED = 32
 """Larger windows are sorted: a median network for 32 elements already has 284 operators."""
@@ -23,7 +23,7 @@ MAX_COMPARED = 32
 class Median(nn.Module):
     """MedianPool3d by minima and maxima of two values."""
 
-    def __init__(self, windows: Windows):
+    def __init__(self, windows: PoolWindows):
         super().__init__()
         self.windows = windows
 
@@ -36,7 +36,7 @@ class Median(nn.Module):
 class ApproxMedian(nn.Module):
     """ApproxMedianPool3d by minima and maxima, and soft means around both middle values."""
 
-    def __init__(self, windows: Windows, tau: float):
+    def __init__(self, windows: PoolWindows, tau: float):
         super().__init__()
         self.windows, self.tau = windows, tau
 
@@ -68,7 +68,7 @@ def replace_with_plain(network: nn.Module) -> None:
                 setattr(module, name, REPLACEMENTS[type(part)](part))
 
 
-def compute_middle_values(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+def compute_middle_values(x: Tensor, windows: PoolWindows) -> tuple[Tensor, Tensor]:
     """Return the lower and upper middle value of each window's elements inside the volume."""
     values = list(windows.views(x, fill=torch.inf))
     count = len(values)
@@ -87,7 +87,9 @@ def compute_middle_values(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     return values[low], values[high]
 
 
-def _middle_values_inside(ordered: Tensor, x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+def _middle_values_inside(
+    ordered: Tensor, x: Tensor, windows: PoolWindows
+) -> tuple[Tensor, Tensor]:
     """Return the middle values of sorted windows (..., K) whose padding comes last."""
     d, h, w = (
         [min(start + k, n) - max(start, 0) for start in range(-p, n + p - k + 1, s)]

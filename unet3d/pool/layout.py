@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 from unet3d.errors import UsageError
 from unet3d.pool.argmax_codes import IndexCode, choose_code
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -27,7 +27,7 @@ def make_empty_like(shape: Sequence[int], like: Tensor, channels_last: bool) -> 
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format)
 
 
-def allocate_outputs(x: Tensor, pool: str, windows: Windows) -> tuple[Tensor, Tensor]:
+def allocate_outputs(x: Tensor, pool: str, windows: PoolWindows) -> tuple[Tensor, Tensor]:
     """Allocate a pooling's output and its codes, which are empty for a pooling without codes."""
     b, c = x.shape[:2]
     space = windows.output_shape(x.shape)

@@ -19,7 +19,7 @@ from unet3d.pool.layout import (
 )
 from unet3d.pool.reference.max import maximum
 from unet3d.pool.select_backward import make_selection_backward, setup_selection_context
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
 
@@ -28,7 +28,7 @@ class MaxPool3d(nn.Module):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
-        self.windows = Windows.from_args(kernel_size, stride, padding)
+        self.windows = PoolWindows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
@@ -44,7 +44,7 @@ def max_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima and their codes."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "max", windows)
     y, indices = maximum(x, windows)
@@ -57,7 +57,7 @@ def max_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    return allocate_outputs(x, "max", Windows.from_args(size, stride, padding))
+    return allocate_outputs(x, "max", PoolWindows.from_args(size, stride, padding))
 
 
 max_pool3d.register_autograd(make_selection_backward("max"), setup_context=setup_selection_context)

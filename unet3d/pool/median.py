@@ -21,7 +21,7 @@ from unet3d.pool.layout import (
 )
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import make_selection_backward, setup_selection_context
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
 
@@ -30,7 +30,7 @@ class MedianPool3d(nn.Module):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
-        self.windows = Windows.from_args(kernel_size, stride, padding)
+        self.windows = PoolWindows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
@@ -46,7 +46,7 @@ def median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the medians and the codes of the selected elements."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "median", windows)
     y, indices = median(x, windows)
@@ -59,7 +59,7 @@ def median_pool3d(
 def _(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    return allocate_outputs(x, "median", Windows.from_args(size, stride, padding))
+    return allocate_outputs(x, "median", PoolWindows.from_args(size, stride, padding))
 
 
 median_pool3d.register_autograd(

@@ -12,7 +12,7 @@ from torch import Tensor
 from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import is_channels_last, make_empty_like, memory_format
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
 @torch.library.custom_op("unet3d::pool_scatter", mutates_args=())
@@ -27,7 +27,7 @@ def pool_scatter(
     channels_last: bool,
 ) -> Tensor:
     """Return the input's gradient: all of an output's to one element, or half to each of two."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(grad):
         return kernels.backward(grad, pool, windows, shape, channels_last, codes=codes)
     indices = decode(codes, choose_code(pool, windows), windows, shape)
@@ -60,7 +60,7 @@ def pool_gather(
     padding: Sequence[int],
 ) -> Tensor:
     """Return the mean of x over each window's selected elements: the derivative of pool_scatter."""
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     indices = decode(codes, choose_code(pool, windows), windows, x.shape)
     return gather_selected(x, indices, windows).contiguous(
         memory_format=memory_format(is_channels_last(x))
@@ -76,12 +76,12 @@ def _(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    windows = Windows.from_args(size, stride, padding)
+    windows = PoolWindows.from_args(size, stride, padding)
     return make_empty_like((*x.shape[:2], *windows.output_shape(x.shape)), x, is_channels_last(x))
 
 
 def scatter_gradient(
-    grad: Tensor, indices: SelectedIndices, windows: Windows, shape: Sequence[int]
+    grad: Tensor, indices: SelectedIndices, windows: PoolWindows, shape: Sequence[int]
 ) -> Tensor:
     """Compute pool_scatter in plain PyTorch."""
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
@@ -91,7 +91,7 @@ def scatter_gradient(
     return windows.scatter_add(shape, parts).to(grad.dtype)
 
 
-def gather_selected(x: Tensor, indices: SelectedIndices, windows: Windows) -> Tensor:
+def gather_selected(x: Tensor, indices: SelectedIndices, windows: PoolWindows) -> Tensor:
     """Compute pool_gather in plain PyTorch."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     total = torch.zeros((), dtype=wide.dtype, device=x.device)

@@ -26,7 +26,7 @@ def to_triple(value: Size, name: str) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolWindows:
     """Kernel size, stride and padding of a pooling per axis (D, H, W)."""
 
     size: tuple[int, int, int]
@@ -34,7 +34,7 @@ class Windows:
     padding: tuple[int, int, int]
 
     @classmethod
-    def from_args(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "Windows":
+    def from_args(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "PoolWindows":
         """Check and expand arguments as users give them to nn.MaxPool3d."""
         size = to_triple(kernel_size, "kernel_size")
         steps = size if stride is None else to_triple(stride, "stride")
@@ -92,7 +92,7 @@ class Windows:
         pd, ph, pw = self.padding
         *batch, d, h, w = shape
         padded = torch.empty(0)
-        unpadded = Windows(self.size, self.stride, (0, 0, 0))
+        unpadded = PoolWindows(self.size, self.stride, (0, 0, 0))
         for i, part in enumerate(parts):
             if i == 0:
                 padded = part.new_zeros(*batch, d + 2 * pd, h + 2 * ph, w + 2 * pw)

@@ -15,7 +15,7 @@ from unet3d.workflows.shared.dataset import build_source, read_case_groups, reso
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetReport:
+class DatasetCheckResult:
     """What was checked and what was found."""
 
     root: Path
@@ -26,7 +26,9 @@ class DatasetReport:
     groups: dict[str, str] | None = None  # of each case, as data.group_by defines them
 
 
-def check_dataset(settings: CheckSettings, progress: Callable[[int, int], None]) -> DatasetReport:
+def check_dataset(
+    settings: CheckSettings, progress: Callable[[int, int], None]
+) -> DatasetCheckResult:
     """Check the configured dataset; `progress` is called with cases checked and in total."""
     data = settings.data
     source = build_source(data)
@@ -50,7 +52,7 @@ def check_dataset(settings: CheckSettings, progress: Callable[[int, int], None])
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
     names = f"channels {', '.join(facts.channels)}; classes {', '.join(facts.classes)}"
     assert data.root is not None  # or there is no source
-    return DatasetReport(
+    return DatasetCheckResult(
         root=data.root,
         cases=cases,
         findings=[finding for finding in findings if not finding.is_hint],

@@ -12,7 +12,7 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
-from unet3d.machine.distributed_env import read_ranks
+from unet3d.machine.distributed_env import read_process_rank
 from unet3d.machine.gpus import Gpu, list_gpus
 from unet3d.machine.memory import get_available_bytes
 from unet3d.machine.preflight import Problem
@@ -76,7 +76,7 @@ def inspect_run(
         device = resolve_device(settings.trainer.accelerator)
         precision = resolve_precision(settings.precision, device)
     with collect_errors(problems):
-        read_ranks(settings.trainer.launch)
+        read_process_rank(settings.trainer.launch)
         processes = count_local_processes(settings.trainer)
     if device is not None and precision is not None:
         cuda = device == "cuda"

@@ -99,7 +99,7 @@ def test_samples_report_their_timing_and_have_a_key_if_augmentation_is_deferred(
 
 
 def test_each_validation_volume_is_on_one_rank_and_all_ranks_have_the_same_length(volumes):
-    parts = [ValidationVolumes(volumes, rank=rank, ranks=2) for rank in (0, 1)]
+    parts = [ValidationVolumes(volumes, rank=rank, world_size=2) for rank in (0, 1)]
     assert len({len(part) for part in parts}) == 1
     names = [part[n]["case"] for part in parts for n in range(len(part))]
     assert sorted(filter(None, names)) == sorted(volume.name for volume in volumes)

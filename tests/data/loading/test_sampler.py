@@ -38,9 +38,14 @@ def test_every_batch_and_the_whole_run_have_their_fraction_of_foreground(
     assert abs(sum(foreground) - len(foreground) * fraction) < 1
 
 
-def sample_epoch(samples, *, rank=0, ranks=1, batch_size=2, epoch=3, skip=0):
+def sample_epoch(samples, *, rank=0, world_size=1, batch_size=2, epoch=3, skip=0):
     sampler = EpochSampler(
-        samples, batch_size=batch_size, foreground_fraction=1 / 3, seed=5, rank=rank, ranks=ranks
+        samples,
+        batch_size=batch_size,
+        foreground_fraction=1 / 3,
+        seed=5,
+        rank=rank,
+        world_size=world_size,
     )
     sampler.set_epoch(epoch)
     sampler.skip(skip)
@@ -49,15 +54,15 @@ def sample_epoch(samples, *, rank=0, ranks=1, batch_size=2, epoch=3, skip=0):
 
 def test_ranks_share_every_global_batch():
     one_rank = sample_epoch(11, batch_size=4)
-    first, second = (sample_epoch(11, rank=rank, ranks=2) for rank in (0, 1))
+    first, second = (sample_epoch(11, rank=rank, world_size=2) for rank in (0, 1))
     parts = [first[0:2], second[0:2], first[2:4], second[2:4], first[4:6], second[4:6]]
     assert [index for part in parts for index in part] == one_rank
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_epoch_can_start_at_any_of_its_batches(ranks):
-    full = sample_epoch(11, rank=ranks - 1, ranks=ranks)
-    assert sample_epoch(11, rank=ranks - 1, ranks=ranks, skip=2) == full[4:]
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_can_start_at_any_of_its_batches(world_size):
+    full = sample_epoch(11, rank=world_size - 1, world_size=world_size)
+    assert sample_epoch(11, rank=world_size - 1, world_size=world_size, skip=2) == full[4:]
 
 
 def test_batches_are_skipped_in_one_epoch_only():

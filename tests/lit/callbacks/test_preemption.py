@@ -11,7 +11,9 @@ def test_no_rank_exits_before_rank_0_has_saved_its_checkpoint(monkeypatch):
     events = []
     last = SimpleNamespace(save=lambda trainer: events.append("saved"))
     monkeypatch.setattr(
-        preemption, "any_rank", lambda trainer, flag: events.append("synchronized") or True
+        preemption,
+        "is_set_on_any_rank",
+        lambda trainer, flag: events.append("synchronized") or True,
     )
     trainer = SimpleNamespace(global_step=1)
     with pytest.raises(Interrupted):

@@ -7,7 +7,7 @@ import torch
 from unet3d import nvml
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.lit.callbacks import step_timing
-from unet3d.lit.callbacks.step_timing import StepSpeed, StepTiming, format_bottleneck
+from unet3d.lit.callbacks.step_timing import StepDuration, StepTimer, format_bottleneck
 from unet3d.workflows.training.build import build_training
 
 
@@ -67,7 +67,7 @@ def test_workers_report_the_seconds_of_each_part(composed, tmp_path):
 
 
 def step(total, waiting, **loading):
-    return StepTiming(total=total, waiting=waiting, loading=loading)
+    return StepDuration(total=total, waiting=waiting, loading=loading)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_the_message_names_the_slow_part_and_remedies(timing, workers, cause, en
 def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeypatch):
     samples, gpu = iter([40, 60]), torch.device("cuda")
     monkeypatch.setattr(nvml, "get_utilization", lambda device: next(samples))
-    speed = StepSpeed(num_workers=0)
+    speed = StepTimer(num_workers=0)
     use = [speed._query_gpu(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
     assert use == [40.0, 40.0, 60.0]
     monkeypatch.setattr(nvml, "get_utilization", lambda device: None)
-    assert StepSpeed(num_workers=0)._query_gpu(gpu, 10.0) == {}
-    assert StepSpeed(num_workers=0)._query_gpu(torch.device("cpu"), 10.0) == {}
+    assert StepTimer(num_workers=0)._query_gpu(gpu, 10.0) == {}
+    assert StepTimer(num_workers=0)._query_gpu(torch.device("cpu"), 10.0) == {}

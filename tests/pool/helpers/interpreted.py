@@ -16,7 +16,7 @@ from unet3d.pool.reference.avg import average, average_gradient
 from unet3d.pool.reference.max import maximum
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 CASES = [  # (window, size)
     ((2, None, 0), (4, 4, 6)),
@@ -31,7 +31,7 @@ CASES = [  # (window, size)
 KINDS = ["random", "tied", "infinite", "nan", "huge"]
 
 
-def check(pool: str, x: torch.Tensor, windows: Windows) -> None:
+def check(pool: str, x: torch.Tensor, windows: PoolWindows) -> None:
     last = is_channels_last(x)
     y, codes = cuda.forward(x, pool, windows, 0.3)
     upper = torch.randn_like(y)
@@ -57,7 +57,7 @@ def main() -> None:
     torch.manual_seed(0)
     failures = 0
     for number, (window, size) in enumerate(CASES):
-        windows = Windows.from_args(*window)
+        windows = PoolWindows.from_args(*window)
         for pool in ("median", "max", "avg", "approx_median"):
             if pool == "approx_median" and windows.elements > 18:
                 continue  # takes seconds in the interpreter

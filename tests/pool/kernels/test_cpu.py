@@ -14,7 +14,7 @@ from unet3d.pool.reference.avg import average, average_gradient
 from unet3d.pool.reference.max import maximum
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 REFERENCES = {"median": median, "max": maximum}
 
@@ -31,7 +31,7 @@ def uncompiled(monkeypatch):
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, layout, dtype):
-    windows = Windows.from_args(*WINDOWS[window])
+    windows = PoolWindows.from_args(*WINDOWS[window])
     for i, kind in enumerate(("random", "tied", "infinite", "nan", "huge", "subnormal")):
         width = (35, 19, 9, 5, 4, 16)[i]  # rows for every number of lanes
         x = to_supported_layout(LAYOUTS[layout](make_volume((1, 5, 6, 7, width), kind, dtype)))
@@ -43,7 +43,7 @@ def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, l
         g = cpu.backward(upper, name, windows, x.shape, last, codes=codes)
         g_expected = scatter_gradient(upper, indices, windows, x.shape)
         if any(k > s for k, s in zip(windows.size, windows.stride, strict=True)):
-            # Windows overlap, and sums run in another order.
+            # PoolWindows overlap, and sums run in another order.
             tolerance = torch.finfo(dtype).eps * 8
             torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
         else:
@@ -54,7 +54,7 @@ def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, l
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_compiled_average_equals_the_reference(window, layout, dtype):
-    windows = Windows.from_args(*WINDOWS[window])
+    windows = PoolWindows.from_args(*WINDOWS[window])
     x = to_supported_layout(LAYOUTS[layout](make_volume((1, 5, 6, 7, 19), "random", dtype)))
     assert cpu.kernels.library(dtype)
     y, _ = cpu.forward(x, "avg", windows)

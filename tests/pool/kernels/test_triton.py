@@ -10,7 +10,7 @@ import torch
 
 from unet3d.pool.kernels import cuda
 from unet3d.pool.layout import allocate_outputs
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ def test_a_median_costs_few_instructions(dtype, shape, channels_last, max_forwar
     from unet3d.pool.kernels.backward_triton import tiled_kernel
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
-    windows = Windows.from_args(2, None, 0)
+    windows = PoolWindows.from_args(2, None, 0)
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
     x = torch.empty(shape, dtype=dtype, memory_format=layout)
     y, codes = allocate_outputs(x, "median", windows)
@@ -54,7 +54,7 @@ def test_every_kernel_compiles_for_a_padded_window():
     from unet3d.pool.kernels.backward_triton import covering_kernel
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
-    windows, x = Windows.from_args(3, 2, 1), torch.empty(1, 2, 20, 24, 32, dtype=torch.bfloat16)
+    windows, x = PoolWindows.from_args(3, 2, 1), torch.empty(1, 2, 20, 24, 32, dtype=torch.bfloat16)
     for pool in ("median", "max"):
         y, codes = allocate_outputs(x, pool, windows)
         _, forward = cuda.forward_launch(x, y, codes, pool, windows, 0.0)

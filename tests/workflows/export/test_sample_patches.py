@@ -8,7 +8,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.workflows.export.sample_patches import (
     NUM_PATCHES,
     load_sample_patches,
-    most_varied_patches,
+    select_varied_patches,
 )
 
 
@@ -33,18 +33,18 @@ UNCHANGED = Preprocessing(num_classes=2, normalize=("none",), crop="none")
 
 @pytest.mark.parametrize(("num_files", "numbers"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
 def test_three_patches_come_from_any_number_of_scans(write_volumes, num_files, numbers):
-    images = most_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), 1)
+    images = select_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), 1)
     assert [round(float(image.max()) / 100) for image in images] == numbers
     assert all(image.shape == (1, 12, 12, 12) for image in images)
 
 
 def test_patches_are_not_constant(write_volumes):
-    images = most_varied_patches(write_volumes(3), UNCHANGED, (8, 8, 8), 1)
+    images = select_varied_patches(write_volumes(3), UNCHANGED, (8, 8, 8), 1)
     assert all(float(image.std()) > 0 for image in images)
 
 
 def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
-    images = most_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), 1)
+    images = select_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), 1)
     assert all(image.shape == (1, 40, 12, 24) for image in images)
     assert not images[0][:, :8].any()
 

@@ -14,12 +14,12 @@ from tests.workflows.planning.helpers.nnunet_planner import (
 from unet3d.model.unet import UNet3D
 from unet3d.workflows.planning.planner import limit_batch
 from unet3d.workflows.planning.topology import (
+    choose_target_spacing,
     find_median_shape,
     initial_patch,
     list_patches,
     plan_levels,
     round_up_to_multiple,
-    target_spacing,
 )
 
 SPACING = st.tuples(*[st.floats(0.3, 8)] * 3)
@@ -88,7 +88,7 @@ def test_spacing_median_initial_patch_and_batch_equal_nnunets():
     for _ in range(200):
         spacings, shapes = draw_cases(rng)
         theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1)
-        spacing = target_spacing(spacings, shapes)
+        spacing = choose_target_spacing(spacings, shapes)
         assert spacing == pytest.approx(theirs.spacing_mm, rel=1e-6)
         assert find_median_shape(spacings, shapes, theirs.spacing_mm) == theirs.median
         first = initial_patch(theirs.spacing_mm, theirs.median)
@@ -99,7 +99,9 @@ def test_spacing_median_initial_patch_and_batch_equal_nnunets():
             compared += 1
         assert plan_levels(theirs.spacing_mm, patch) == levels
         assert limit_batch(theirs.patch, theirs.median, len(shapes)) == min(32, theirs.batch)
-        coarse += max(spacing) < 0.9 * max(target_spacing(spacings, [(9, 9, 9)] * len(shapes)))
+        coarse += max(spacing) < 0.9 * max(
+            choose_target_spacing(spacings, [(9, 9, 9)] * len(shapes))
+        )
     assert compared > 190
     assert coarse > 5  # datasets whose coarse axis gets a finer spacing than its median
 
@@ -117,7 +119,7 @@ def test_the_spacing_of_a_coarse_axis_equals_nnunets_where_it_ties_with_the_othe
     for low in (0.9, 1, 1 + 1e-6, 1.1):
         spacings = [(1, 1, low)] * 2 + [(1, 1, 5)] * 8
         theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1).spacing_mm
-        assert target_spacing(spacings, shapes) == pytest.approx(theirs, abs=1e-9)
+        assert choose_target_spacing(spacings, shapes) == pytest.approx(theirs, abs=1e-9)
 
 
 def test_smaller_patches_equal_nnunets_until_an_axis_has_four_voxels():
@@ -160,13 +162,17 @@ def test_the_hippocampus_gets_the_patch_and_pooling_of_nnunet():
 
 
 def test_the_spacing_is_the_median_but_finer_along_a_coarse_and_thin_axis():
-    assert target_spacing([(1, 1, 2), (1, 1, 3), (2, 1, 4)], [(64, 64, 40)] * 3) == (1, 1, 3)
-    thin = target_spacing([(1, 1, 4), (1, 1, 6), (1, 1, 8)], [(256, 256, 20)] * 3)
+    assert choose_target_spacing([(1, 1, 2), (1, 1, 3), (2, 1, 4)], [(64, 64, 40)] * 3) == (1, 1, 3)
+    thin = choose_target_spacing([(1, 1, 4), (1, 1, 6), (1, 1, 8)], [(256, 256, 20)] * 3)
     assert thin == pytest.approx((1, 1, 4.4))
 
 
 def test_a_spacing_has_no_more_digits_than_a_file():
-    assert target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)]) == (1.2, 0.00025, 70.1)
+    assert choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)]) == (
+        1.2,
+        0.00025,
+        70.1,
+    )
 
 
 @settings(max_examples=40)

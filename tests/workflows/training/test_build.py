@@ -3,7 +3,7 @@ import torch
 
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.training.build import (
     build_training,
     describe_strategy,
@@ -53,7 +53,7 @@ def test_a_strategy_that_was_not_requested_is_noted():
     ]
 
 
-FACTS = DatasetFacts(
+FACTS = ResolvedDataset(
     channels=("T1", "T2"), classes=("background", "a", "b"), regions=None, ignore_label=9
 )
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.training import WindowSettings, parse_precision, parse_windows
+from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
 from unet3d.config.values import is_number, read, read_bool, read_choice, read_paths
 from unet3d.errors import UsageError
 from unet3d.units import GIB
@@ -21,7 +21,7 @@ class InferenceSettings:
     checkpoints: tuple[Path, ...]
     input: Path
     output: Path
-    windows: WindowSettings
+    windows: SlidingWindowSettings
     flip_axes: tuple[int, ...]  # test-time augmentation
     precision: str | None  # None: as the first network was trained
     device: str

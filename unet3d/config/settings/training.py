@@ -56,7 +56,7 @@ class TrainerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowSettings:
+class SlidingWindowSettings:
     """The sliding window over whole volumes."""
 
     overlap: float
@@ -106,7 +106,7 @@ class TrainingSettings:
     save_every_seconds: float
     max_skipped_steps: int
     allow_targets: tuple[str, ...]
-    inference: WindowSettings
+    inference: SlidingWindowSettings
     validate_hd95: bool
     evaluation: FinalEvaluationSettings
     memory: MemoryCheckSettings
@@ -225,12 +225,12 @@ def parse_precision(value: Any, key: str = "precision") -> str:
     return str(value)
 
 
-def parse_windows(config: DictConfig, prefix: str = "") -> WindowSettings:
+def parse_windows(config: DictConfig, prefix: str = "") -> SlidingWindowSettings:
     """Parse the sliding window."""
     overlap = read_float(config, f"{prefix}overlap")
     if overlap >= 1:
         raise UsageError(f"{prefix}overlap must be in 0..1 (1 excluded), got {overlap:g}")
-    return WindowSettings(
+    return SlidingWindowSettings(
         overlap=overlap, batch_size=read_int(config, f"{prefix}batch_size", minimum=1)
     )
 

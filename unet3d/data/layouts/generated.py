@@ -18,7 +18,7 @@ from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
 
 
-class Generated:
+class GeneratedDataset:
     """A dataset that `write(folder, **settings)` creates on first use."""
 
     def __init__(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.layouts.generated import Generated, make_grid, write_decathlon
+from unet3d.data.layouts.generated import GeneratedDataset, make_grid, write_decathlon
 from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
 SHAPES = ("ball", "tube", "box", "shell")
 
 
-class Synthetic(Generated):
+class Synthetic(GeneratedDataset):
     """`num_cases` volumes of `size` voxels with one or two structures per class.
 
     Structures of class c have intensity `0.6 + 0.35 (c - 1)`, the background 0; `noise` is the

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.layouts.generated import Generated, make_grid, write_decathlon
+from unet3d.data.layouts.generated import GeneratedDataset, make_grid, write_decathlon
 from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
@@ -30,7 +30,7 @@ INTENSITIES = (0.0, 1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 2.4)  # in the first channel
 EXTENT_MM = 48.0  # shortest edge for which the sizes below are chosen
 
 
-class SyntheticHard(Generated):
+class SyntheticHard(GeneratedDataset):
     """`num_cases` volumes of `size` voxels with two channels and seven structures each.
 
     `noise` is the standard deviation of the Gaussian noise, `bias` that of the logarithm of the

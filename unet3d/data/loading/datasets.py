@@ -126,9 +126,9 @@ class ValidationVolumes(Dataset[Sample]):
     All ranks have the same length: if volumes run out, an empty sample without a name fills in.
     """
 
-    def __init__(self, volumes: Sequence[CachedVolume], *, rank: int = 0, ranks: int = 1):
-        self.volumes = list(volumes)[rank::ranks]
-        self.length = -(-len(volumes) // ranks)
+    def __init__(self, volumes: Sequence[CachedVolume], *, rank: int = 0, world_size: int = 1):
+        self.volumes = list(volumes)[rank::world_size]
+        self.length = -(-len(volumes) // world_size)
         self.in_flight = InFlightCases(self.volumes)
 
     def __len__(self) -> int:

@@ -188,7 +188,7 @@ def build_loaders(
     device: torch.device,
     seed: int,
     rank: int = 0,
-    ranks: int = 1,
+    world_size: int = 1,
 ) -> tuple[TrainLoader, DataLoader | None]:
     """Build the training loader and the validation loader; None without validation cases."""
     if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
@@ -207,7 +207,7 @@ def build_loaders(
             foreground_fraction=foreground_fraction,
             seed=seed,
             rank=rank,
-            ranks=ranks,
+            world_size=world_size,
         ),
         batch_size=batch_size,
         num_workers=num_workers,
@@ -216,7 +216,7 @@ def build_loaders(
     if not validation:
         return train, None
     val = DataLoader(
-        ValidationVolumes(validation, rank=rank, ranks=ranks),
+        ValidationVolumes(validation, rank=rank, world_size=world_size),
         batch_size=1,
         num_workers=min(num_workers, 1),
         pin_memory=cuda,

@@ -28,7 +28,7 @@ class EpochSampler(Sampler[PatchIndex]):
         foreground_fraction: float,
         seed: int,
         rank: int = 0,
-        ranks: int = 1,
+        world_size: int = 1,
     ):
         if not 0 <= foreground_fraction <= 1:
             raise UsageError(
@@ -36,8 +36,8 @@ class EpochSampler(Sampler[PatchIndex]):
             )
         self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
         self.foreground_fraction = foreground_fraction
-        self.rank, self.ranks = rank, ranks
-        self.length = -(-samples // (batch_size * ranks)) * batch_size
+        self.rank, self.world_size = rank, world_size
+        self.length = -(-samples // (batch_size * world_size)) * batch_size
         self.skipped_batches = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -53,13 +53,13 @@ class EpochSampler(Sampler[PatchIndex]):
 
     def __iter__(self) -> Iterator[PatchIndex]:
         epoch, fraction = self.epoch, self.foreground_fraction
-        total = self.length * self.ranks
+        total = self.length * self.world_size
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
         # The last batch is filled with extra numbers, which are patches of their own.
         numbers = [*order.tolist(), *range(self.samples, total)]
         first_batch, self.skipped_batches = self.skipped_batches, 0
         for batch in range(first_batch, self.length // self.batch_size):
-            start = (batch * self.ranks + self.rank) * self.batch_size
+            start = (batch * self.world_size + self.rank) * self.batch_size
             for position in range(start, start + self.batch_size):
                 n = epoch * total + position
                 is_foreground = floor((n + 1) * fraction) > floor(n * fraction)

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from unet3d.checkpoint_file import save_checkpoint
-from unet3d.lit.private import dump_checkpoint
+from unet3d.lit.lightning_internals import dump_checkpoint
 
 MAX_TIME_FRACTION = 0.01
 """Largest fraction of a run's time that may go into saving `last.ckpt`."""

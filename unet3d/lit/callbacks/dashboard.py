@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.lit.private import get_file_writer
+from unet3d.lit.lightning_internals import get_file_writer
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline
 from unet3d.units import MIB

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.distributed import any_rank
-from unet3d.lit.private import disable_signal_handlers, is_optimizer_step, request_exit
+from unet3d.lit.distributed import is_set_on_any_rank
+from unet3d.lit.lightning_internals import disable_signal_handlers, is_optimizer_step, request_exit
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -74,14 +74,14 @@ class Preemption(Callback):
             self._exit()
 
     def _is_stop_requested(self, trainer: pl.Trainer) -> bool:
-        requested = any_rank(trainer, self.signals.received is not None)
+        requested = is_set_on_any_rank(trainer, self.signals.received is not None)
         if requested and self.signals.received is None:
             self.signals.received = signal.SIGTERM  # another rank received it
         return requested
 
     def _save(self, trainer: pl.Trainer) -> None:
         self.last.save(trainer)
-        any_rank(trainer, True)  # a rank that exits while rank 0 saves could end the job
+        is_set_on_any_rank(trainer, True)  # a rank that exits while rank 0 saves could end the job
 
     def _exit(self) -> None:
         assert self.signals.received is not None

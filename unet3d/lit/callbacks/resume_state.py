@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.private import (
+from unet3d.lit.lightning_internals import (
     build_fit_loop_state,
     get_logger_step,
     is_optimizer_step,
@@ -95,7 +95,7 @@ class ResumeState(Callback):
         order = self.train_loader.epoch_sampler
         return {
             "seed": self.seed,
-            "ranks": order.ranks,
+            "number of processes": order.world_size,
             "data.batch_size": order.batch_size,
             "patches per epoch": order.samples,
         }
@@ -143,8 +143,8 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
         saved = state["fixed_settings"].get(key)
         if saved != value:
             raise UsageError(
-                f"resume={path}: cannot resume, {key} was {saved}, is {value}. Use init_from= to "
-                "start a new run from its weights"
+                f"resume={path}: {key} is {value} now, but was {saved} when the checkpoint was "
+                "saved: set it back, or use init_from= to start a new run from its weights"
             )
     return state["logged"]
 

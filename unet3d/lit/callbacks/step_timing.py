@@ -31,7 +31,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTiming:
+class StepDuration:
     """Seconds of one optimizer step."""
 
     total: float
@@ -39,7 +39,7 @@ class StepTiming:
     loading: dict[str, float]  # work on its batches by part, summed over all workers
 
 
-class StepSpeed(Callback):
+class StepTimer(Callback):
     """Time each optimizer step from the end of the previous one, including waiting for data."""
 
     def __init__(self, num_workers: int):
@@ -49,7 +49,7 @@ class StepSpeed(Callback):
         self.batches: list[Any] = []  # waits and loading times of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
-        self.recent: deque[StepTiming] = deque(maxlen=WINDOW)
+        self.recent: deque[StepDuration] = deque(maxlen=WINDOW)
         self.gpu_utilization: int | None = None  # percent
         self.queried_at = 0.0
         self.reported: set[str] = set()  # causes of waiting
@@ -83,7 +83,7 @@ class StepSpeed(Callback):
         if not self.stepping:
             return
         now = time.perf_counter()
-        step = StepTiming(
+        step = StepDuration(
             total=now - self.start,
             # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
             waiting=sum(wait.seconds() for wait, _ in self.batches),
@@ -135,7 +135,7 @@ class StepSpeed(Callback):
         }
 
 
-def format_bottleneck(step: StepTiming, num_workers: int, max_workers: int) -> tuple[str, str]:
+def format_bottleneck(step: StepDuration, num_workers: int, max_workers: int) -> tuple[str, str]:
     """Return the cause of waiting for data, and a line with numbers and remedies."""
     loading, computing = sum(step.loading.values()), step.total - step.waiting
     wait = (
@@ -156,10 +156,10 @@ def format_bottleneck(step: StepTiming, num_workers: int, max_workers: int) -> t
     return part, f"{wait}: {cause}" + (f"; try {', or '.join(remedies)}" if remedies else "")
 
 
-def mean(steps: Collection[StepTiming]) -> StepTiming:
+def mean(steps: Collection[StepDuration]) -> StepDuration:
     """Return the mean of several steps."""
     parts = sum_parts([step.loading for step in steps])
-    return StepTiming(
+    return StepDuration(
         total=sum(step.total for step in steps) / len(steps),
         waiting=sum(step.waiting for step in steps) / len(steps),
         loading={part: seconds / len(steps) for part, seconds in parts.items()},

@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.lit.distributed import any_rank
+from unet3d.lit.distributed import is_set_on_any_rank
 
 
 class StoppingLimits(Callback):
@@ -55,7 +55,7 @@ class StoppingLimits(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         reached = self.is_reached(trainer.global_step)
         if self.max_seconds is not None:  # the ranks' clocks differ
-            reached = any_rank(trainer, reached)
+            reached = is_set_on_any_rank(trainer, reached)
         if reached or trainer.should_stop:
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1

@@ -1,8 +1,8 @@
 """Run encoder and decoder blocks as one autograd node each.
 
 A block stores raw convolution outputs and nothing else; reading a map normalizes and activates it
-tile by tile. The gradient stays in one buffer from the end of a block to its start. The `policy` of
-a block, a word of unet3d.types.RetentionPolicy, says which outputs are stored and which recomputed.
+tile by tile. The gradient stays in one buffer from the end of a block to its start. The `mode` of
+a block, a word of unet3d.types.Retention, says which outputs are stored and which recomputed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +20,10 @@ from unet3d.model.fused import tiled_conv
 from unet3d.model.fused.feature_maps import (
     Convolution,
     ConvOutput,
+    FeatureMap,
+    FeatureMapSource,
     LazyActivation,
-    Map,
-    MapSource,
-    StoredMap,
+    StoredFeatureMap,
     cast_weights,
 )
 from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat_groups
@@ -33,45 +33,49 @@ from unet3d.model.fused.upsampling import UpsampledMap
 from unet3d.types import Triple
 
 
-def make_input_map(x: Tensor, dtype: torch.dtype) -> Map:
+def make_input_map(x: Tensor, dtype: torch.dtype) -> FeatureMap:
     """Wrap the network's input as a map; `dtype` is that of the step without autocast."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
     layout = MapLayout(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
-    return Map(x, StoredMap(x.detach(), layout))
+    return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
 
 
 def run_encoder_block(
-    x: Map, convs: Sequence[nn.Module], pool: nn.Module | None, pool_kernel: Triple, policy: str
-) -> tuple[Map, Map]:
+    x: FeatureMap,
+    convs: Sequence[nn.Module],
+    pool: nn.Module | None,
+    pool_kernel: Triple,
+    mode: str,
+) -> tuple[FeatureMap, FeatureMap]:
     """Return the pooled map and the map; without pooling, both are the map."""
-    block = _Encoder(x, convs, pool, pool_kernel, policy)
+    block = _Encoder(x, convs, pool, pool_kernel, mode)
     *small, edge = _Node.apply(block, x.edge, *block.parameters)
-    skip = Map(edge, block.output)
+    skip = FeatureMap(edge, block.output)
     if not small:
         return skip, skip
     size = tuple(small[0].shape[2:])
     layout = replace(block.layout, size=size)
-    return Map(small[0], StoredMap(small[0].detach(), layout)), skip
+    return FeatureMap(small[0], StoredFeatureMap(small[0].detach(), layout)), skip
 
 
 def run_decoder_block(
-    low: Map,
-    skip: Map,
+    low: FeatureMap,
+    skip: FeatureMap,
     up: nn.Module,
     convs: Sequence[nn.Module],
     head: nn.Conv3d | None,
     *,
     last: bool,
-    policy: str,
-) -> tuple[Map | None, Tensor | None]:
+    mode: str,
+) -> tuple[FeatureMap | None, Tensor | None]:
     """Return the map, unless the block is the `last` one, and the head's logits, if any."""
-    block = _Decoder(low, skip, up, convs, head, last, policy)
+    block = _Decoder(low, skip, up, convs, head, last, mode)
     outputs = list(_Node.apply(block, low.edge, skip.edge, *block.parameters))
     logits = None if head is None else outputs.pop()
-    return (Map(outputs[0], block.output) if outputs else None), logits
+    return (FeatureMap(outputs[0], block.output) if outputs else None), logits
 
 
 MakeSinks = Callable[[Tensor], list[Sink | None]]
@@ -104,7 +108,7 @@ class _Node(Function):
 class _Layer:
     """A convolution with its norm and activation, for the duration of a step."""
 
-    def __init__(self, module: Any, sources: Sequence[MapSource]):
+    def __init__(self, module: Any, sources: Sequence[FeatureMapSource]):
         self.module = module
         self.convolution = Convolution(module.conv, sources)
         self.raw = ConvOutput(self.convolution)
@@ -146,9 +150,9 @@ class _GradientBuffer:
 class _Block:
     """The convolutions of an encoder or decoder block."""
 
-    def __init__(self, convs: Sequence[Any], sources: Sequence[MapSource], policy: str):
-        self.convs, self.sources, self.policy = list(convs), list(sources), policy
-        self.is_streamed = policy == "stream"  # outputs before the last are never stored in full
+    def __init__(self, convs: Sequence[Any], sources: Sequence[FeatureMapSource], mode: str):
+        self.convs, self.sources, self.mode = list(convs), list(sources), mode
+        self.is_streamed = mode == "stream"  # outputs before the last are never stored in full
         self.layout = sources[0].layout
         self.parameters = [p for module in self.convs for p in module.parameters()]
         self.layers: list[_Layer] = []
@@ -171,7 +175,7 @@ class _Block:
                 for source in self.inputs:
                     if source.raw.drop_after_read or not needs_grad:
                         source.raw.stored = None
-        if self.policy != "store_all" or not needs_grad:
+        if self.mode != "store_all" or not needs_grad:
             for layer in self.layers[:-1]:
                 layer.raw.stored = None
 
@@ -250,9 +254,14 @@ class _Encoder(_Block):
     """Convolutions, then pooling."""
 
     def __init__(
-        self, x: Map, convs: Sequence[Any], pool: nn.Module | None, pool_kernel: Triple, policy: str
+        self,
+        x: FeatureMap,
+        convs: Sequence[Any],
+        pool: nn.Module | None,
+        pool_kernel: Triple,
+        mode: str,
     ):
-        super().__init__(convs, [x.source], policy)
+        super().__init__(convs, [x.source], mode)
         self.pool, self.pool_kernel = pool, pool_kernel
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
@@ -261,10 +270,10 @@ class _Encoder(_Block):
         raw = self.output.raw
         if self.is_streamed:
             raw.stored = None
-        elif self.policy == "offload" and needs_grad and small is not None:
+        elif self.mode == "offload" and needs_grad and small is not None:
             raw.offload()
-        raw.drop_after_read = self.policy in ("recompute", "recompute_tiled")
-        raw.restore_for_decoder = self.policy == "recompute"
+        raw.drop_after_read = self.mode in ("recompute", "recompute_tiled")
+        raw.restore_for_decoder = self.mode == "recompute"
         return (self.edge(),) if small is None else (small, self.edge())
 
     def backward(
@@ -331,16 +340,16 @@ class _Decoder(_Block):
 
     def __init__(
         self,
-        low: Map,
-        skip: Map,
+        low: FeatureMap,
+        skip: FeatureMap,
         up: nn.Module,
         convs: Sequence[Any],
         head: nn.Conv3d | None,
         last: bool,
-        policy: str,
+        mode: str,
     ):
         self.up = UpsampledMap(up, low.source, skip.source.layout)
-        super().__init__(convs, [skip.source, self.up], policy)
+        super().__init__(convs, [skip.source, self.up], mode)
         self.skip, self.low = skip.source, low.source
         self.inputs = [skip.source, low.source]
         self.head, self.last = head, last

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.model.fused.host_offload import HostMap
+from unet3d.model.fused.host_offload import HostFeatureMap
 from unet3d.model.fused.norms import FoldedNorm, Moments
 from unet3d.model.fused.ops import norm_ops
 from unet3d.model.fused.tiling import MapLayout
 
 
-class MapSource(Protocol):
+class FeatureMapSource(Protocol):
     """A map that a convolution reads."""
 
     channels: int
@@ -25,14 +25,15 @@ class MapSource(Protocol):
         ...
 
 
-class Map(NamedTuple):
+class FeatureMap(NamedTuple):
     """A map between blocks: its place in autograd's graph, and its values."""
 
-    edge: Tensor  # has the map's shape and the memory of one element, unless it is a StoredMap's
-    source: Any  # a StoredMap where it is an input, else a LazyActivation
+    # Has the map's shape and the memory of one element, unless it is that of a StoredFeatureMap.
+    edge: Tensor
+    source: Any  # a StoredFeatureMap where it is an input, else a LazyActivation
 
 
-class StoredMap:
+class StoredFeatureMap:
     """A map in memory: the image, or the output of a pooling."""
 
     def __init__(self, x: Tensor, layout: MapLayout):
@@ -60,7 +61,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[i
 class Convolution:
     """A size-preserving convolution of the concatenation of its sources."""
 
-    def __init__(self, module: nn.Conv3d, sources: Sequence[MapSource]):
+    def __init__(self, module: nn.Conv3d, sources: Sequence[FeatureMapSource]):
         self.module, self.sources, self.layout = module, list(sources), sources[0].layout
         self.halo = module.kernel_size[self.layout.axis - 2] // 2
 
@@ -134,7 +135,7 @@ class ConvOutput:
 
     convolution: Convolution
     stored: Tensor | None = None
-    host: HostMap | None = None
+    host: HostFeatureMap | None = None
     drop_after_read: bool = False  # free it once the decoder has read it
     restore_for_decoder: bool = False  # recompute it as a whole for the decoder's backward
 
@@ -146,7 +147,7 @@ class ConvOutput:
     def offload(self) -> None:
         """Move it to host memory."""
         assert self.stored is not None
-        self.host, self.stored = HostMap(self.stored, self.convolution.layout), None
+        self.host, self.stored = HostFeatureMap(self.stored, self.convolution.layout), None
 
     def restore(self) -> None:
         """Bring it back to the device, from the host or by recomputing it."""

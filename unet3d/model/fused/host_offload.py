@@ -19,7 +19,7 @@ def get_copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class HostMap:
+class HostFeatureMap:
     """A map in pinned host memory, copied on a stream of its own, concurrently with the work.
 
     The GPU holds the map until its copy is done, then the chunk that is read and its neighbors. The

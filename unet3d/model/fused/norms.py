@@ -98,7 +98,7 @@ class StatGroups:
 
     groups: int
     over_batch: bool
-    ranks: int = 1  # ranks that share statistics; their batches have one size
+    world_size: int = 1  # ranks that share statistics; their batches have one size
 
     def mean(self, x: Tensor) -> Tensor:
         """(B, C) -> (B, C): replace each value by the mean of its group."""
@@ -106,8 +106,8 @@ class StatGroups:
         dims = (0, 2) if self.over_batch else (2,)
         grouped = x.view(b, self.groups, c // self.groups)
         mean = grouped.mean(dims, keepdim=True)
-        if self.ranks > 1:
-            torch.distributed.all_reduce(mean.div_(self.ranks))
+        if self.world_size > 1:
+            torch.distributed.all_reduce(mean.div_(self.world_size))
         return mean.expand_as(grouped).reshape(b, c).contiguous()
 
 
@@ -118,8 +118,8 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
     if type(norm) in (nn.BatchNorm3d, nn.SyncBatchNorm):
         fixed = norm.running_mean is not None and not norm.training
         synchronized = norm.training and isinstance(norm, nn.SyncBatchNorm)
-        ranks = torch.distributed.get_world_size() if synchronized else 1
-        return None if fixed else StatGroups(channels, over_batch=True, ranks=ranks)
+        world_size = torch.distributed.get_world_size() if synchronized else 1
+        return None if fixed else StatGroups(channels, over_batch=True, world_size=world_size)
     if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
         return StatGroups(channels, over_batch=False)
     if type(norm) is nn.GroupNorm:
@@ -150,7 +150,7 @@ def fold_norm(
         variance = groups.mean(squares / moments.count + (means - mean).square())
         if isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm):
             _update_running_stats(
-                norm, mean[0], variance[0], len(like) * moments.count * groups.ranks
+                norm, mean[0], variance[0], len(like) * moments.count * groups.world_size
             )
     inverse = torch.rsqrt(variance + norm.eps)
     weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())

@@ -12,7 +12,7 @@ from unet3d.cpp_kernels import CppKernels, get_data_ptr
 from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like
 from unet3d.pool.sorting_network import build_median_network
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 POOLS = ("median", "max", "avg", "approx_median")  # in the order of cpp/grid.h
 MIN_PARALLEL_ELEMENTS = 1 << 14  # a smaller tensor runs on one thread
@@ -37,7 +37,7 @@ def supports(x: Tensor) -> bool:
     return kernels.supports(x)
 
 
-def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, pool: str, windows: PoolWindows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the output and its codes."""
     y, codes = allocate_outputs(x, pool, windows)
     if y.numel():
@@ -50,7 +50,7 @@ def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[T
 def backward(
     grad: Tensor,
     pool: str,
-    windows: Windows,
+    windows: PoolWindows,
     shape: Sequence[int],
     channels_last: bool,
     codes: Tensor | None = None,
@@ -67,7 +67,7 @@ def backward(
 
 
 def _job(
-    shape: Sequence[int], pool: str, windows: Windows, tau: float, channels_last: bool
+    shape: Sequence[int], pool: str, windows: PoolWindows, tau: float, channels_last: bool
 ) -> _Job:
     b, c, *space = shape
     outer, inner = (b, c) if channels_last else (b * c, 1)

@@ -10,7 +10,7 @@ from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like, memory_format
 from unet3d.pool.reference.approx_median import approx_median_gradient
 from unet3d.pool.sorting_network import choose_median_network
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 HALVES = (torch.float16, torch.bfloat16)
 PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned integers
@@ -25,7 +25,7 @@ def supports(x: Tensor) -> bool:
     return x.dtype in PAIR_TYPES and has_triton("pooling")
 
 
-def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, pool: str, windows: PoolWindows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the output and its codes."""
     from unet3d.pool.kernels.forward_triton import forward_kernel
 
@@ -39,7 +39,7 @@ def forward(x: Tensor, pool: str, windows: Windows, tau: float = 0.0) -> tuple[T
 def backward(
     grad: Tensor,
     pool: str,
-    windows: Windows,
+    windows: PoolWindows,
     shape: Sequence[int],
     channels_last: bool,
     codes: Tensor | None = None,
@@ -67,7 +67,7 @@ def backward(
 
 
 def forward_launch(
-    x: Tensor, y: Tensor, codes: Tensor, pool: str, windows: Windows, tau: float
+    x: Tensor, y: Tensor, codes: Tensor, pool: str, windows: PoolWindows, tau: float
 ) -> tuple[tuple[int, int], dict]:
     """Return the grid and arguments of forward_kernel."""
     last = is_channels_last(x)
@@ -96,7 +96,7 @@ def tiled_launch(
     x: Tensor | None,
     result: Tensor,
     pool: str,
-    windows: Windows,
+    windows: PoolWindows,
     tau: float,
 ) -> tuple[tuple[int, int], dict]:
     """Return the grid and arguments of tiled_kernel."""
@@ -128,7 +128,7 @@ def tiled_launch(
 
 
 def covering_launch(
-    grad: Tensor, codes: Tensor, result: Tensor, pool: str, windows: Windows
+    grad: Tensor, codes: Tensor, result: Tensor, pool: str, windows: PoolWindows
 ) -> tuple[tuple[int, int], dict]:
     """Return the grid and arguments of covering_kernel."""
     last = is_channels_last(result)
@@ -147,24 +147,24 @@ def covering_launch(
     }
 
 
-def _constants(windows: Windows, kinds: str) -> dict[str, int]:
+def _constants(windows: PoolWindows, kinds: str) -> dict[str, int]:
     """Return KD, KH, KW and so on, for size (K), stride (S) and padding (P)."""
     values = dict(zip("KSP", windows.axes, strict=True))
     return {k + axis: n for k in kinds for axis, n in zip("DHW", values[k], strict=True)}
 
 
-def _tiles(windows: Windows) -> bool:
+def _tiles(windows: PoolWindows) -> bool:
     """Return whether the windows tile the volume and their codes are masks."""
     return windows.size == windows.stride and not any(windows.padding) and windows.elements <= 8
 
 
-def _in_pairs(x: Tensor, windows: Windows) -> bool:
+def _in_pairs(x: Tensor, windows: PoolWindows) -> bool:
     """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
     return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
 
 
-def _block(per_plane: int, windows: Windows) -> int:
+def _block(per_plane: int, windows: PoolWindows) -> int:
     """Return the lanes of a program: 4 per thread of 4 warps, fewer where windows are large."""
     limit = 512 if windows.elements <= 8 else 128
     return min(limit, max(32, 1 << (per_plane - 1).bit_length()))

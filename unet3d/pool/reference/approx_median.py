@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from unet3d.pool.reference.median import gather_at, has_nan, select_middle
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
-def approx_median(x: Tensor, windows: Windows, tau: float) -> Tensor:
+def approx_median(x: Tensor, windows: PoolWindows, tau: float) -> Tensor:
     """Return the mean of the soft means around both middle values; autograd differentiates it."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     with torch.no_grad():
@@ -22,7 +22,7 @@ def approx_median(x: Tensor, windows: Windows, tau: float) -> Tensor:
     return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype)
 
 
-def approx_median_gradient(grad: Tensor, x: Tensor, windows: Windows, tau: float) -> Tensor:
+def approx_median_gradient(grad: Tensor, x: Tensor, windows: PoolWindows, tau: float) -> Tensor:
     """Return the gradient of x, recomputed from x.
 
     With d = x_i - s, w the normalized weight of x_i and o the soft mean's offset from s, the
@@ -45,7 +45,7 @@ def approx_median_gradient(grad: Tensor, x: Tensor, windows: Windows, tau: float
     return windows.scatter_add(x.shape, parts).to(x.dtype)
 
 
-def _sums(x: Tensor, windows: Windows, middle: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def _sums(x: Tensor, windows: PoolWindows, middle: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """Return the sum of the weights, and that of the weighted distances from the middle."""
     total, offset = torch.zeros_like(middle), torch.zeros_like(middle)
     for weight, d in _weights(x, windows, middle, tau):
@@ -55,7 +55,7 @@ def _sums(x: Tensor, windows: Windows, middle: Tensor, tau: float) -> tuple[Tens
 
 
 def _weights(
-    x: Tensor, windows: Windows, middle: Tensor, tau: float
+    x: Tensor, windows: PoolWindows, middle: Tensor, tau: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each of the K elements its unnormalized weight and its distance from the middle."""
     inside = windows.valid_masks(x)

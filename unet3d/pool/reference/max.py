@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from unet3d.pool.argmax_codes import SelectedIndices
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
-def maximum(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
+def maximum(x: Tensor, windows: PoolWindows) -> tuple[Tensor, SelectedIndices]:
     """Return the maximum of each window and the index that nn.MaxPool3d selects."""
     inside = windows.valid_masks(x)
     best, index = None, None

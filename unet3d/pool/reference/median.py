@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from unet3d.pool.argmax_codes import SelectedIndices
-from unet3d.pool.windows import Windows
+from unet3d.pool.windows import PoolWindows
 
 
-def median(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
+def median(x: Tensor, windows: PoolWindows) -> tuple[Tensor, SelectedIndices]:
     """Return the median of each window, and the indices of the middle elements."""
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     indices = select_middle(values, windows)
@@ -15,7 +15,7 @@ def median(x: Tensor, windows: Windows) -> tuple[Tensor, SelectedIndices]:
     return y.masked_fill(has_nan(values, windows), torch.nan).to(x.dtype), indices
 
 
-def select_middle(x: Tensor, windows: Windows) -> SelectedIndices:
+def select_middle(x: Tensor, windows: PoolWindows) -> SelectedIndices:
     """Return the indices of the lower and upper middle element of each window.
 
     An element's rank is its position in a stable sort; padding sorts last. A window with NaN has no
@@ -42,7 +42,7 @@ def select_middle(x: Tensor, windows: Windows) -> SelectedIndices:
     return SelectedIndices(low, high)
 
 
-def gather_at(x: Tensor, windows: Windows, indices: Tensor) -> Tensor:
+def gather_at(x: Tensor, windows: PoolWindows, indices: Tensor) -> Tensor:
     """Return the element at `indices` of each window."""
     values = x.new_zeros(indices.shape)
     for i, view in enumerate(windows.views(x, fill=0)):
@@ -50,7 +50,7 @@ def gather_at(x: Tensor, windows: Windows, indices: Tensor) -> Tensor:
     return values
 
 
-def has_nan(x: Tensor, windows: Windows) -> Tensor:
+def has_nan(x: Tensor, windows: PoolWindows) -> Tensor:
     """Return which windows hold NaN."""
     result = torch.zeros((), dtype=torch.bool, device=x.device)
     for view in windows.views(x, fill=0):

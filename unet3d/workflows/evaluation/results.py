@@ -67,7 +67,7 @@ def summarize_scores(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, An
     per_class: dict[str, Any] = {name: {} for name in classes}
     overall = {}
     for score, values in table.items():  # (cases, classes)
-        class_means, overall[score] = bootstrap.bootstrap_means(values)
+        class_means, overall[score] = bootstrap.compute_bootstrap_means(values)
         for name, mean in zip(classes, class_means, strict=True):
             per_class[name][score] = mean
     present = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)

@@ -27,7 +27,7 @@ from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
 from unet3d.machine.device import Precision
 from unet3d.pool.export_modules import replace_with_plain
-from unet3d.types import HasRetentionPolicy, Triple
+from unet3d.types import HasRetention, Triple
 from unet3d.units import MIB
 from unet3d.workflows.export.sample_patches import SamplePatches, load_sample_patches
 from unet3d.workflows.inference.build import resolve_checkpoint
@@ -206,7 +206,7 @@ def to_plain_operators(network: nn.Module) -> nn.Module:
     weights = [*network.parameters(), *network.buffers()]
     copy = deepcopy(network, {id(weight): weight for weight in weights})
     replace_with_plain(copy)
-    if isinstance(copy, HasRetentionPolicy):
+    if isinstance(copy, HasRetention):
         copy.retention = None
     return copy
 

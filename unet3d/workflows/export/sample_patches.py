@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unet3d.config.instantiate import Factory
-from unet3d.data.layouts.unlabeled import find_scans
+from unet3d.data.layouts.scans import find_scans
 from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError, summarize_error
@@ -47,11 +47,11 @@ def load_sample_patches(
     preprocessing = Preprocessing.from_dict(metadata["preparation"])
     if scans is not None:
         cases = [scan.files for scan in find_scans(scans, channels)]
-        images = most_varied_patches(cases, preprocessing, patch_size, len(channels))
+        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
         return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {scans}")
     try:
         root, cases = find_training_images(metadata, allow_targets)
-        images = most_varied_patches(cases, preprocessing, patch_size, len(channels))
+        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
         return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {root}")
     except Exception as error:  # the dataset may have been moved, changed or damaged
         generator = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ def find_training_images(
     raise UsageError(f"the dataset of the training is not at {root.absolute()}")
 
 
-def most_varied_patches(
+def select_varied_patches(
     cases: Sequence[Sequence[Path]],
     preprocessing: Preprocessing,
     patch_size: Triple,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from unet3d.config.settings.inference import InferenceSettings
-from unet3d.data.layouts.unlabeled import ScanFiles, find_scans
+from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.data.nifti.stream import NIFTI_SUFFIXES
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision

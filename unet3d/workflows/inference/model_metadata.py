@@ -22,18 +22,18 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     )
     for key, is_valid in validators:
         if not is_valid(metadata.get(key)):
-            raise invalid_metadata_error(path, key, metadata.get(key))
+            raise make_invalid_metadata_error(path, key, metadata.get(key))
     data = metadata["config"]["data"]
     for key, names in (("num_classes", "classes"), ("in_channels", "channels")):
         if data[key] != len(metadata[names]):
             description = f"{names} for data.{key}={data[key]}"
-            raise invalid_metadata_error(path, description, metadata[names])
+            raise make_invalid_metadata_error(path, description, metadata[names])
     regions, configured = metadata.get("regions"), data.get("regions")
     if not is_mapping(regions, or_none=True) or set(regions or ()) != set(configured or ()):
-        raise invalid_metadata_error(path, f"regions for data.regions={configured}", regions)
+        raise make_invalid_metadata_error(path, f"regions for data.regions={configured}", regions)
     cleaned = metadata.get("largest_component") or []
     if not isinstance(cleaned, list) or not set(map(str, cleaned)) <= set(metadata["classes"]):
-        raise invalid_metadata_error(path, "largest_component", cleaned)
+        raise make_invalid_metadata_error(path, "largest_component", cleaned)
     try:
         preprocessing = Preprocessing.from_dict(metadata["preparation"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -44,13 +44,13 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
         "ct" in preprocessing.normalize and not has_intensities
     ):
         description = "preprocessing for its classes and channels"
-        raise invalid_metadata_error(path, description, metadata["preparation"])
+        raise make_invalid_metadata_error(path, description, metadata["preparation"])
     if metadata.get("training") is not None:
         try:
             TrainingStatistics.from_dict(metadata["training"], len(metadata["channels"]))
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             description = f"training ({summarize_error(error)})"
-            raise invalid_metadata_error(path, description, metadata["training"]) from error
+            raise make_invalid_metadata_error(path, description, metadata["training"]) from error
     return metadata
 
 
@@ -78,6 +78,6 @@ def are_unique_names(value: Any) -> bool:
     return are_words and 0 < len(value) == len(set(value))
 
 
-def invalid_metadata_error(path: Path, what: str, value: Any) -> UsageError:
+def make_invalid_metadata_error(path: Path, what: str, value: Any) -> UsageError:
     """Say in one line what is wrong, however long the value is."""
     return UsageError(f"{path} has invalid metadata: {what}: {str(value)[:200]}")

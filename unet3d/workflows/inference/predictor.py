@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unet3d.data.layouts.unlabeled import ScanFiles
+from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.nifti.writer import get_probability_bytes, open_probability_file, write_labels
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
@@ -19,7 +19,7 @@ from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.accumulate import Network, list_flips
-from unet3d.inference.memory_plan import Budget, InferencePlan, InferenceProblem, choose_plan
+from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
@@ -64,7 +64,7 @@ class PreparedScan:
 
     task: ScanTask
     scan: PreprocessedScan
-    problem: InferenceProblem
+    volume: VolumeToSegment
     plan: InferencePlan
     max_ram: int  # with reading and postprocessing
     forecast: str  # one line
@@ -128,7 +128,7 @@ class Predictor:
             )
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        problem = InferenceProblem(
+        volume = VolumeToSegment(
             shape=scan.grid.shape,
             box=(d, h, w),
             channels=len(channels),
@@ -139,11 +139,11 @@ class Predictor:
             window_bytes=self.window_bytes,
             held_bytes=scan.image.nbytes + voxels + HEAP,
         )
-        plan = choose_plan(problem, budget)
+        plan = choose_plan(volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget))
         postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
-        max_ram = max(preprocessing_ram, plan.ram_bytes, problem.held_bytes + postprocessing)
+        max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
         forecast = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
         forecast += f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
         if task.probabilities is not None:
@@ -152,7 +152,7 @@ class Predictor:
         return PreparedScan(
             task=task,
             scan=scan,
-            problem=problem,
+            volume=volume,
             plan=plan,
             max_ram=max_ram,
             forecast=forecast,
@@ -225,7 +225,7 @@ class Predictor:
                 raise
         torch.cuda.empty_cache()
         budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
-        plan = choose_plan(prepared.problem, budget)
+        plan = choose_plan(prepared.volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget))
         name = prepared.task.scan.name

@@ -19,7 +19,7 @@ from unet3d.workflows.memory.strategies import get_device_bytes, list_leaner_str
 
 
 @dataclass(frozen=True)
-class Remedy:
+class MemoryFix:
     """Overrides, and what a step is predicted to reserve with them."""
 
     overrides: tuple[str, ...]
@@ -33,16 +33,16 @@ def check_memory(
 
     DoesNotFitError stops the run; PredictedOutOfMemoryError makes a sweep skip it.
     """
-    policy, available = settings.memory.if_too_large, get_available_bytes(device)
-    if policy == "ignore" or available is None:
+    if_too_large, available = settings.memory.if_too_large, get_available_bytes(device)
+    if if_too_large == "ignore" or available is None:
         return []
     needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
-    if settings.composition.sweeping and policy == "warn" and needed > available:
+    if settings.composition.sweeping and if_too_large == "warn" and needed > available:
         raise PredictedOutOfMemoryError(
             f"predicted to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
     lines = format_oom_warning(estimate, settings, available)
-    if lines and policy == "stop":
+    if lines and if_too_large == "stop":
         raise DoesNotFitError("\n".join(lines))
     return lines
 
@@ -63,7 +63,7 @@ def format_oom_warning(
 
 def find_remedies(
     settings: TrainingSettings, available: int | None, count: int = 3
-) -> list[Remedy]:
+) -> list[MemoryFix]:
     """Return the first changes predicted to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
@@ -77,7 +77,7 @@ def find_remedies(
         except UsageError:
             continue  # this network or this patch does not support it
         if reserved + CUDA_CONTEXT_BYTES < limit:
-            remedies.append(Remedy(overrides, reserved))
+            remedies.append(MemoryFix(overrides, reserved))
         if len(remedies) == count:
             break
     return remedies
@@ -103,7 +103,7 @@ def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
     ]
 
 
-def format_remedies(remedies: Sequence[Remedy]) -> list[str]:
+def format_remedies(remedies: Sequence[MemoryFix]) -> list[str]:
     """Return the remedies as lines to paste."""
     if not remedies:
         return ["no change of batch, precision, checkpointing or patch is predicted to fit"]

@@ -9,7 +9,7 @@ from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes
 from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.types import HasBlocks, HasRetentionPolicy
+from unet3d.types import HasBlocks, HasRetention
 from unet3d.workflows.memory.training_step import make_step_factory
 from unet3d.workflows.shared.network import build_network
 
@@ -20,7 +20,7 @@ def list_strategies(settings: TrainingSettings) -> tuple[str, ...]:
     """Return the strategies that the network supports, from the least work to the least memory."""
     with FakeTensorMode():
         model = build_network(settings)
-    if isinstance(model, HasRetentionPolicy):
+    if isinstance(model, HasRetention):
         return FUSED_STRATEGIES
     return ("none", "blocks") if isinstance(model, HasBlocks) else ("none",)
 

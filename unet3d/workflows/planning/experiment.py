@@ -10,7 +10,7 @@ from unet3d.data.preprocessing.background import AUTO, choose_background
 from unet3d.workflows.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
-    DatasetSummary,
+    DatasetFingerprint,
     TrainingPlan,
     find_constant_border,
     get_model_overrides,
@@ -58,7 +58,7 @@ def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
 
 
 def render_experiment(
-    settings: TrainingSettings, dataset: DatasetSummary, plan: TrainingPlan
+    settings: TrainingSettings, dataset: DatasetFingerprint, plan: TrainingPlan
 ) -> str:
     """Return the plan as an experiment's YAML, with what the command line set."""
     patches_per_case, epochs = plan_schedule(settings, plan)

@@ -17,12 +17,12 @@ from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
     Levels,
+    choose_target_spacing,
     find_median_shape,
     initial_patch,
     list_patches,
     plan_levels,
     round_up_to_multiple,
-    target_spacing,
 )
 from unet3d.workflows.shared.dataset import build_source, resolve_dataset
 from unet3d.workflows.shared.usable_cases import UsableCases
@@ -40,7 +40,7 @@ MASKED_FRACTION = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSummary:
+class DatasetFingerprint:
     """Fingerprints of the usable cases, and what they are made of."""
 
     fingerprints: list[CaseFingerprint]
@@ -66,7 +66,7 @@ class TrainingPlan:
     peak: MemoryRecord
 
 
-def inspect_dataset(settings: TrainingSettings) -> DatasetSummary:
+def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
     """Read every usable case, or its cached fingerprint."""
     data = settings.data
     source = build_source(data)
@@ -78,7 +78,7 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetSummary:
     fingerprints = usable.run_excluding_bad(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
-    return DatasetSummary(
+    return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
         channels=facts.channels,
@@ -86,11 +86,11 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetSummary:
     )
 
 
-def make_plan(settings: TrainingSettings, dataset: DatasetSummary, budget: int) -> TrainingPlan:
+def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: int) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
     shapes = [case.shape for case in dataset.fingerprints]
     spacings = [case.spacing_mm for case in dataset.fingerprints]
-    target = target_spacing(spacings, shapes)
+    target = choose_target_spacing(spacings, shapes)
     if isinstance(settings.data.spacing_mm, tuple):
         target = settings.data.spacing_mm
     median = find_median_shape(spacings, shapes, target)
@@ -257,7 +257,7 @@ def format_list(numbers: Sequence[float]) -> str:
     return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
 
-def choose_normalization(settings: TrainingSettings, dataset: DatasetSummary) -> list[str]:
+def choose_normalization(settings: TrainingSettings, dataset: DatasetFingerprint) -> list[str]:
     """Return one word per channel: by modality, and masked where much of a volume is background."""
     if settings.data.normalize != ("auto",):
         return list(settings.data.normalize)
@@ -267,7 +267,7 @@ def choose_normalization(settings: TrainingSettings, dataset: DatasetSummary) ->
 
 
 def find_constant_border(
-    dataset: DatasetSummary, settings: TrainingSettings
+    dataset: DatasetFingerprint, settings: TrainingSettings
 ) -> tuple[float, float] | None:
     """Return the range of constant borders that are not 0; None if there are none.
 

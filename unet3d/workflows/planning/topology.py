@@ -41,7 +41,7 @@ class Levels:
         return d, h, w
 
 
-def target_spacing(
+def choose_target_spacing(
     spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]]
 ) -> tuple[float, float, float]:
     """Return the median spacing along each axis; along a coarse and thin axis the 10th percentile.

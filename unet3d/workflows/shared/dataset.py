@@ -19,7 +19,7 @@ from unet3d.inference.regions import get_region_labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetFacts:
+class ResolvedDataset:
     """What the settings and the dataset together say of channels and classes."""
 
     channels: tuple[str, ...]
@@ -49,7 +49,7 @@ def build_source(data: DataSettings) -> DatasetLayout:
     return data.source()
 
 
-def resolve_dataset(data: DataSettings, description: DatasetDescription) -> DatasetFacts:
+def resolve_dataset(data: DataSettings, description: DatasetDescription) -> ResolvedDataset:
     """Complete the settings by what the dataset says; refuse contradictions."""
     num_classes = data.num_classes or len(description.classes)
     in_channels = data.in_channels or len(description.channels)
@@ -64,7 +64,7 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Data
         raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
     unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
     regions = description.regions if data.regions is None else data.regions
-    return DatasetFacts(
+    return ResolvedDataset(
         channels=tuple(description.channels),
         classes=(*description.classes, *unnamed)[:num_classes],
         regions=None if regions is None else check_regions(regions, num_classes),
@@ -113,7 +113,7 @@ def read_case_groups(data: DataSettings, cases: Sequence[Case]) -> dict[str, str
 
 
 def build_preprocessing(
-    data: DataSettings, facts: DatasetFacts, cases: Sequence[Case]
+    data: DataSettings, facts: ResolvedDataset, cases: Sequence[Case]
 ) -> Preprocessing:
     """Build the preprocessing; what depends on the dataset is read from all of its cases."""
     spacing = data.spacing_mm

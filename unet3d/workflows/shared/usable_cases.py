@@ -24,11 +24,11 @@ class UsableCases:
         self.data = data
         self.cases = source.cases()
         self.skipped: list[Finding] = []
-        self.apply_policy(
+        self.handle_findings(
             [*source.find_problems(), *check_headers(self.cases, channels=len(channels))]
         )
 
-    def apply_policy(self, findings: Sequence[Finding]) -> None:
+    def handle_findings(self, findings: Sequence[Finding]) -> None:
         """Raise, or skip the cases that these findings name."""
         findings = [finding for finding in findings if finding.case is not None]
         if not findings:
@@ -44,7 +44,7 @@ class UsableCases:
         try:
             return work(self.cases)
         except InvalidDatasetError as error:
-            self.apply_policy(error.findings)
+            self.handle_findings(error.findings)
             return work(self.cases)
 
     def preprocess(

@@ -15,7 +15,7 @@ from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
-from unet3d.machine.distributed_env import Ranks
+from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.estimate import UntraceableError, trace_step
@@ -24,8 +24,8 @@ from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.shared.dataset import build_source, get_network_sizes, resolve_dataset
 from unet3d.workflows.training.callbacks import build_callbacks
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
+from unet3d.workflows.training.head_bias import initialize_head_bias
 from unet3d.workflows.training.module import build_module, make_metadata
-from unet3d.workflows.training.output_bias import initialize_output_bias
 from unet3d.workflows.training.preflight import enforce_requirements, find_problems
 from unet3d.workflows.training.run import TrainingRun
 from unet3d.workflows.training.trainer import build_trainer
@@ -35,10 +35,10 @@ def build_training(
     settings: TrainingSettings,
     folder: Path,
     signals: SignalListener | None = None,
-    ranks: Ranks | None = None,
+    process: ProcessRank | None = None,
 ) -> TrainingRun:
     """Check the machine and build everything that the settings name."""
-    ranks = ranks or Ranks()
+    process = process or ProcessRank()
     device = resolve_device(settings.trainer.accelerator)
     precision = resolve_precision(settings.precision, device)
 
@@ -56,13 +56,13 @@ def build_training(
         settings,
         precision,
         device=device,
-        processes=ranks.per_node,
+        processes=process.local_world_size,
         folder=folder,
         channels=len(facts.channels),
         augment=augment,
     )
     warnings = enforce_requirements(settings, problems)
-    data = prepare_training_data(settings, source, facts, ranks)
+    data = prepare_training_data(settings, source, facts, process)
 
     # The network, what it is judged by, and how it learns.
     pl.seed_everything(settings.seed, verbose=False)
@@ -79,9 +79,9 @@ def build_training(
 
     # Batches, and the first bias, which depends on what they hold.
     train_loader, val_loader = build_data_loaders(
-        settings, data, augment=augment, device=device, ranks=ranks
+        settings, data, augment=augment, device=device, process=process
     )
-    bias_notes = initialize_output_bias(module.model, settings, facts, train_loader)
+    bias_notes = initialize_head_bias(module.model, settings, facts, train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, device, data.validation)
 
     # What watches the run, saves it and stops it.
@@ -108,14 +108,14 @@ def build_training(
         module=module,
         train_loader=train_loader,
         val_loader=val_loader,
-        ranks=ranks,
+        process=process,
         trainer=build_trainer(
             settings,
             device=device,
             precision=precision,
             callbacks=callbacks.ordered,
             folder=folder,
-            ranks=ranks,
+            process=process,
         ),
         callbacks=callbacks,
         estimate=estimate,
@@ -138,7 +138,7 @@ def build_data_loaders(
     *,
     augment: Augment,
     device: str,
-    ranks: Ranks,
+    process: ProcessRank,
 ) -> tuple[TrainLoader, DataLoader | None]:
     """Build the loaders of training patches and of validation volumes for this rank."""
     return build_loaders(
@@ -150,10 +150,12 @@ def build_data_loaders(
         foreground_fraction=settings.data.foreground_fraction,
         augment=augment,
         num_workers=settings.data.num_workers,
-        device=torch.device(device, ranks.local) if device == "cuda" else torch.device(device),
+        device=torch.device(device, process.local_rank)
+        if device == "cuda"
+        else torch.device(device),
         seed=settings.seed,
-        rank=ranks.rank,
-        ranks=ranks.world,
+        rank=process.rank,
+        world_size=process.world_size,
     )
 
 

@@ -19,17 +19,17 @@ from unet3d.lit.callbacks.prefetch import Prefetch
 from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.callbacks.step_timing import StepSpeed
+from unet3d.lit.callbacks.step_timing import StepTimer
 from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.callbacks.training_warnings import TrainingWarnings
 from unet3d.lit.module import SegmentationModule
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
-from unet3d.report.diagnosis import find_absent_classes
 from unet3d.report.run_comparison import HIDDEN_KEYS
+from unet3d.report.training_warnings import find_absent_classes
 from unet3d.workflows.memory.estimate import make_figure_title
 from unet3d.workflows.training.dataset import TrainingData
-from unet3d.workflows.training.remedies import suggest_remedies
+from unet3d.workflows.training.suggested_overrides import suggest_overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class RunCallbacks:
     limits: StoppingLimits
     resume_state: ResumeState
     memory: StepMemory
-    timing: StepSpeed
+    timing: StepTimer
     dashboard: Dashboard
-    health: TrainingHealth
+    health: TrainingWarnings
 
 
 def build_callbacks(
@@ -64,13 +64,13 @@ def build_callbacks(
         max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
     )
     memory = StepMemory(PeakMeter(), None if estimate is None else estimate.peak)
-    timing = StepSpeed(settings.data.num_workers)
+    timing = StepTimer(settings.data.num_workers)
     hparams = select_hparams(settings, config)
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
     absent = find_absent_classes(
         module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
     )
-    health = TrainingHealth(limits, suggest_remedies(settings), absent)
+    health = TrainingWarnings(limits, suggest_overrides(settings), absent)
     resume_state = ResumeState(train_loader, limits, seed=settings.seed)
     checkpoints = folder / "checkpoints"
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)

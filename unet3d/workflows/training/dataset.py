@@ -9,8 +9,8 @@ from unet3d.data.layouts.splits import split_cases
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.lit.distributed import rank_zero_first
-from unet3d.machine.distributed_env import Ranks
-from unet3d.workflows.shared.dataset import DatasetFacts, build_preprocessing, read_case_groups
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.workflows.shared.dataset import ResolvedDataset, build_preprocessing, read_case_groups
 from unet3d.workflows.shared.usable_cases import UsableCases
 
 
@@ -26,7 +26,7 @@ class TrainingData:
 
 
 def prepare_training_data(
-    settings: TrainingSettings, source: DatasetLayout, facts: DatasetFacts, ranks: Ranks
+    settings: TrainingSettings, source: DatasetLayout, facts: ResolvedDataset, process: ProcessRank
 ) -> TrainingData:
     """Split the cases, and preprocess those that are not in the cache."""
     data = settings.data
@@ -35,7 +35,7 @@ def prepare_training_data(
     parts = split_cases(cases, settings.fold, data.splits, groups)
     usable = UsableCases(data, source, facts.channels)
     preprocessing = usable.run_excluding_bad(lambda cases: build_preprocessing(data, facts, cases))
-    with rank_zero_first(ranks):
+    with rank_zero_first(process):
         training, validation = usable.preprocess(parts, preprocessing)
     return TrainingData(
         preprocessing=preprocessing,

@@ -8,7 +8,7 @@ import numpy as np
 
 from unet3d.checkpoint_file import update_metadata
 from unet3d.data.layouts.label_names import LabelNames
-from unet3d.data.layouts.unlabeled import ScanFiles
+from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.data.nifti.labels import read_labels
 from unet3d.data.nifti.writer import write_labels

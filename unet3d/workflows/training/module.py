@@ -12,7 +12,7 @@ from unet3d.lit.module import SegmentationModule
 from unet3d.machine.device import Precision
 from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
-from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
 from unet3d.workflows.training.dataset import TrainingData
@@ -22,7 +22,7 @@ def build_module(
     settings: TrainingSettings,
     precision: Precision,
     *,
-    facts: DatasetFacts,
+    facts: ResolvedDataset,
     spacing_mm: Mapping[str, Sequence[float]],
     metadata: dict[str, Any],
 ) -> SegmentationModule:
@@ -46,7 +46,7 @@ def build_module(
     )
 
 
-def build_sliding_window(settings: TrainingSettings, facts: DatasetFacts) -> SlidingWindow:
+def build_sliding_window(settings: TrainingSettings, facts: ResolvedDataset) -> SlidingWindow:
     """Build the inference of validation volumes."""
     regions = facts.regions
     return SlidingWindow(
@@ -58,7 +58,7 @@ def build_sliding_window(settings: TrainingSettings, facts: DatasetFacts) -> Sli
 
 
 def make_metadata(
-    config: dict[str, Any], facts: DatasetFacts, data: TrainingData
+    config: dict[str, Any], facts: ResolvedDataset, data: TrainingData
 ) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
     return {

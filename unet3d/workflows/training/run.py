@@ -23,11 +23,11 @@ from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.resume import is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision
-from unet3d.machine.distributed_env import Ranks
+from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.report.run_report import collect_versions
 from unet3d.workflows.memory.oom_advice import format_oom_report
-from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.network import count_parameters
 from unet3d.workflows.training.callbacks import RunCallbacks
 from unet3d.workflows.training.dataset import TrainingData
@@ -41,12 +41,12 @@ class TrainingRun:
     config: Mapping[str, Any]  # resolved, with what the dataset says: plain values for records
     folder: Path
     precision: Precision
-    facts: DatasetFacts
+    facts: ResolvedDataset
     data: TrainingData
     module: SegmentationModule
     train_loader: TrainLoader
     val_loader: DataLoader | None
-    ranks: Ranks
+    process: ProcessRank
     trainer: pl.Trainer
     callbacks: RunCallbacks
     estimate: MemoryEstimate | None
@@ -103,7 +103,7 @@ class Start:
 def resolve_start(run: TrainingRun) -> Start:
     """Verify the checkpoint to resume from, if any, or load pretrained weights."""
     settings, folder = run.settings, run.folder / "checkpoints"
-    if run.ranks.rank == 0:
+    if run.process.rank == 0:
         remove_leftovers(folder)
     checkpoint = load_resume(settings.resume, folder)
     if checkpoint is not None:
@@ -132,9 +132,9 @@ def summarize_run(run: TrainingRun) -> str:
     if precision.requested != precision.used:
         reason = f" (instead of {precision.requested}: {precision.reason})"
     ranks = ""
-    if run.ranks.world > 1:
-        batch_size = run.settings.data.batch_size * run.ranks.world
-        ranks = f", {run.ranks.world} ranks with batches of {batch_size} in total"
+    if run.process.world_size > 1:
+        batch_size = run.settings.data.batch_size * run.process.world_size
+        ranks = f", {run.process.world_size} ranks with batches of {batch_size} in total"
     lines = [
         f"{type(model).__name__}, {count_parameters(model):,} parameters, precision "
         f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",

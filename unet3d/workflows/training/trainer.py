@@ -14,7 +14,7 @@ from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
 from unet3d.lit.precision import TrueHalfPrecision
 from unet3d.lit.warning_filters import silence_lightning
 from unet3d.machine.device import Precision
-from unet3d.machine.distributed_env import Ranks
+from unet3d.machine.distributed_env import ProcessRank
 
 
 def build_trainer(
@@ -24,7 +24,7 @@ def build_trainer(
     precision: Precision,
     callbacks: list[pl.Callback],
     folder: Path,
-    ranks: Ranks,
+    process: ProcessRank,
 ) -> pl.Trainer:
     """Build the trainer; limits of steps and time are enforced by a callback of ours."""
     silence_lightning()
@@ -35,19 +35,19 @@ def build_trainer(
         plugins.append(TrueHalfPrecision(precision.used))
     else:
         arguments["precision"] = precision.lightning
-    if ranks.world > 1:
-        plugins.append(RankEnvironment(ranks))
+    if process.world_size > 1:
+        plugins.append(RankEnvironment(process))
         timeout = timedelta(seconds=trainer.timeout_seconds)
         arguments |= {
             "strategy": DDPWithoutSigtermBroadcast(timeout=timeout, gradient_as_bucket_view=True),
-            "num_nodes": ranks.nodes,
+            "num_nodes": process.num_nodes,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
     logger = settings.logger(save_dir=folder)
     try:
         return trainer.factory(
             accelerator=device,
-            devices=ranks.per_node,
+            devices=process.local_world_size,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=-1,
             max_time=None,

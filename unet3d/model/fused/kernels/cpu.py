@@ -11,7 +11,7 @@ from unet3d.cpp_kernels import CppKernels, get_data_ptr
 
 MIN_PARALLEL_ELEMENTS = 1 << 15  # a smaller map runs on one thread
 
-kernels = CppKernels(Path(__file__).parent / "cpp" / "fused.cpp", "norm")
+kernels = CppKernels(Path(__file__).parent / "cpp" / "fused.cpp", "fused-block")
 
 
 class _Map(ctypes.Structure):

@@ -16,7 +16,7 @@ PROGRAMS = 1024  # approximate number of programs that sum up a map
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels take x."""
-    return x.dtype in TYPES and has_triton("norm")
+    return x.dtype in TYPES and has_triton("fused-block")
 
 
 def moments(y: Tensor, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-// Windows of any size, stride and padding, LANES at a time, with a median network as argument.
+// PoolWindows of any size, stride and padding, LANES at a time, with a median network as argument.
 #pragma once
 
 #include <cmath>

@@ -1,10 +1,10 @@
 import pytest
 
-from unet3d.workflows.training.remedies import suggest_remedies
+from unet3d.workflows.training.suggested_overrides import suggest_overrides
 
 
 def suggest(composed, *overrides):
-    return suggest_remedies(composed(*overrides))
+    return suggest_overrides(composed(*overrides))
 
 
 def test_a_run_gets_more_of_what_it_has_little_of(composed):

@@ -34,7 +34,7 @@ PARTS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedies:
+class SuggestedOverrides:
     """Overrides to try for each problem."""
 
     run_too_short: Sequence[str] = ()
@@ -136,44 +136,46 @@ def find_absent_classes(
     return warnings
 
 
-def format_never_predicted_warning(validations: Mapping[str, int], remedies: Remedies) -> str:
+def format_never_predicted_warning(
+    validations: Mapping[str, int], remedies: SuggestedOverrides
+) -> str:
     """Return the warning about classes without a predicted voxel.
 
     `validations` holds the number of consecutive validations of each class.
     """
     counts = [f"{name} (for {pluralize(n, 'validation')})" for name, n in validations.items()]
     message = f"not one voxel of the validation set is predicted as {join_first(counts)}"
-    return add_remedies(message, remedies.class_not_learned)
+    return append_overrides(message, remedies.class_not_learned)
 
 
-def format_low_dice_warning(names: Sequence[str], remedies: Remedies) -> str:
+def format_low_dice_warning(names: Sequence[str], remedies: SuggestedOverrides) -> str:
     """Return the warning about classes that are predicted in the wrong places."""
     message = f"Dice is below {LOW_DICE} for {join_first(names)}"
-    return add_remedies(message, remedies.class_not_learned)
+    return append_overrides(message, remedies.class_not_learned)
 
 
-def format_ended_rising_warning(before: float, end: float, remedies: Remedies) -> str:
+def format_ended_rising_warning(before: float, end: float, remedies: SuggestedOverrides) -> str:
     """Return the warning for what `detect_late_rise` found."""
     message = (
         "the run ended while Dice was still rising: "
         f"{before:.3f} after three quarters of it, {end:.3f} at the end"
     )
-    return add_remedies(message, remedies.run_too_short)
+    return append_overrides(message, remedies.run_too_short)
 
 
-def format_loss_plateau_warning(first: float, last: float, remedies: Remedies) -> str:
+def format_loss_plateau_warning(first: float, last: float, remedies: SuggestedOverrides) -> str:
     """Return the warning for what `LossHistory.detect_plateau` found."""
     message = (
         f"the loss does not fall: its median was {first:.4g} in the first eighth of the steps "
         f"and {last:.4g} in the last"
     )
-    return add_remedies(message, remedies.loss_not_falling)
+    return append_overrides(message, remedies.loss_not_falling)
 
 
-def add_remedies(message: str, overrides: Sequence[str]) -> str:
+def append_overrides(message: str, overrides: Sequence[str]) -> str:
     """Append the overrides to try.
 
-    >>> add_remedies("training is slow", ["a=1", "b=2", "c=3"])
+    >>> append_overrides("training is slow", ["a=1", "b=2", "c=3"])
     'training is slow; try a=1, b=2 or c=3'
     """
     if not overrides:

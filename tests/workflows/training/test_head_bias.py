@@ -5,7 +5,7 @@ import torch
 
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.output_bias import compute_output_bias, initialize_output_bias
+from unet3d.workflows.training.head_bias import compute_head_bias, initialize_head_bias
 from unet3d.workflows.training.run import resolve_start
 
 
@@ -64,11 +64,11 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
         foreground_fraction=more.settings.data.foreground_fraction,
     )
     bias = more.module.model.heads[0].bias
-    assert bias.tolist() == pytest.approx(compute_output_bias(fractions, None))
+    assert bias.tolist() == pytest.approx(compute_head_bias(fractions, None))
 
 
 def test_the_bias_draws_no_random_number(composed, tmp_path):
     run = build_training(composed(), tmp_path)
     state = torch.random.get_rng_state()
-    initialize_output_bias(run.module.model, run.settings, run.facts, run.train_loader)
+    initialize_head_bias(run.module.model, run.settings, run.facts, run.train_loader)
     assert torch.random.get_rng_state().equal(state)

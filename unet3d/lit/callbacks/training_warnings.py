@@ -8,14 +8,14 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
-from unet3d.report.diagnosis import (
+from unet3d.report.training_warnings import (
     LEARNED_DICE,
     LOW_DICE,
     LOW_LR_FRACTION,
     MIN_VALIDATIONS,
     SILENT_FRACTION,
     LossHistory,
-    Remedies,
+    SuggestedOverrides,
     detect_late_rise,
     format_ended_rising_warning,
     format_loss_plateau_warning,
@@ -24,14 +24,16 @@ from unet3d.report.diagnosis import (
 )
 
 
-class TrainingHealth(Callback):
+class TrainingWarnings(Callback):
     """Print a line when a problem appears or is gone; `warnings` lists those that remain.
 
     `absent` holds sentences about classes that no label contains. All ranks have the same confusion
     matrices but their own losses; rank 0 prints.
     """
 
-    def __init__(self, limits: StoppingLimits, remedies: Remedies, absent: Sequence[str] = ()):
+    def __init__(
+        self, limits: StoppingLimits, remedies: SuggestedOverrides, absent: Sequence[str] = ()
+    ):
         self.limits, self.remedies, self.absent = limits, remedies, list(absent)
         self.losses = LossHistory()
         self.dice: list[float] = []  # mean Dice of each validation

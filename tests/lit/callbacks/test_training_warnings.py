@@ -8,15 +8,17 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.callbacks.training_health import TrainingHealth
+from unet3d.lit.callbacks.training_warnings import TrainingWarnings
 from unet3d.metric.dice import Dice
-from unet3d.report.diagnosis import Remedies
+from unet3d.report.training_warnings import SuggestedOverrides
 from unet3d.types import IGNORE_LABEL
 from unet3d.workflows.training import build as building
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import summarize_run
 
-REMEDIES = Remedies(class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"])
+REMEDIES = SuggestedOverrides(
+    class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"]
+)
 REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
 GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
 WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # one, but it is ignored
@@ -27,7 +29,7 @@ class Validations:
     """A run of 20 steps with a validation after each."""
 
     def __init__(self, regions=None):
-        self.health = TrainingHealth(StoppingLimits(max_steps=20), REMEDIES)
+        self.health = TrainingWarnings(StoppingLimits(max_steps=20), REMEDIES)
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
         self.module = SimpleNamespace(

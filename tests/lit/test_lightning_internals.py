@@ -1,6 +1,7 @@
 """The contract with Lightning and TensorBoard: each private name is there, and called as expected.
 
-A failing test's id is the name that changed: read its new version, and adapt unet3d/lit/private.py.
+A failing test's id is the name that changed: read its new version, and adapt
+unet3d/lit/lightning_internals.py.
 """
 
 import ast
@@ -14,10 +15,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
 
-from unet3d.lit import private
+from unet3d.lit import lightning_internals
 from unet3d.lit.warning_filters import silence_lightning
 
-LIT = Path(private.__file__).parent
+LIT = Path(lightning_internals.__file__).parent
 
 CALLED = {
     "trainer._checkpoint_connector.dump_checkpoint": ["weights_only"],
@@ -43,7 +44,7 @@ WRAPPED = [
     "writer.file_writer.event_writer._async_writer",
     "writer.file_writer.event_writer._async_writer._writer._writer",
 ]
-"""Attributes whose types are private, too."""
+"""Attributes whose types are lightning_internals, too."""
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_the_fit_loops_state_has_every_key_that_a_resume_sets():
         enable_model_summary=False,
     )
     trainer.fit(module, torch.utils.data.DataLoader(torch.ones(1, 1)))
-    ours = private.build_fit_loop_state(
+    ours = lightning_internals.build_fit_loop_state(
         epoch=1,
         batch=0,
         batches_per_epoch=1,
@@ -150,18 +151,21 @@ def private_names(path):
     } - own
 
 
-def test_every_private_name_in_private_py_is_in_the_contract():
+def test_every_private_name_in_lightning_internals_is_in_the_contract():
     listed = {name for path in (*CALLED, *READ, *WRAPPED) for name in path.split(".")}
-    assert private_names(LIT / "private.py") <= listed
+    assert private_names(LIT / "lightning_internals.py") <= listed
 
 
 @pytest.mark.parametrize(
     "path", sorted(LIT.rglob("*.py")), ids=lambda path: str(path.relative_to(LIT))
 )
-def test_private_names_stand_in_private_py_alone(path):
-    if path.name != "private.py":
+def test_private_names_stand_in_lightning_internals_alone(path):
+    if path.name != "lightning_internals.py":
         assert private_names(path) == set()
 
 
 def test_lightnings_minor_version_is_the_one_that_was_read():
-    assert f"lightning {'.'.join(lightning.__version__.split('.')[:2])}." in private.__doc__
+    assert (
+        f"lightning {'.'.join(lightning.__version__.split('.')[:2])}."
+        in lightning_internals.__doc__
+    )

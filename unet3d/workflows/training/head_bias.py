@@ -1,4 +1,4 @@
-"""Initialize the bias of the network's outputs from the class fractions of training patches."""
+"""Initialize the bias of the network's heads from the class fractions of training patches."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,16 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
-from unet3d.model.prior_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
-from unet3d.types import HasOutputConvolutions
-from unet3d.workflows.shared.dataset import DatasetFacts
+from unet3d.model.head_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
+from unet3d.types import HasHeads
+from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.network import build_network
 
 
-def initialize_output_bias(
-    model: nn.Module, settings: TrainingSettings, facts: DatasetFacts, loader: TrainLoader
+def initialize_head_bias(
+    model: nn.Module, settings: TrainingSettings, facts: ResolvedDataset, loader: TrainLoader
 ) -> list[str]:
-    """Set the bias of the network's outputs; return messages about networks that are not ours."""
+    """Set the bias of the network's heads; return messages about networks that are not ours."""
     if not settings.network.prior_bias:
         return []
     fractions = compute_class_fractions(
@@ -28,21 +28,21 @@ def initialize_output_bias(
         samples=loader.epoch_sampler.samples,
         foreground_fraction=settings.data.foreground_fraction,
     )
-    bias = compute_output_bias(fractions, facts.regions)
-    if isinstance(model, HasOutputConvolutions):
-        set_bias(model.output_convolutions(), bias)
+    bias = compute_head_bias(fractions, facts.regions)
+    if isinstance(model, HasHeads):
+        set_bias(model.list_heads(), bias)
         return []
-    names = trace_output_convolutions(settings, facts, len(bias))
+    names = trace_heads(settings, facts, len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
-        return ["model.prior_bias: found no last convolution with a bias; the outputs start equal"]
+        return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
     return [
         f"model.prior_bias: the bias of {' and '.join(names)} starts at the class fractions of the "
         "training patches (model.prior_bias=false disables it)"
     ]
 
 
-def compute_output_bias(
+def compute_head_bias(
     fractions: np.ndarray, regions: Mapping[str, Sequence[int]] | None
 ) -> list[float]:
     """Return the bias of each output: of a class, or of a region."""
@@ -51,9 +51,7 @@ def compute_output_bias(
     return sigmoid_bias([fractions[list(labels)].sum() for labels in regions.values()])
 
 
-def trace_output_convolutions(
-    settings: TrainingSettings, facts: DatasetFacts, num_outputs: int
-) -> list[str]:
+def trace_heads(settings: TrainingSettings, facts: ResolvedDataset, num_outputs: int) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
     with FakeTensorMode():
         image = torch.zeros(2, len(facts.channels), *settings.data.patch_size)

@@ -4,7 +4,7 @@ import torch
 from monai.networks import nets
 from torch import nn
 
-from unet3d.model.prior_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
+from unet3d.model.head_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
 from unet3d.model.unet import UNet3D
 
 FRACTIONS = [0.9, 0.08, 0.02]
@@ -71,7 +71,7 @@ def test_output_convolutions_lists_every_head_of_deep_supervision():
         deep_supervision=True,
         pool=nn.MaxPool3d,
     )
-    set_bias(model.output_convolutions(), softmax_bias(FRACTIONS))
+    set_bias(model.list_heads(), softmax_bias(FRACTIONS))
     assert len(model.heads) == 2
     for head in model.heads:
         assert head.bias.softmax(0).tolist() == pytest.approx(FRACTIONS)

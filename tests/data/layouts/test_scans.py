@@ -1,6 +1,6 @@
 import pytest
 
-from unet3d.data.layouts.unlabeled import find_scans
+from unet3d.data.layouts.scans import find_scans
 from unet3d.errors import UsageError
 
 

@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from unet3d.report.diagnosis import (
+from unet3d.report.training_warnings import (
     PARTS,
     LossHistory,
-    Remedies,
+    SuggestedOverrides,
     detect_late_rise,
     find_absent_classes,
     format_ended_rising_warning,
@@ -115,7 +115,7 @@ def test_absent_classes_are_named_and_any_label_of_a_region_counts(training, val
 
 
 def test_warnings_end_with_overrides_to_try():
-    remedies = Remedies(
+    remedies = SuggestedOverrides(
         run_too_short=["trainer.max_epochs=40"],
         class_not_learned=["trainer.max_epochs=40", "model.width=16"],
         loss_not_falling=["optimizer.lr=0.1", "optimizer.lr=10"],

@@ -1,13 +1,13 @@
 """Suggest overrides for a training that goes wrong."""
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.report.diagnosis import Remedies
+from unet3d.report.training_warnings import SuggestedOverrides
 
 HIGH_FOREGROUND_FRACTION = 0.9
 """The foreground fraction that is suggested to a run with less."""
 
 
-def suggest_remedies(settings: TrainingSettings) -> Remedies:
+def suggest_overrides(settings: TrainingSettings) -> SuggestedOverrides:
     """Return overrides for each kind of warning; only keys that the network has."""
     arguments = settings.network.model.arguments
     longer = double_limits(settings)
@@ -19,7 +19,7 @@ def suggest_remedies(settings: TrainingSettings) -> Remedies:
         for_class.append(f"model.width={2 * arguments['width']}")
     lr = settings.optimizer.arguments.get("lr")
     has_lr = isinstance(lr, int | float) and lr > 0
-    return Remedies(
+    return SuggestedOverrides(
         run_too_short=[longer],
         class_not_learned=for_class,
         loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)]
