@@ -12,7 +12,7 @@ from unet3d.lit.callbacks.training_warnings import TrainingWarnings
 from unet3d.metric.dice import Dice
 from unet3d.report.training_warnings import SuggestedOverrides
 from unet3d.types import IGNORE_LABEL
-from unet3d.workflows.training import build as building
+from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import summarize_run
 
@@ -139,14 +139,13 @@ def read_scalars(folder):
 def silenced(monkeypatch):
     """Build networks whose logits of the box are 50 lower, so that it is never predicted."""
     offset = torch.tensor([0.0, 0.0, 0.0, 50.0]).view(4, 1, 1, 1)
-    network = building.build_network
 
     def without_boxes(request):
-        model = network(request)
+        model = build_network(request)
         model.register_forward_hook(lambda module, args, logits: logits - offset)
         return model
 
-    monkeypatch.setattr(building, "build_network", without_boxes)
+    monkeypatch.setattr("unet3d.workflows.training.module.build_network", without_boxes)
 
 
 def test_a_class_that_is_never_predicted_is_in_output_report_and_curves(
