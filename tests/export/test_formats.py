@@ -38,7 +38,10 @@ VARIED = {
     "unet_cicek2016": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
     "unet_nnunet": ["pool=max", "model.depth=3", "model.kernel_size=[[1,3,3],3,3]"],
 }
-MODELS = list_options("model")
+MODELS = [
+    pytest.param(option, marks=() if option == "unet_tiny" else pytest.mark.slow)
+    for option in list_options("model")
+]
 
 
 def randomize_norms(model: nn.Module) -> nn.Module:
@@ -90,6 +93,7 @@ class Poolings(nn.Module):
         return torch.cat([pool(x).flatten(1) for pool in self.pools], 1)
 
 
+@pytest.mark.slow
 def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monkeypatch):
     monkeypatch.setattr(
         export_modules, "MAX_COMPARED", 5

@@ -4,6 +4,7 @@ They must be equal. oracle.py lists what neither side counts, with the reasons.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,13 @@ RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
 CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+def mark_larger_networks(case: tuple[str, ...]) -> Any:
+    """Mark the cases of other networks than unet_tiny as slow."""
+    is_larger = any(word.startswith("model=") and word != "model=unet_tiny" for word in case)
+    return pytest.param(case, marks=pytest.mark.slow if is_larger else ())
+
+
+@pytest.fixture(scope="module", params=map(mark_larger_networks, CASES), ids=" ".join)
 def compared(request: pytest.FixtureRequest) -> tuple[Memory, Memory]:
     """Return the predicted and the measured memory of a case."""
     torch.set_num_threads(1)

@@ -15,6 +15,7 @@ from unet3d.pool.windows import PoolWindows
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_the_references():
     command = [sys.executable, "-W", "ignore", "-m", "tests.pool.helpers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
