@@ -32,9 +32,7 @@ def request_(composed):
 
 @pytest.mark.parametrize("precision", ["32", "16"])
 def test_two_traces_determine_every_batch_size(composed, precision):
-    request = composed(
-        f"precision={precision}", "model.depth=2", "trainer.accelerator=auto"
-    )
+    request = composed(f"precision={precision}", "model.depth=2", "trainer.accelerator=auto")
     extrapolation = BatchExtrapolation(
         *(estimate_memory(request.with_batch_size(n)) for n in (2, 3))
     )
@@ -95,7 +93,10 @@ def test_suggest_reads_channels_and_classes_from_the_dataset(decathlon_folder, c
 
 def test_suggest_keeps_the_overrides_of_the_command_line(capsys):
     words = ["precision=16", "checkpointing=none", "data.batch_size=3"]
-    assert main(["suggest", "budget_gib=2", "data.patch_size=[16,16,16]", "model.depth=2", *words]) == 0
+    assert (
+        main(["suggest", "budget_gib=2", "data.patch_size=[16,16,16]", "model.depth=2", *words])
+        == 0
+    )
     shown = capsys.readouterr()
     assert "1/1" in shown.err
     assert "batch 3" in shown.err

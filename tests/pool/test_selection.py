@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from tests.pool.helpers.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, make_volume
+from tests.pool.helpers.volumes import DTYPES, KINDS, LAYOUTS, WINDOWS, cover_pairs, make_volume
 from unet3d.pool.kernels import cpu
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
@@ -25,9 +25,10 @@ def compute_unit_gradient(pool, x):
     return gradient
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nan"])
+@pytest.mark.parametrize(
+    ("kind", "layout", "dtype"),
+    cover_pairs([kind for kind in KINDS if kind != "nan"], LAYOUTS, DTYPES),
+)
 def test_the_median_is_the_mean_of_the_two_middle_values(kind, layout, dtype):
     x = LAYOUTS[layout](make_volume((2, 3, 6, 7, 9), kind, dtype))
     middle = sort_windows(x.float()[..., :6, :8], 2)[..., 3:5]
@@ -62,9 +63,9 @@ def test_infinity_is_an_ordinary_value():
     assert MedianPool3d(2)(x.relu() - torch.inf).item() != MedianPool3d(2)(x).item()
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "window", "dtype"), cover_pairs(KINDS, WINDOWS, [*DTYPES, torch.float64])
+)
 def test_max_pooling_has_the_values_and_gradients_of_torch(kind, window, dtype):
     x = make_volume((2, 3, 7, 6, 9), kind, dtype).requires_grad_()
     y, expected = MaxPool3d(*WINDOWS[window])(x), nn.MaxPool3d(*WINDOWS[window])(x)
@@ -77,9 +78,7 @@ def test_max_pooling_has_the_values_and_gradients_of_torch(kind, window, dtype):
     torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "layout", "dtype"), cover_pairs(KINDS, LAYOUTS, DTYPES))
 def test_two_elements_of_an_even_window_receive_half_each(kind, layout, dtype):
     x = LAYOUTS[layout](make_volume((2, 3, 5, 6, 9), kind, dtype))
     gradient = compute_unit_gradient(MedianPool3d(2), x)

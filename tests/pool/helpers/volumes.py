@@ -1,6 +1,7 @@
 """Make test volumes: every kind of value, every memory layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,18 @@ WINDOWS = {
     "4x4x2 stride 3 padding 2,1,1": ((4, 4, 2), 3, (2, 1, 1)),
     "1x1x1": (1, None, 0),
 }
+
+
+def cover_pairs(
+    first: Iterable[Any], second: Iterable[Any], third: Iterable[Any]
+) -> list[tuple[Any, Any, Any]]:
+    """Return every pair of the first two with one of the third, so that other pairs occur, too.
+
+    `third` must be the shortest. What is wrong for one value, or for a pair of values, fails as it
+    would with all combinations.
+    """
+    a, b, c = list(first), list(second), list(third)
+    return [(x, y, c[(i + j) % len(c)]) for i, x in enumerate(a) for j, y in enumerate(b)]
 
 
 def make_volume(shape: tuple[int, ...], kind: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from tests.pool.helpers.volumes import DTYPES, LAYOUTS, WINDOWS, make_volume
+from tests.pool.helpers.volumes import DTYPES, LAYOUTS, WINDOWS, cover_pairs, make_volume
 from unet3d import cpp_kernels
 from unet3d.pool.kernels import cpu
 from unet3d.pool.layout import is_channels_last, to_supported_layout
@@ -26,9 +26,7 @@ def uncompiled(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("window", "layout", "dtype"), cover_pairs(WINDOWS, LAYOUTS, DTYPES))
 @pytest.mark.parametrize("name", REFERENCES)
 def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, layout, dtype):
     windows = PoolWindows.from_args(*WINDOWS[window])
@@ -43,16 +41,14 @@ def test_compiled_selection_and_its_gradient_equal_the_reference(name, window, l
         g = cpu.backward(upper, name, windows, x.shape, last, codes=codes)
         g_expected = scatter_gradient(upper, indices, windows, x.shape)
         if any(k > s for k, s in zip(windows.size, windows.stride, strict=True)):
-            # PoolWindows overlap, and sums run in another order.
+            # Windows overlap, and sums run in another order.
             tolerance = torch.finfo(dtype).eps * 8
             torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
         else:
             assert torch.equal(g, g_expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("window", "layout", "dtype"), cover_pairs(WINDOWS, LAYOUTS, DTYPES))
 def test_compiled_average_equals_the_reference(window, layout, dtype):
     windows = PoolWindows.from_args(*WINDOWS[window])
     x = to_supported_layout(LAYOUTS[layout](make_volume((1, 5, 6, 7, 19), "random", dtype)))

@@ -1,4 +1,4 @@
-// PoolWindows of any size, stride and padding, LANES at a time, with a median network as argument.
+// Windows of any size, stride and padding, LANES at a time, with a median network as argument.
 #pragma once
 
 #include <cmath>

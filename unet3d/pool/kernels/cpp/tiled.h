@@ -1,4 +1,4 @@
-// PoolWindows of 2x2x2, 1x2x2 or 2x2x1 that tile the volume: forward and backward read memory once.
+// Windows of 2x2x2, 1x2x2 or 2x2x1 that tile the volume: forward and backward read memory once.
 #pragma once
 
 #include "grid.h"
