@@ -9,6 +9,7 @@ The blocks of a page run one after the other in one folder, as a reader would wo
                                          written, and values that differ by over 1 % fail
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -132,9 +133,10 @@ class Reader:
 
     def set_variable(self, variable: str, value: str) -> None:
         """Set the variable in front of a command."""
-        self.monkeypatch.setenv(variable, value)
-        if variable == "PYTHONPATH":
+        if variable == "PYTHONPATH":  # for commands in this process, and for programs
             self.monkeypatch.syspath_prepend(str(Path(value).absolute()))
+            value = os.pathsep.join([value, str(ROOT)])
+        self.monkeypatch.setenv(variable, value)
 
     def was_printed(self, line: str) -> bool:
         """Whether a line begins with the same words, and values within 1 %."""
