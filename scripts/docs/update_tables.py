@@ -1,8 +1,8 @@
-"""Write measured figures into the documents: `python -m scripts.docs.update_tables`.
+"""Write measured values into the documents: `python -m scripts.docs.update_tables`.
 
 The text between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, is the result of the
-function NAME; a test compares. GPU figures come from the <device>.json of scripts.gpu.report. Where
-no file has GPU figures, tables have no columns for them, and the table `unmeasured` lists what is
+function NAME; a test compares. GPU results come from the <device>.json of scripts.gpu.report. Where
+no file has GPU results, tables have no columns for them, and the table `unmeasured` lists what is
 missing.
 """
 
@@ -23,8 +23,10 @@ BENCHMARKS = ROOT / "benchmarks"
 OPEN = "not measured yet"
 STRATEGIES = ("as written", "fused", "skips", "lean", "leanest", "offload", "blocks")
 PHRASES = {
+    "as the forum ran it": "as in the forum, in pure fp16 with SGD",
     "beside 1 on 1": "against 1 on 1",
-    "what this costs a step of the default job": "overhead per step of the default job",
+    "what this costs a step of the": "overhead per step of the",
+    "default job": "default run",
     "end unlike an undisturbed run": "parts that differ from an uninterrupted run",
     "cannot resume, or end unlike": "cannot resume, or differ from an uninterrupted run",
     "commands of their own": "started by separate commands",
@@ -42,6 +44,19 @@ PHRASES = {
     "stopped by SIGUSR1": "interrupted by SIGUSR1",
 }
 """Wording of recorded results, and the wording of the documents."""
+
+JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
+"""Recorded jobs of scripts.bench.quality, and their names in the documents."""
+
+NETWORKS = {
+    "before": "`model.prior_bias=false`",
+    "ours": "unet3d (default)",
+    "lr_1e-3": "`optimizer.lr=1e-3`",
+    "transposed": "`model.upsampling=transposed`",
+    "dynunet": "MONAI DynUNet",
+    "nnunet": "nnU-Net PlainConvUNet",
+}
+"""Recorded variants of scripts.bench.quality, and their names in the documents."""
 
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 
@@ -71,7 +86,7 @@ def front(folder: Path) -> str:
 
 
 def pooling_bytes(folder: Path) -> str:
-    """Bytes that each pooling stores and allocates per output, in fp32."""
+    """Compare the bytes that pooling methods store and allocate per output, in fp32."""
     lines = ["| | stored | allocated at the peak |", "| --- | --- | --- |"]
     for name, rows in pooling_rows(folder).items():
         row = rows[(1, 8, 320, 150, 26), "float32", False]
@@ -81,7 +96,7 @@ def pooling_bytes(folder: Path) -> str:
 
 
 def pooling_rows(folder: Path) -> dict[str, dict[tuple, Row]]:
-    """Results of each pooling by shape, type and memory layout."""
+    """Return the results of each pooling method by shape, type and memory layout."""
     found: dict[str, dict[tuple, Row]] = {name: {} for name in POOLS}
     for volume in result(folder, "cpu-pool")["results"]:
         key = (tuple(volume["shape"]), volume["dtype"], volume["channels_last"])
@@ -92,7 +107,7 @@ def pooling_rows(folder: Path) -> dict[str, dict[tuple, Row]]:
 
 
 def pooling(folder: Path) -> str:
-    """Forward + backward against eager nn.MaxPool3d, and bytes for each output."""
+    """Compare forward + backward with eager nn.MaxPool3d, and the bytes per output."""
     raced = gpu(folder, "pool")
     heads = ["", "CPU, 320x150x26 fp32 / bf16", "channels-last fp32 / bf16"]
     heads += ["saved bytes fp32", "peak bytes fp32 / bf16"]
@@ -118,7 +133,7 @@ def pooling(folder: Path) -> str:
 
 
 def both(raced: Rows, name: str, layout: str) -> str:
-    """Return the ratios of a pooling on a GPU, in both precisions."""
+    """Return the ratios of a pooling method on a GPU, in both precisions."""
     found = []
     for dtype in ("float32", "bfloat16"):
         row = raced.get(f"2x64x320x150x26 {dtype}{layout}", {}).get("rows", {}).get(name)
@@ -142,7 +157,7 @@ def predict(folder: Path) -> str:
 
 
 def hippocampus(folder: Path) -> str:
-    """Compare folds and poolings, as far as they are measured."""
+    """Compare folds and pooling methods, as far as they are measured."""
     measured = result(folder, "cpu-hippocampus")
     lines = [
         "| | Dice anterior / posterior | mean | steps | seconds per step | peak of a step |",
@@ -181,11 +196,11 @@ def quality_screen(folder: Path) -> str:
 
 
 def quality_table(folder: Path, name: str) -> str:
-    """Compare held-out Dice of each job and variant."""
+    """Compare held-out Dice of each job and network."""
     if not (folder / f"{name}.json").is_file():
         return ""
     lines = [
-        "| job | network | Dice, mean | 95 % over cases | worst run | runs | steps "
+        "| job | network or setting | Dice, mean | 95% over cases | worst run | runs | steps "
         "| seconds per step | predicted peak |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -200,7 +215,8 @@ def quality_table(folder: Path, name: str) -> str:
                 worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
             tensors = found["predicted_bytes"]
             lines.append(
-                f"| {job} | {variant} | {found['dice']:.4f}{spread} | {between} | {worst} "
+                f"| {JOBS.get(job, job)} | {NETWORKS.get(variant, variant)} "
+                f"| {found['dice']:.4f}{spread} | {between} | {worst} "
                 f"| {found['runs']} | {found['steps']} | {found['median_step_seconds']:.2f} "
                 f"| {OPEN if tensors is None else format_mib(tensors)} |"
             )
@@ -212,7 +228,7 @@ def step(folder: Path) -> str:
     content = result(folder, "cpu-step")
     rows, times = get_predicted(content, "forum"), get_times(content)
     lines = [
-        "| `checkpointing=` | small: peak | more convolution work | largest batch in 7000 MiB "
+        "| `checkpointing=` | small: peak | more convolution FLOPs | largest batch in 7000 MiB "
         "| large: peak | time of a step on a CPU |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
@@ -223,7 +239,7 @@ def step(folder: Path) -> str:
         label = "as written, in plain modules" if name == "as written" else f"`{name}`"
         batch = small["largest_batch_in_7000_mib"] or "1"
         lines.append(
-            f"| {label} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f} % "
+            f"| {label} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f}% "
             f"| {batch} | {large['peak_allocated_mib']} MiB | {time} |"
         )
     return "\n".join(lines)
@@ -241,7 +257,7 @@ def peers(folder: Path) -> str:
 
 
 def gpu_device(folder: Path) -> str:
-    """Name the GPU and the versions of its figures."""
+    """Name the GPU and the versions that its results were measured with."""
     found = gpu(folder, "environment").get("machine")
     if found is None:
         return ""
@@ -260,9 +276,9 @@ def gpu_prediction(folder: Path) -> str:
         if kind in errors:
             of = errors[kind]
             parts.append(
-                f"{kind} memory is off by {of['median_percent']:.1f} % in the median, by at most "
-                f"{of['p95_percent']:.1f} % in 95 of 100, at the worst "
-                f"{-of['worst_too_low_percent']:.1f} % too low"
+                f"{kind} memory is off by {of['median_percent']:.1f}% in the median, by at most "
+                f"{of['p95_percent']:.1f}% in 95 of 100, at the worst "
+                f"{-of['worst_too_low_percent']:.1f}% too low"
             )
     if not parts:
         return ""
@@ -291,7 +307,7 @@ def gpu_step(folder: Path) -> str:
                 )
         if name == "as the forum ran it":
             cells[2] = ""  # it is what everything is compared with
-        label = f"`{name}`" if name in STRATEGIES[1:] else name
+        label = f"`{name}`" if name in STRATEGIES[1:] else reword(name)
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -307,7 +323,7 @@ def gpu_peers(folder: Path) -> str:
 
 
 def gpu_hippocampus(folder: Path) -> str:
-    """State how long the hippocampus takes on a GPU, and the Dice of each pooling."""
+    """State how long the hippocampus takes on a GPU, and the Dice with each pooling method."""
     found, pools = gpu(folder, "hippocampus").get("fold 0"), gpu(folder, "pools")
     parts = []
     if found is not None:
@@ -320,7 +336,7 @@ def gpu_hippocampus(folder: Path) -> str:
         )
     if pools:
         each = ", ".join(f"`{pool}` {row['dice']['mean']:.4f}" for pool, row in pools.items())
-        parts.append(f"The poolings, one run each: {each}.")
+        parts.append(f"The pooling methods, one run each: {each}.")
     return " ".join(parts)
 
 
@@ -332,19 +348,19 @@ def gpu_callbacks(folder: Path) -> str:
     for name, row in rows.items():
         if whole and name.startswith("without "):
             share = 1 - row["median_step_seconds"] / median(whole)
-            parts.append(f"{name.removeprefix('without ')} takes {100 * share:.1f} %")
+            parts.append(f"{name.removeprefix('without ')} takes {100 * share:.1f}%")
     if not parts:
         return ""
     return f"Of a step of {1000 * median(whole):.0f} ms on a GPU, {' and '.join(parts)}."
 
 
 def unmeasured(folder: Path) -> str:
-    """List the figures that no file has."""
+    """List the results that no file has."""
     missing = {
         "the error of predictions": gpu_prediction(folder),
-        "peak, largest batch size and time of each strategy": gpu_step(folder),
+        "peak, largest batch size and time of each checkpointing strategy": gpu_step(folder),
         "the networks of other projects": gpu_peers(folder),
-        "the poolings": gpu(folder, "pool"),
+        "the pooling methods": gpu(folder, "pool"),
         "the hippocampus": gpu_hippocampus(folder),
         "the overhead of callbacks": gpu_callbacks(folder),
     }
@@ -377,7 +393,7 @@ def format_mib(nbytes: int) -> str:
 
 
 def huge(folder: Path) -> str:
-    """Compare strategies on a whole volume at once."""
+    """Compare checkpointing strategies on a whole volume at once."""
     lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
     for name, row in get_predicted(result(folder, "cpu-step"), "huge").items():
         peak, reserved = (
@@ -394,7 +410,7 @@ def same_dice(folder: Path) -> str:
         for name, dice in found["dice"].items():
             values = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
             label = "plain modules" if name == "plain" else f"`{name}`"
-            lines.append(f"| {job} | {label} | {values} |")
+            lines.append(f"| {reword(job)} | {label} | {values} |")
     return "\n".join(lines)
 
 
@@ -404,7 +420,7 @@ def chaos(folder: Path) -> str:
     for part in result(folder, "cpu-chaos")["parts"].values():
         for row in part["rows"]:
             missed = "" if row["good"] else "missed"
-            cells = (reword(row["check"]), reword(row["found"]), row["goal"], missed)
+            cells = (*(reword(row[key]) for key in ("check", "found", "goal")), missed)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -454,7 +470,7 @@ def results(folder: Path) -> str:
 
 
 def big(folder: Path) -> str:
-    """Compare strategies on the job of the tutorial about large volumes."""
+    """Compare checkpointing strategies on the job of the tutorial about large volumes."""
     lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
     study = result(folder, "predicted-big")["study"]
     rows = use_current_names({row["value"]: row for row in study})
@@ -467,13 +483,13 @@ def big(folder: Path) -> str:
 
 def big_fit(folder: Path) -> str:
     """List settings that fit, as options to paste."""
-    lines = ["| options | reserved | more convolution work |", "| --- | --- | --- |"]
+    lines = ["| options | reserved | more convolution FLOPs |", "| --- | --- | --- |"]
     content = result(folder, "predicted-big")
     recorded = [row["value"] for row in content["study"]]
     for row in content["fit"]:
         reserved = format_mib(row["peak_reserved_bytes"])
         words = " ".join(get_current_name(word, recorded) for word in row["overrides"])
-        lines.append(f"| `{words}` | {reserved} | {100 * row['extra_compute']:.0f} % |")
+        lines.append(f"| `{words}` | {reserved} | {100 * row['extra_compute']:.0f}% |")
     return "\n".join(lines)
 
 
@@ -508,7 +524,7 @@ def reword(text: str) -> str:
     """Translate a recorded sentence into the wording of the documents."""
     for recorded, phrase in PHRASES.items():
         text = text.replace(recorded, phrase)
-    return text
+    return re.sub(r"(?<=\d) %", "%", text)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

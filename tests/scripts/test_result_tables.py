@@ -18,9 +18,9 @@ def test_the_table_has_a_row_for_every_job_and_network(run_quality, tmp_path):
     run_quality("--jobs", "default", "--variants", "ours", "--seeds", "1")
     lines = tables.quality(tmp_path).splitlines()
     assert [line.split(" | ")[:3] for line in lines[2:]] == [
-        ["| hard", "ours", "0.7500 ± 0.0500"],
-        ["| hard", "wide", "0.7500 ± 0.0500"],
-        ["| default", "ours", "0.7500"],
+        ["| `data=synthetic_hard`", "unet3d (default)", "0.7500 ± 0.0500"],
+        ["| `data=synthetic_hard`", "wide", "0.7500 ± 0.0500"],
+        ["| default run", "unet3d (default)", "0.7500"],
     ]
     assert "| 0.7000 (small 0.5000) | 3 | 1000 | 0.25 | 1 MiB |" in lines[2]
 
