@@ -63,10 +63,10 @@ FILES = {
             "config.yaml": "the config of the run with all references resolved",
             "checkpoints/last.ckpt": "everything needed to resume (`resume=auto`) or to predict; "
             "at most `save_every_seconds=` old",
-            "checkpoints/previous.ckpt": "the checkpoint before, in case `last.ckpt` is damaged",
+            "checkpoints/previous.ckpt": "the checkpoint before, in case `last.ckpt` is corrupted",
             "checkpoints/best.ckpt": "the weights with the highest `val/dice` so far; not written "
             "with `fold=none`",
-            "checkpoints/damaged.ckpt": "a corrupted `last.ckpt` that was set aside",
+            "checkpoints/corrupted.ckpt": "a corrupted `last.ckpt` that was set aside",
             "validation/*.nii.gz": "labels that the best checkpoint predicts for each validation "
             "case, on the grid of its image",
             "evaluation/evaluation.json": "scores of these labels: means with intervals, per class "
@@ -75,7 +75,7 @@ FILES = {
             "evaluation/evaluation.png": "the same as a box plot",
             "evaluation/worst/*.png": "the cases with the lowest Dice, drawn over their images",
             "tensorboard/events.out.tfevents.*": "curves, slices with reference and prediction, "
-            "pictures of the memory of a step, the config and hparams: `tensorboard --logdir` "
+            "figures of the memory of a step, the config and hparams: `tensorboard --logdir` "
             "with the folder of the run",
             ".hydra/*.yaml": "Hydra's composed config, its own settings, and the overrides",
             "memory_snapshot.pickle": "with `memory.snapshot=true`, if a GPU ran out of memory: "
@@ -106,9 +106,9 @@ FILES = {
     "Working folder": (
         "These files are relative to the working folder:",
         {
-            "conf/experiment/planned.yaml, .png": "the result of `unet3d plan`, and a picture of "
+            "conf/experiment/planned.yaml, .png": "the result of `unet3d plan`, and a figure of "
             "the dataset",
-            "data/synthetic/": "the volumes of the default job, generated when they are missing",
+            "data/synthetic/": "the volumes of the default run, generated when they are missing",
             "data/prepared/": "preprocessed volumes; you can delete this cache at any time",
         },
     ),
