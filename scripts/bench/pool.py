@@ -1,13 +1,13 @@
-"""Compare the poolings of conf/pool/ and their alternatives with nn.MaxPool3d.
+"""Compare the pooling methods of conf/pool/ and their alternatives with nn.MaxPool3d.
 
     python -m scripts.bench.pool
     python -m scripts.bench.pool --shape 1 16 65 63 65 --dtype bfloat16 --channels-last
     python -m scripts.bench.pool --device cuda --shape 2 64 320 150 26
 
-Rounds are interleaved: each round runs every pooling once. A ratio is the median over rounds of a
-pooling's time divided by the time of nn.MaxPool3d in the same round; compilation is not timed.
+Rounds are interleaved: each round runs every method once. A ratio is the median over rounds of a
+method's time divided by the time of nn.MaxPool3d in the same round; compilation is not timed.
 Bytes are per element of the output: `saved` is what autograd saves besides the input, `peak` is the
-most that forward and backward allocate. On a GPU, the bytes that a pooling must move are compared
+most that forward and backward allocate. On a GPU, the bytes that a method must move are compared
 with the bandwidth of a copy in the same run.
 """
 
@@ -48,7 +48,7 @@ Pool = Callable[[Tensor], Tensor]
 
 
 class Case(NamedTuple):
-    """A volume that all poolings are measured on."""
+    """A volume that all pooling methods are measured on."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One pooling on one volume: times in seconds, bytes per element of the output."""
+    """One pooling method on one volume: times in seconds, bytes per element of the output."""
 
     pool: str
     forward: float
@@ -227,7 +227,7 @@ def measure_copy_bandwidth(device: torch.device) -> float | None:
 
 
 def measure(x: Tensor, rounds: int, budget: float, bandwidth: float | None) -> list[Row]:
-    """Measure all poolings on one volume, in about `budget` seconds."""
+    """Measure all pooling methods on one volume, in about `budget` seconds."""
     pools = build_alternatives() | load_poolings()
     grad_output = torch.randn_like(pools[BASE](x))
     memory, times = {}, {name: [] for name in pools}
@@ -285,7 +285,7 @@ def print_table(title: str, rows: list[Row]) -> None:
 
 
 def plot(results: list[dict], path: Path, device: str) -> None:
-    """Plot time and peak memory: a row for each pooling, a marker for each volume."""
+    """Plot time and peak memory: a row for each pooling method, a marker for each volume."""
     import matplotlib as mpl
 
     mpl.use("Agg")

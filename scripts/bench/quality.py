@@ -6,9 +6,10 @@
     python -m scripts.bench.quality --jobs hard --variant wide model.width=16
     python -m scripts.bench.quality --folds 0 1 2 3 4 -- precision=32    # overrides of every run
 
-A job is a dataset and a training length, a variant is a network. All networks train in the same
-loop. The networks of other projects have the channels, kernels and strides of ours in the same job,
-and the initialization of their authors; they have no deep supervision and no output bias.
+A job is a dataset and a training length, a variant is a network or a setting: `ours` is unet3d with
+its defaults, `before` is model.prior_bias=false. All networks train in the same loop. The networks
+of other projects have the channels, kernels and strides of ours in the same job and their own
+weight initialization; they have no deep supervision, and their heads start without a prior bias.
 
 Each run is a folder in --runs. Finished runs are not repeated, interrupted runs are resumed, and
 runs that another process is training are left to it, so several processes can share the work. Each
@@ -214,7 +215,7 @@ def get_dynunet_keys() -> set[str]:
     return set(yaml.safe_load((get_config_dir() / "model" / "dynunet.yaml").read_text()))
 
 
-# The hippocampus: folds and poolings.
+# The hippocampus: folds and pooling methods.
 
 
 def train_folds(options: argparse.Namespace) -> Row:
@@ -240,7 +241,7 @@ def train_pools(options: argparse.Namespace) -> Row:
 
 
 def measure_hippocampus(part: str, options: argparse.Namespace) -> int:
-    """Train folds or poolings, and replace that part of the result file."""
+    """Train folds or pooling methods, and replace that part of the result file."""
     if not any(word.startswith("experiment=") for word in options.overrides):
         options.overrides.insert(0, "experiment=hippocampus_cpu")
     if options.steps is not None:

@@ -1,6 +1,6 @@
 """Measure startup time: imports, --help, and `unet3d train` up to its first step.
 
-Each command runs in a new process, in a folder that already has the volumes of the default job. All
+Each command runs in a new process, in a folder that already has the volumes of the default run. All
 commands run once before they are timed, so that the files of Python and torch are in the system's
 cache.
 """

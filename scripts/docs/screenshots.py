@@ -83,7 +83,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run or a sweep")
-    parser.add_argument("output", type=Path, help="folder of the pictures")
+    parser.add_argument("output", type=Path, help="folder of the images")
     options = parser.parse_args()
     try:
         from playwright.sync_api import sync_playwright
