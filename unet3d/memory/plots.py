@@ -95,8 +95,8 @@ def plot_timeline(estimate: MemoryEstimate, title: str) -> "Figure":
     axes.set_ylim(0, 1.2 * top / MIB)
     axes.set_xlabel("large allocations and frees of a training step, in order")
     axes.set_ylabel("MiB allocated")
-    axes.set_title(title)
-    axes.legend(loc="upper right", fontsize=8, ncols=2)
+    axes.set_title(title, wrap=True)
+    figure.legend(loc="outside lower center", fontsize=8, ncols=5, frameon=False)
     return figure
 
 
