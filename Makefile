@@ -22,7 +22,7 @@ endif
 # One process per core; the slowest tests are listed at the end.
 PYTEST := -m pytest -n auto --dist worksteal --durations=25
 
-.PHONY: train test check format lint types layers docs gpu chaos clean
+.PHONY: train test check format lint types layers docs gpu long clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
@@ -48,8 +48,10 @@ layers: $(TEST_NEEDS)
 docs: $(TEST_NEEDS)
 	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
 
-chaos: $(TEST_NEEDS)
-	$(TEST) -m scripts.chaos $(ARGS)
+# Hours: every corrupted input, and runs that are killed at every kind of moment. Results: benchmarks/.
+long: $(TEST_NEEDS)
+	$(TEST) -m scripts.robustness.corrupted_inputs
+	$(TEST) -m scripts.chaos
 
 gpu: $(TEST_NEEDS)
 	$(TEST) -m scripts.gpu.report $(ARGS)
