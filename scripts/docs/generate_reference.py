@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from unet3d.cli.help import READS
 from unet3d.cli.main import COMMANDS
 from unet3d.config.comments import INTERNAL_KEYS
 from unet3d.config.compose import list_config_groups
@@ -41,8 +42,8 @@ page lists all groups, options and keys. It is generated from the comments in `c
 - The command line overrides an [experiment](#experiment), and an experiment overrides the defaults.
 - `null` means no value, `???` means required, `[1,2,3]` is a list, and `${data.root}` takes the
   value of another key.
-- `-m` runs every combination of comma-separated values.
-- A `conf/` in your working folder adds your own options.
+- `-m key=a,b` starts one run per value, and one per combination of several such lists.
+- YAML files in `conf/GROUP/` of your working folder add options to that group.
 - A key that does not exist is rejected, and the error names the nearest one.
 """
 
@@ -273,7 +274,12 @@ def command_section(name: str) -> list[str]:
     file = read_config(path)
     lines += [*comment_lines(file.about), ""]
     groups = "[config groups](options.md#config-groups)"
-    if "train" in file.bases:
+    if name in READS:
+        read = [f"[{key}](options.md#{key})" for key in READS[name] if key in list_groups()]
+        read += [f"`{key}`" for key in READS[name] if key not in list_groups()]
+        names = f"{', '.join(read[:-1])} and {read[-1]}"
+        lines += [f"Reads {names} of {link('unet3d train')}, and", ""]
+    elif "train" in file.bases:
         lines += [
             f"Takes the keys and {groups} of {link('unet3d train')}{other_defaults(file)}, and",
             "",

@@ -1,10 +1,20 @@
+import re
 import subprocess
 import sys
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
+from unet3d.cli.help import READS
 from unet3d.cli.main import COMMANDS, main
-from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
+from unet3d.config.compose import (
+    ComposedConfig,
+    compose_config,
+    get_config_dir,
+    list_config_groups,
+)
+from unet3d.config.settings.tools import parse_check
 
 HEAVY = {"torch", "lightning", "monai", "numpy", "matplotlib"}
 
@@ -32,12 +42,56 @@ def test_the_help_of_a_command_and_a_typo_do_not_import_torch(word):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_every_command_lists_its_keys(command, capsys):
+def test_the_help_of_every_command_lists_its_own_keys_first(command, capsys):
     assert main([command, "--help"]) == 0
     message = capsys.readouterr().out
     assert COMMANDS[command] in message
-    for key in compose_config([], command).config:
-        assert key in list_config_groups() or f"  {key}" in message, key
+    own = set(yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text()))
+    own -= {"defaults", "hydra", *list_config_groups()}
+    section = message.partition("\nkeys: ")[2].split("\n\n")[0]
+    listed = [re.split("[.=]", line)[0].strip() for line in section.splitlines()[1:]]
+    assert own <= set(listed)
+    if command != "train":
+        assert "config groups:" not in message.partition(section)[0]
+
+
+@pytest.mark.parametrize("command", ["plan", "memory", "suggest", "doctor"])
+def test_commands_that_compose_a_run_refer_to_the_help_of_train(command, capsys):
+    assert main([command, "--help", "pool=median"]) == 0
+    message = capsys.readouterr().out
+    assert "every option and key of unet3d train is accepted, too" in message
+    groups = " ".join(message.partition("\nconfig groups: ")[2].split())
+    assert "pool=median" in groups
+    assert all(f"{group}=" in groups for group in list_config_groups())
+    assert len(message.splitlines()) < 30
+
+
+def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
+    assert main(["check", "--help"]) == 0
+    message = capsys.readouterr().out
+    assert "data.patch_size=" in message
+    assert "optimizer=" not in message
+    assert "optimizer.lr" not in message
+    composed = compose_config([], "check")
+    read = [*READS["check"], "read_voxels", "workers", "format", "output"]
+    config = OmegaConf.masked_copy(composed.config, [key for key in read if key != "experiment"])
+    # An unlisted key that it reads would be missing.
+    parse_check(ComposedConfig(config=config, composition=composed.composition))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", ""),
+        ("plan", "budget_gib=... "),
+        ("compare", "RUN ... "),
+        ("predict", "checkpoint=... input=... output=... "),
+    ],
+)
+def test_the_usage_line_has_the_required_keys(command, words, capsys):
+    assert main([command, "--help"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"usage: unet3d {command} {words}[key=value ...]"
 
 
 def test_options_and_keys_are_shown_with_their_comments(capsys, monkeypatch):
@@ -46,20 +100,18 @@ def test_options_and_keys_are_shown_with_their_comments(capsys, monkeypatch):
     message = capsys.readouterr().out
     for path in get_config_dir().glob("*/[!_]*.yaml"):
         assert f" {path.parent.name}={path.stem}" in message
+    assert "config groups: group=option (* = selected)\n" in message
     assert "* data=pairs" in message
     assert "* model=unet_tiny" in message
     assert "  pool=median" in message
     assert "Exact median" in message
-    lines = {line.split()[0]: line for line in message.splitlines() if "=" in line}
+    keys = message.partition("\nkeys: key=value (... = required)\n")[2]
+    assert keys.startswith("  data.root=... ")  # required ones first
+    lines = {line.split()[0]: line for line in keys.splitlines() if "=" in line}
     assert "in_channels=null" in message
-    assert lines["precision=32"].endswith("16-true, bf16-true (pure half)")
+    assert lines["compile=false"].endswith("turns fused blocks off and takes more memory;")
     assert "optimizer.lr=0.5" in lines
     assert "_target_=" not in message
-
-
-def test_required_keys_are_shown_as_dots(capsys):
-    assert main(["predict", "-h"]) == 0
-    assert "checkpoint=..." in capsys.readouterr().out
 
 
 def test_options_of_the_user_are_listed(tmp_path, monkeypatch, capsys):
@@ -76,7 +128,12 @@ def test_options_of_the_user_are_listed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("trian", "'trian'; did you mean train? Commands: "), ("xyz", "'xyz'. Com")]
+    ("word", "hint"),
+    [
+        ("trian", "'trian'; did you mean train? Commands: "),
+        ("--hepl", "'--hepl'; did you mean --help? Commands: "),
+        ("xyz", "'xyz'. Com"),
+    ],
 )
 def test_an_unknown_command_is_named_with_the_closest_and_all_commands(word, hint, capsys):
     assert main([word]) == 2

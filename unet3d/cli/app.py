@@ -9,7 +9,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs, quote_override
+from unet3d.cli.arguments import (
+    check_flags,
+    find_user_config_dirs,
+    parse_config_dirs,
+    quote_override,
+)
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir
 from unet3d.config.user_configs import check_config_dirs
@@ -43,6 +48,7 @@ def run_app(
     jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(sweep_flags))
 
     def compose_and_run() -> int:
+        check_flags(command, words)
         check_config_dirs(config_dirs, words)
         main = hydra.main(
             version_base="1.3", config_path=str(get_config_dir()), config_name=command

@@ -2,8 +2,9 @@
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,8 +16,12 @@ from unet3d.config.user_configs import check_config_dirs
 
 FOOTER = "--cfg job prints the composed config; debug=true shows tracebacks"
 
-RUN_FOOTER = """hydra.run.dir=FOLDER names the run's folder; -m runs every combination of key=a,b
-a folder conf/ in the working folder adds options"""
+RUN_FOOTER = """hydra.run.dir=FOLDER sets the run folder
+-m key=a,b: one run per value, and one per combination of several such lists
+YAML files in ./conf/GROUP/ add options to that group"""
+
+READS = {"check": ("data", "experiment", "allow_targets", "debug")}
+"""The config groups and keys of train that a command reads, if it does not read all."""
 
 
 def print_help(command: str, about: str, words: Sequence[str]) -> int:
@@ -38,29 +43,60 @@ def print_help(command: str, about: str, words: Sequence[str]) -> int:
 def format_command_help(
     command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
 ) -> str:
-    """Return options, then keys, as these overrides make them."""
+    """Return the command's own keys, then what it takes of train, as these overrides make them."""
     # Quoted, since a path may contain what Hydra's grammar reads as something else.
     urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in user_dirs]
     search = ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []
     composed = compose_config([*overrides, *search], command)
-    choices, config_dirs = composed.composition.choices, [get_config_dir(), *user_dirs]
+    config_dirs = [get_config_dir(), *user_dirs]
     comments = collect_comments(composed.composition, config_dirs)
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
-    parts = [f"usage: unet3d {command} [key=value ...]", about]
-    groups = sorted(group for group in choices if group in list_config_groups())
-    if groups:
-        rows = [
-            row for group in groups for row in list_option_help(group, choices[group], config_dirs)
-        ]
-        parts.append("options (* = selected)\n" + wrap_two_columns(rows, width))
-    own_keys = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text())
-    keys = sorted(
-        iter_key_values(composed.config), key=lambda row: row[0].split(".")[0] not in own_keys
-    )
-    rows = [(f"{key}={value}", comments.get(key, "")) for key, value in keys]
-    parts.append("keys (... = required)\n" + wrap_two_columns(rows, width))
-    footer = f"{RUN_FOOTER}\n{FOOTER}" if command == "train" else FOOTER
-    return "\n\n".join([*parts, footer])
+    command_config = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text())
+    extends_train = "train" in command_config["defaults"]
+    groups = list_config_groups()
+    choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
+
+    def format_options(names: Sequence[str]) -> str:
+        rows = [row for name in names for row in list_option_help(name, choices[name], config_dirs)]
+        return "config groups: group=option (* = selected)\n" + wrap_two_columns(rows, width)
+
+    def format_keys(names: Container[str], heading: str) -> str:
+        pairs = iter_key_values(composed.config)
+        keys = [(key, value) for key, value in pairs if key.split(".")[0] in names]
+        keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in command_config))
+        rows = [(f"{key}={value}", comments.get(key, "")) for key, value in keys]
+        return f"{heading}\n{wrap_two_columns(rows, width)}"
+
+    keys_heading = "keys: key=value (... = required)"
+    parts = [format_usage(command, command_config), about]
+    if command == "train":
+        parts += [format_options(list(choices)), format_keys(composed.config, keys_heading)]
+    else:
+        parts.append(format_keys([*command_config], keys_heading))
+    if command in READS:
+        read = READS[command]
+        parts.append(format_options([name for name in choices if name in read]))
+        parts.append(format_keys(read, "keys of unet3d train that it reads (... = required)"))
+    elif extends_train:
+        selected = " ".join(f"{group}={option}" for group, option in choices.items())
+        parts.append(
+            "every option and key of unet3d train is accepted, too (unet3d train --help)\n"
+            + textwrap.fill(f"config groups: {selected}", width, break_on_hyphens=False)
+        )
+    parts.append(f"{RUN_FOOTER}\n{FOOTER}" if command == "train" else FOOTER)
+    return "\n\n".join(parts)
+
+
+def format_usage(command: str, command_config: Mapping[str, Any]) -> str:
+    """Return the usage line with the keys that the command requires.
+
+    >>> format_usage("export", {"checkpoint": "???", "format": "onnx"})
+    'usage: unet3d export checkpoint=... [key=value ...]'
+    """
+    required = [f"{key}=..." for key, value in command_config.items() if value == "???"]
+    if command == "compare":
+        required = ["RUN ..."]  # words without a key are its runs
+    return " ".join(["usage: unet3d", command, *required, "[key=value ...]"])
 
 
 def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:

@@ -15,9 +15,10 @@ from unet3d import __version__
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
     "check": "find every error in a dataset before training",
-    "plan": "plan a training for a dataset and a memory budget, as an experiment to edit",
+    "plan": "choose settings for a dataset and a memory budget, and write them as an experiment "
+    "file to edit",
     "train": "train a network",
-    "predict": "segment scans with a checkpoint: checkpoint=... input=... output=...",
+    "predict": "segment scans with a trained checkpoint",
     "export": "export a checkpoint to ONNX or torch.export, and verify the file on scans",
     "evaluate": "score predictions against references: Dice, distances, volumes, figures",
     "compare": "compare runs: Dice, memory, step time, and how their configs differ",
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command, *rest = words
     if command not in COMMANDS:
-        near = get_close_matches(command, COMMANDS, n=1)
+        near = get_close_matches(command, [*COMMANDS, "--help", "--version"], n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         print(
             f"unet3d: unknown command {command!r}{hint} Commands: {', '.join(COMMANDS)}.",
@@ -97,7 +98,7 @@ def format_help() -> str:
     return (
         "unet3d: train 3D U-Nets within the GPU memory you have\n\n"
         f"usage: unet3d COMMAND [key=value ...]\n\n{commands}\n\n"
-        "unet3d COMMAND --help lists every option and key; unet3d --version\n"
+        "unet3d COMMAND --help lists its options and keys; unet3d --version prints the version\n"
         "exit codes: 0 success, 1 some cases failed or errors were found, 2 usage error,\n"
         "3 out of memory, 4 error at run time, 130 or 143 interrupted"
     )
