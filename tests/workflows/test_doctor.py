@@ -63,7 +63,7 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert not [problem for problem in problems if problem.is_fatal]
     text = format_doctor_report(report, run, problems)
     assert "580.65.06, supports CUDA up to 13.1" in text
-    assert "60.0 GiB of 80.0 GiB free, sm_90, 87 % utilization" in text
+    assert "60.0 GiB of 80.0 GiB free, sm_90, 87% utilization" in text
     assert "not visible to torch" in text
 
 
@@ -79,10 +79,17 @@ def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkey
     assert 4000 <= run.largest_batch < run.batch_size
 
 
-def test_a_cpu_and_its_precision_are_named(inspect):
-    _, run, problems = inspect(*SMALL, "precision=16", "trainer.accelerator=cpu")
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [([], "no GPU found"), (["trainer.accelerator=cpu"], "trainer.accelerator=cpu")],
+)
+def test_a_cpu_and_its_precision_are_reported_with_the_reason(
+    inspect, monkeypatch, overrides, reason
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    _, run, problems = inspect(*SMALL, "precision=16", *overrides)
     messages = [problem.message for problem in problems]
-    assert [m for m in messages if m.startswith("trainer.accelerator=cpu: training runs on")]
+    assert [m for m in messages if m.startswith(f"{reason}: training runs on")]
     assert [m for m in messages if m.startswith("precision=16 runs as")]
     assert run.largest_batch is None
     assert 0 < run.peak < GIB

@@ -71,6 +71,7 @@ def inspect_run(
 ) -> tuple[RunEstimate, list[Problem]]:
     """Return the run, and what limits it; what stops it comes first."""
     problems = list[Problem]()
+    requested = settings.trainer.accelerator
     device = processes = precision = peak = available = largest = None
     with collect_errors(problems):
         device = resolve_device(settings.trainer.accelerator)
@@ -98,7 +99,9 @@ def inspect_run(
             with collect_errors(problems):
                 problems += find_memory_problems(settings, available)
                 largest = find_largest_batch(settings, available) if cuda else None
-        problems += find_performance_problems(settings, precision, device, report)
+        problems += find_performance_problems(
+            settings, precision, device, report, requested=requested
+        )
     estimate = RunEstimate(
         overrides=list(settings.composition.overrides),
         device=device,
@@ -153,12 +156,20 @@ def find_memory_problems(settings: TrainingSettings, available: int) -> list[Pro
 
 
 def find_performance_problems(
-    settings: TrainingSettings, precision: Precision, device: str, report: MachineReport
+    settings: TrainingSettings,
+    precision: Precision,
+    device: str,
+    report: MachineReport,
+    *,
+    requested: str,
 ) -> list[Problem]:
-    """Return what would make a run slower or smaller than it could be."""
+    """Return what would make a run slower or smaller than it could be.
+
+    `requested` is the user's trainer.accelerator, which is auto by default.
+    """
     system, workers = report.system, settings.data.num_workers
     is_cpu = device == "cpu"
-    problems = find_cpu_problems(settings, report) if is_cpu else find_gpu_problems(report)
+    problems = find_cpu_problems(requested, report) if is_cpu else find_gpu_problems(report)
     if precision.used != precision.requested:
         problems.append(
             Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")
@@ -177,19 +188,18 @@ def find_performance_problems(
     return problems if cache is None else [*problems, cache]
 
 
-def find_cpu_problems(settings: TrainingSettings, report: MachineReport) -> list[Problem]:
+def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
     """Return why no GPU is used, and what the CPU does not support."""
     software = report.software
-    is_chosen = settings.trainer.accelerator == "cpu"
-    reason = "trainer.accelerator=cpu" if is_chosen else "no GPU"
+    reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
     problems = [Problem(f"{reason}: training runs on {report.system.cores} CPU cores")]
     driver = machine.check_driver(software.cuda, driver=report.driver, runs=report.driver_cuda)
     problems += [] if driver is None else [driver]
     if software.cpu_compiler is None:
         problems.append(
             Problem(
-                "no C++ compiler (install g++, or set CXX): poolings and fused blocks run in plain "
-                "PyTorch, slowly"
+                "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
+                "plain PyTorch, slowly"
             )
         )
     return problems
