@@ -64,7 +64,7 @@ def test_a_mistyped_override_is_an_error_that_suggests_the_nearest_name(
         ("precision=17", "precision must be one of"),
         ("precision=16-true", "needs a GPU"),
         ("fold=7", "fold must be 0..4"),
-        ("fold=x", "fold must be 0..4"),
+        ("fold=x", "fold must be an int >= 0 or none"),
         ("seed=-1", "seed must be"),
         ("optimizer.lr=-1", "optimizer"),
         ("data.num_classes=3", "_target_"),

@@ -92,7 +92,7 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("precision", [17, "half", None], "precision must be one of 32, 16, bf16, 16-true, "),
         ("compile", ["maybe", None, 1], "compile must be true or false"),
         ("tf32", ["maybe", None, 1], "tf32 must be true or false"),
-        ("fold", ["x", 1.0, True], "fold must be 0..4 or none"),
+        ("fold", ["x", 1.0, True, -1], "fold must be an int >= 0 or none"),
         ("seed", [-1, 2**32, "x", None, 1.0, True], "seed must be an int in 0..2^32 - 1"),
         ("save_every_seconds", [-1, "often"], "save_every_seconds must be a number >= 0"),
         ("max_skipped_steps", [-1, 0.5], "max_skipped_steps must be an int >= 0"),

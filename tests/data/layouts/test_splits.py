@@ -61,7 +61,7 @@ def test_folds_can_be_read_from_a_file(tmp_path):
         ('[{"train": ["case_009"], "val": []}]', "not in the dataset: case_009"),
         ('[{"train": ["case_001"], "val": ["case_001"]}]', "trains and validates on case_001"),
         ('[{"train": [], "val": ["case_001"]}]', "no training cases"),
-        ("[]", "fold must be"),
+        ("[]", "lists no folds"),
         (None, "no file"),
     ],
 )
@@ -71,6 +71,15 @@ def test_an_invalid_file_of_folds_is_refused(tmp_path, content, message):
         file.write_text(content)
     with pytest.raises(UsageError, match=message):
         split_cases(make_cases(4), 0, file)
+
+
+def test_a_fold_beyond_those_of_a_file_is_refused(tmp_path):
+    file = tmp_path / "splits.json"
+    folds = [{"train": ["case_000", "case_001"], "val": [f"case_00{n}"]} for n in (2, 3)]
+    file.write_text(json.dumps(folds))
+    assert len(split_cases(make_cases(4), 1, file)[1]) == 1
+    with pytest.raises(UsageError, match=r"fold must be 0\.\.1, the folds of .*, or none, got 2"):
+        split_cases(make_cases(4), 2, file)
 
 
 def make_patients(count):

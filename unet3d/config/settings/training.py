@@ -277,8 +277,8 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
 def _parse_fold(value: Any) -> int | None:
     if value in (None, "none"):
         return None
-    if type(value) is not int:
-        raise UsageError(f"fold must be 0..4 or none, got {value!r}")
+    if type(value) is not int or value < 0:  # the dataset says how many folds there are
+        raise UsageError(f"fold must be an int >= 0 or none, got {value!r}")
     return value
 
 

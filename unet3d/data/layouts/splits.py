@@ -36,7 +36,7 @@ def split_cases(
         return parts
     if not 0 <= fold < NUM_FOLDS:
         raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
-    units = list(range(len(ordered)))  # the number of each case, or of its group
+    units = list(range(len(ordered)))  # the index of each case, or of its group
     if groups is not None:
         numbers = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
         units = [numbers[groups[case.name]] for case in ordered]
@@ -79,6 +79,8 @@ def _read_splits_file(
         raise UsageError(
             f'{file} must be a JSON list with {{"train": [names], "val": [names]}} per fold'
         ) from None
+    if not folds:
+        raise UsageError(f"{file} lists no folds")
     if not 0 <= fold < len(folds):
         raise UsageError(
             f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
