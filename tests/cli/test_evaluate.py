@@ -145,11 +145,11 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda p: p.unlink(), "references/b.nii.gz has no prediction in predictions"),
+        (lambda p: p.unlink(), "b.nii.gz has no prediction in predictions: predict it, or"),
         (lambda p: p.write_bytes(p.read_bytes()[:500]), "b.nii cannot be read as a volume"),
         (
             lambda p: save(p, labels(1)[1:]),
-            "has shape [11, 14, 10], references/b.nii.gz has [12, 14, 10]",
+            "has [12, 14, 10]: both must be on the same voxel grid; resample the prediction",
         ),
         (
             lambda p: save(p, labels(1), (1, 1, 2.01)),

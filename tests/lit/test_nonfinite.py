@@ -223,7 +223,7 @@ def test_too_many_skipped_steps_end_the_run_with_exit_code_4(unet3d, tmp_path, c
     assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20", "max_skipped_steps=3") == 4
     captured = capsys.readouterr()
     assert captured.out.count("step skipped") == 2  # the first and the second, not the third
-    assert "max_skipped_steps=3 has been reached" in captured.err
+    assert "; this exceeds max_skipped_steps=3: lower optimizer.lr" in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["skipped_steps"] == 4
@@ -248,7 +248,7 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
     run = build(composed, tmp_path, "trainer.max_steps=6", "max_skipped_steps=1")
     spoil_images(run, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(RunError, match="max_skipped_steps=1 has been reached"):
+    with pytest.raises(RunError, match="this exceeds max_skipped_steps=1: "):
         run.trainer.fit(run.module, run.train_loader, ckpt_path=last, weights_only=True)
 
 

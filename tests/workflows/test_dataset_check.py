@@ -127,7 +127,7 @@ def test_a_fold_without_a_valid_training_case_is_refused(build, tmp_path):
     write_header_errors(tmp_path)
     splits = tmp_path / "splits.json"
     splits.write_text(json.dumps([{"train": ["case_01", "case_04"], "val": ["case_00"]}]))
-    with pytest.raises(UsageError, match="every training case of this fold is invalid and skipped"):
+    with pytest.raises(UsageError, match="every training case of fold 0 is invalid, so "):
         build("data.invalid_cases=skip", f"data.splits={splits}")
 
 

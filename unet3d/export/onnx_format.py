@@ -53,7 +53,9 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]
     custom = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
     if custom:
         names = ", ".join(sorted(custom))
-        raise RunError(f"the network uses operators that are not in ONNX: {names}")
+        raise RunError(
+            f"the network uses operators that are not in ONNX: {names}; try format=torch_export"
+        )
     strip_metadata(model)
     model.producer_name, model.producer_version = "unet3d", str(metadata["unet3d"])
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})

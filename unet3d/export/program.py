@@ -49,7 +49,8 @@ def check_operators(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace not in STANDARD_NAMESPACES:
             raise RunError(
-                f"the network uses {node.target}, a custom operator that other programs do not have"
+                f"the network uses {node.target}, a custom operator that cannot be exported: "
+                "replace it in the network with standard torch operators"
             )
 
 

@@ -69,7 +69,7 @@ class AxisInterpolator:
         return range(first, end)
 
     def interpolate(self, values: Tensor, dim: int, new: range, begin: int) -> Tensor:
-        """Return the new voxels, from old ones whose first has the number `begin`."""
+        """Return the new voxels, from old ones of which `begin` is the first."""
         if self.is_identity:
             return values.narrow(dim, new.start - begin, len(new))
         part = slice(new.start, new.stop)
@@ -108,7 +108,10 @@ class LabelWriter:
     def write(self, tile: OutputTile, logits: Tensor) -> None:
         """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""
         if not torch.isfinite(logits.sum()):
-            raise RunError("the network's output is NaN or infinite")
+            raise RunError(
+                "the network's output is NaN or infinite; try precision=32; if it stays, the "
+                "checkpoint's weights are damaged or its training diverged"
+            )
         own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
         rows, columns, lengthwise = self.axes
         upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)

@@ -117,7 +117,10 @@ class NonFiniteGuard:
         if self.skipped > self.max_skipped:
             advice = "set max_skipped_steps=10 to skip up to 10 such steps"
             if self.max_skipped:
-                advice = f"max_skipped_steps={self.max_skipped} has been reached"
+                advice = (
+                    f"this exceeds max_skipped_steps={self.max_skipped}: lower optimizer.lr, or "
+                    "check the named cases with unet3d check"
+                )
             raise RunError(f"{describe()}; {advice}")
         task.log("train/skipped_steps", float(self.skipped))
         if self.skipped.bit_count() == 1:  # 1, 2, 4, 8, ...

@@ -65,4 +65,8 @@ def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
     }
     patches = load_sample_patches(None, metadata, (8, 8, 8), [])
     assert [tuple(image.shape) for image in patches.images] == [(2, 8, 8, 8)] * NUM_PATCHES
-    assert patches.description.startswith("seeded noise instead of scans (input= is not given, ")
+    gone = tmp_path / "gone"
+    assert patches.description == (
+        f"seeded noise instead of scans (the training dataset was not found at {gone}: give scans "
+        "with input=),"
+    )

@@ -22,6 +22,8 @@ from unet3d.workflows.evaluation.options import (
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
 
+SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
+
 MAX_LABELS = 255
 """A file with more different labels than this, none of them named, is taken for an image."""
 
@@ -103,7 +105,10 @@ class Evaluation:
     def read_pair(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return prediction and reference on one grid, and its affine."""
         if not pair.prediction:
-            raise UsageError(f"{pair.reference[0]} has no prediction in {self.predictions}")
+            raise UsageError(
+                f"{pair.reference[0]} has no prediction in {self.predictions}: predict it, or set "
+                "missing_predictions=skip"
+            )
         for files in (pair.prediction, pair.reference):
             if len(files) > 1:
                 raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
@@ -113,12 +118,12 @@ class Evaluation:
         if prediction.shape != reference.shape:
             raise UsageError(
                 f"{prediction_file} has shape {list(prediction.shape)}, {reference_file} has "
-                f"{list(reference.shape)}"
+                f"{list(reference.shape)}: {SAME_GRID}"
             )
         if np.abs(prediction_affine - affine).max() > AFFINE_TOLERANCE_MM:
             raise UsageError(
                 f"{prediction_file} has affine {prediction_affine[:3].round(4).tolist()}, "
-                f"{reference_file} has {affine[:3].round(4).tolist()}"
+                f"{reference_file} has {affine[:3].round(4).tolist()}: {SAME_GRID}"
             )
         return prediction, reference, affine
 

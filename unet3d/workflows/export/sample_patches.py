@@ -42,7 +42,7 @@ def load_sample_patches(
     patch_size: Triple,
     allow_targets: Sequence[str],
 ) -> SamplePatches:
-    """Cut patches from scans; else from the training's dataset; else make noise."""
+    """Cut patches from scans; else from the training dataset; else make noise."""
     channels = metadata["channels"]
     preprocessing = Preprocessing.from_dict(metadata["preparation"])
     if scans is not None:
@@ -56,7 +56,7 @@ def load_sample_patches(
     except Exception as error:  # the dataset may have been moved, changed or damaged
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
-        reason = f"input= is not given, and {summarize_error(error)}"
+        reason = f"{summarize_error(error)}: give scans with input="
         return SamplePatches(
             images=images, description=f"seeded noise instead of scans ({reason}),"
         )
@@ -71,8 +71,11 @@ def find_training_images(
     if root.is_dir():
         source = Factory("data.source", data["source"], allow_targets)()
         if Path(getattr(source, "root", root)).is_dir():  # or synthetic data would be generated
-            return root, [case.images for case in source.cases()]
-    raise UsageError(f"the dataset of the training is not at {root.absolute()}")
+            cases = source.cases()
+            if not cases:
+                raise UsageError(f"the training dataset at {root.absolute()} has no cases")
+            return root, [case.images for case in cases]
+    raise UsageError(f"the training dataset was not found at {root.absolute()}")
 
 
 def select_varied_patches(
@@ -85,8 +88,6 @@ def select_varied_patches(
 
     In a constant patch a norm divides by almost nothing, and rounding errors reach the logits.
     """
-    if not cases:
-        raise UsageError("found no scans")
     rng = np.random.default_rng(0)
     images: list[np.ndarray] = []
     chosen = list(cases)[:NUM_PATCHES]

@@ -74,7 +74,7 @@ def resolve_checkpoint(path: Path) -> Path:
 def resolve_inference_precision(
     requested: str | None, ensemble: Ensemble, device: str
 ) -> Precision:
-    """Return the requested precision, or that of the training, as far as the device supports it."""
+    """Return the requested precision, or that of training, as far as the device supports it."""
     if requested is None and ensemble.precision == "16-true" and device == "cpu":
         return Precision("16-true", "32", "a CPU does not compute in pure fp16")
     return resolve_precision(requested or ensemble.precision, device)
@@ -87,7 +87,8 @@ def find_labels_to_clean(classes: Sequence[str] | None, ensemble: Ensemble) -> l
     for name in names:
         if name not in known:
             raise UsageError(
-                f"keep_largest_component must be auto, none or of {', '.join(known)}, got {name!r}"
+                "keep_largest_component must be auto, none, or a list of these classes: "
+                f"{', '.join(known)}; got {name!r}"
             )
     return [ensemble.classes.index(name) for name in names]
 

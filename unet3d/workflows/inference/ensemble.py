@@ -28,7 +28,7 @@ class Ensemble:
     keep_largest_component: tuple[str, ...]  # classes for which all members chose it
     preprocessing: Preprocessing
     patch_size: Triple
-    precision: str  # of the training
+    precision: str  # in training
     training: tuple[TrainingStatistics, ...] = ()  # of members that know their training cases
 
 
@@ -114,15 +114,29 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    for key in ("channels", "classes", "regions", "preparation"):
-        if first.get(key) != second.get(key):
-            raise UsageError(
-                f"{first_path} and {second_path} differ in {key}: {first.get(key)} and "
-                f"{second.get(key)}; members of an ensemble must agree"
-            )
+    keys = ("channels", "classes", "regions", "preparation")
+    differences = list_differences(
+        {key: first.get(key) for key in keys}, {key: second.get(key) for key in keys}
+    )
     sizes = [metadata["config"]["data"]["patch_size"] for metadata in (first, second)]
-    if sizes[0] != sizes[1]:
+    differences += list_differences({"data.patch_size": sizes[0]}, {"data.patch_size": sizes[1]})
+    if differences:
         raise UsageError(
-            f"{first_path} and {second_path} differ in data.patch_size: {sizes[0]} and "
-            f"{sizes[1]}; members of an ensemble must agree"
+            f"{first_path} and {second_path} cannot form an ensemble: {'; '.join(differences)}"
         )
+
+
+def list_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, at any depth, with both values.
+
+    >>> list_differences({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"b": 1, "c": [4]}, "d": 3})
+    ['c is [2] and [4]']
+    """
+    differences = []
+    for key in dict.fromkeys([*first, *second]):
+        one, other = first.get(key), second.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            differences += list_differences(one, other)
+        elif one != other:
+            differences.append(f"{key} is {one} and {other}")
+    return differences

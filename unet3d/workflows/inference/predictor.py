@@ -39,6 +39,8 @@ from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TRUE_HALF_TYPE
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
 
+MORE_RAM = "raise memory_gib, or close other programs"
+
 HEAP = 64 * MIB
 """Freed small blocks that the C library may keep."""
 
@@ -117,7 +119,7 @@ class Predictor:
         if preprocessing_ram > budget.ram_bytes:
             raise DoesNotFitError(
                 f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
-                f"{format_bytes(budget.ram_bytes)} are available"
+                f"{format_bytes(budget.ram_bytes)} are available: {MORE_RAM}"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
         channels = self.ensemble.channels
@@ -265,7 +267,7 @@ def describe_cost(plan: InferencePlan) -> str:
         cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
         cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
     if len(plan.slabs) > 1:
-        cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f} % more windows"
+        cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f}% more windows"
     return cost
 
 
@@ -274,7 +276,8 @@ def explain_shortfall(smallest: InferencePlan, budget: Budget) -> str:
     if smallest.gpu_bytes > (budget.gpu_bytes or 0):
         return (
             f"its windows need {format_bytes(smallest.gpu_bytes)} on the GPU, "
-            f"{format_bytes(budget.gpu_bytes or 0)} are free"
+            f"{format_bytes(budget.gpu_bytes or 0)} are free: try batch_size=1, precision=bf16 or "
+            "device=cpu"
         )
     available = format_bytes(budget.ram_bytes)
-    return f"needs at least {describe_cost(smallest)}; {available} are available"
+    return f"needs at least {describe_cost(smallest)}; {available} are available: {MORE_RAM}"

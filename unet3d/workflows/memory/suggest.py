@@ -43,7 +43,7 @@ def get_budget_bytes(budget_gib: float | None) -> int:
     if budget_gib * GIB <= CUDA_CONTEXT_BYTES:
         context = format_bytes(CUDA_CONTEXT_BYTES)
         raise DoesNotFitError(
-            f"budget_gib={budget_gib:g}: the CUDA context alone takes about {context}"
+            f"budget_gib={budget_gib:g} is too small: the CUDA context alone takes about {context}"
         )
     return int(budget_gib * GIB)
 
@@ -102,8 +102,11 @@ def find_largest_batch(
     two, three = (estimate_cached(settings.with_batch_size(n)) for n in (2, 3))
     extrapolation = BatchExtrapolation(two, three)
     if not extrapolation.affine:
-        overrides = " ".join(settings.composition.overrides)
-        raise UsageError(f"the step's operations change with the batch size for {overrides}")
+        overrides = " ".join(settings.composition.overrides) or "this network"
+        raise UsageError(
+            f"cannot compute the largest batch for {overrides}: the network allocates differently "
+            "at batch sizes 2 and 3; try sizes one by one with unet3d memory data.batch_size=N"
+        )
     batch_size = search_largest_batch(extrapolation, budget)
     if limit is not None:
         batch_size = min(batch_size, limit)

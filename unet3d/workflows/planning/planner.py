@@ -231,7 +231,10 @@ def choose_strategy(
         result = find_largest_batch(variant, budget, limit=limit)
         if result is not None and result[0] >= min(2, limit):
             return strategy, *result
-    raise DoesNotFitError(f"a batch of {limit} does not fit with any checkpointing strategy")
+    raise DoesNotFitError(
+        f"no checkpointing strategy fits a batch of {min(2, limit)} in the budget: raise "
+        "budget_gib, or lower data.batch_size or data.patch_size"
+    )
 
 
 def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]:

@@ -11,7 +11,6 @@ from unet3d.data.checks.headers import check_headers
 from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import UsageError
 from unet3d.machine.memory import get_available_bytes
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class UsableCases:
     def preprocess(
         self, parts: Sequence[Sequence[Case]], preprocessing: Preprocessing
     ) -> tuple[list[CachedVolume], ...]:
-        """Return the preprocessed volumes of each part of the cases, training first."""
+        """Return the preprocessed volumes of each part of the cases."""
         wanted = {case.name for part in parts for case in part}
         ram = get_available_bytes(torch.device("cpu"))
 
@@ -59,7 +58,4 @@ class UsableCases:
             return preprocess_all(usable, preprocessing, self.data.cache, ram=ram)
 
         volumes = {volume.name: volume for volume in self.run_excluding_bad(work)}
-        result = tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)
-        if not result[0]:
-            raise UsageError("every training case of this fold is invalid and skipped")
-        return result
+        return tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)

@@ -8,6 +8,7 @@ from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import split_cases
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
 from unet3d.lit.distributed import rank_zero_first
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.workflows.shared.dataset import ResolvedDataset, build_preprocessing, read_case_groups
@@ -37,6 +38,11 @@ def prepare_training_data(
     preprocessing = usable.run_excluding_bad(lambda cases: build_preprocessing(data, facts, cases))
     with rank_zero_first(process):
         training, validation = usable.preprocess(parts, preprocessing)
+    if not training:
+        raise UsageError(
+            f"every training case of fold {settings.fold} is invalid, so data.invalid_cases=skip "
+            "leaves none: run unet3d check, or choose another fold="
+        )
     return TrainingData(
         preprocessing=preprocessing,
         training=training,
