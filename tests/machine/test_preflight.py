@@ -42,7 +42,7 @@ def test_a_gpu_that_torch_does_not_find_is_reported(tmp_path):
     assert message("12.8", []) is None
 
 
-def test_a_small_dev_shm_stops_a_run_with_workers_and_names_remedies():
+def test_a_small_dev_shm_stops_a_run_with_workers_and_says_what_to_do():
     problem = preflight.check_shm(workers=8, processes=1, batch=100 * MIB, free=64 * MIB)
     assert problem.is_fatal
     assert "64 MiB left" in problem.message

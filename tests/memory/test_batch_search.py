@@ -11,7 +11,7 @@ from unet3d.workflows.memory import oom_advice
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import (
     find_failing_module,
-    find_remedies,
+    find_fixes,
     format_oom_report,
     format_oom_warning,
 )
@@ -146,11 +146,11 @@ def test_a_run_predicted_to_run_out_of_memory_stops_if_configured(composed, monk
         oom_advice.check_memory(estimate_memory(settings), settings, torch.device("cpu"))
 
 
-def test_remedies_are_predicted_to_fit(request_):
+def test_fixes_are_predicted_to_fit(request_):
     total = estimate_memory(request_).peak.reserved + CUDA_CONTEXT_BYTES - 1
-    remedies = find_remedies(request_, total)
-    assert len(remedies) == 3
-    assert all(r.reserved + CUDA_CONTEXT_BYTES <= total for r in remedies)
+    fixes = find_fixes(request_, total)
+    assert len(fixes) == 3
+    assert all(fix.reserved + CUDA_CONTEXT_BYTES <= total for fix in fixes)
 
 
 def test_the_module_that_ran_out_is_named(request_):

@@ -115,22 +115,22 @@ def test_absent_classes_are_named_and_any_label_of_a_region_counts(training, val
 
 
 def test_warnings_end_with_overrides_to_try():
-    remedies = SuggestedOverrides(
+    suggested = SuggestedOverrides(
         run_too_short=["trainer.max_epochs=40"],
         class_not_learned=["trainer.max_epochs=40", "model.width=16"],
         loss_not_falling=["optimizer.lr=0.1", "optimizer.lr=10"],
     )
-    assert format_never_predicted_warning({"a": 1, "b": 7}, remedies) == (
+    assert format_never_predicted_warning({"a": 1, "b": 7}, suggested) == (
         "not one voxel of the validation set is predicted as a (for 1 validation), b (for 7 "
         "validations); try trainer.max_epochs=40 or model.width=16"
     )
-    assert format_low_dice_warning(["a"], remedies) == (
+    assert format_low_dice_warning(["a"], suggested) == (
         "Dice is below 0.05 for a; try trainer.max_epochs=40 or model.width=16"
     )
-    assert format_ended_rising_warning(0.5, 0.6, remedies) == (
+    assert format_ended_rising_warning(0.5, 0.6, suggested) == (
         "the run ended while Dice was still rising: 0.500 after three quarters of it, 0.600 at "
         "the end; try trainer.max_epochs=40"
     )
-    assert format_loss_plateau_warning(1.5, 1.5, remedies).endswith(
+    assert format_loss_plateau_warning(1.5, 1.5, suggested).endswith(
         "1.5 in the last; try optimizer.lr=0.1 or optimizer.lr=10"
     )

@@ -117,7 +117,7 @@ def find_absent_classes(
     nowhere = [name for name in not_trained if not validation or name in not_validated]
     only_validated = [name for name in not_trained if name not in nowhere]
     only_trained = [name for name in not_validated if validation and name not in not_trained]
-    remedy = "choose another fold= or data.splits="
+    advice = "choose another fold= or data.splits="
     warnings = []
     if nowhere:
         warnings.append(
@@ -126,18 +126,18 @@ def find_absent_classes(
         )
     if only_validated:
         warnings.append(
-            f"no training case has {join_first(only_validated)}, so it cannot be learned: {remedy}"
+            f"no training case has {join_first(only_validated)}, so it cannot be learned: {advice}"
         )
     if only_trained:
         warnings.append(
             f"no validation case has {join_first(only_trained)}, so its Dice is unknown and not "
-            f"part of the mean: {remedy}"
+            f"part of the mean: {advice}"
         )
     return warnings
 
 
 def format_never_predicted_warning(
-    validations: Mapping[str, int], remedies: SuggestedOverrides
+    validations: Mapping[str, int], suggested: SuggestedOverrides
 ) -> str:
     """Return the warning about classes without a predicted voxel.
 
@@ -145,31 +145,31 @@ def format_never_predicted_warning(
     """
     counts = [f"{name} (for {pluralize(n, 'validation')})" for name, n in validations.items()]
     message = f"not one voxel of the validation set is predicted as {join_first(counts)}"
-    return append_overrides(message, remedies.class_not_learned)
+    return append_overrides(message, suggested.class_not_learned)
 
 
-def format_low_dice_warning(names: Sequence[str], remedies: SuggestedOverrides) -> str:
+def format_low_dice_warning(names: Sequence[str], suggested: SuggestedOverrides) -> str:
     """Return the warning about classes that are predicted in the wrong places."""
     message = f"Dice is below {LOW_DICE} for {join_first(names)}"
-    return append_overrides(message, remedies.class_not_learned)
+    return append_overrides(message, suggested.class_not_learned)
 
 
-def format_ended_rising_warning(before: float, end: float, remedies: SuggestedOverrides) -> str:
+def format_ended_rising_warning(before: float, end: float, suggested: SuggestedOverrides) -> str:
     """Return the warning for what `detect_late_rise` found."""
     message = (
         "the run ended while Dice was still rising: "
         f"{before:.3f} after three quarters of it, {end:.3f} at the end"
     )
-    return append_overrides(message, remedies.run_too_short)
+    return append_overrides(message, suggested.run_too_short)
 
 
-def format_loss_plateau_warning(first: float, last: float, remedies: SuggestedOverrides) -> str:
+def format_loss_plateau_warning(first: float, last: float, suggested: SuggestedOverrides) -> str:
     """Return the warning for what `LossHistory.detect_plateau` found."""
     message = (
         f"the loss does not fall: its median was {first:.4g} in the first eighth of the steps "
         f"and {last:.4g} in the last"
     )
-    return append_overrides(message, remedies.loss_not_falling)
+    return append_overrides(message, suggested.loss_not_falling)
 
 
 def append_overrides(message: str, overrides: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ def step(total, waiting, **loading):
             step(0.30, 0.06, reading=0.01, augmenting=0.04, collating=0.01),
             0,
             "augmenting",
-            "waiting for data takes 20 % of a step (0.060 of 0.300 s): augmenting takes 0.040 of "
+            "waiting for data takes 20% of a step (0.060 of 0.300 s): augmenting takes 0.040 of "
             "the 0.060 s to load its batches; try data.num_workers=1, or "
             "augmentation=light or none",
         ),
@@ -109,7 +109,7 @@ def step(total, waiting, **loading):
         ),
     ],
 )
-def test_the_message_names_the_slow_part_and_remedies(timing, workers, cause, end):
+def test_the_message_names_the_slow_part_and_what_to_try(timing, workers, cause, end):
     part, line = format_bottleneck(timing, workers, max_workers=8)
     assert part == cause
     assert line.endswith(end)

@@ -16,7 +16,7 @@ from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import summarize_run
 
-REMEDIES = SuggestedOverrides(
+SUGGESTED = SuggestedOverrides(
     class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"]
 )
 REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
@@ -29,7 +29,7 @@ class Validations:
     """A run of 20 steps with a validation after each."""
 
     def __init__(self, regions=None):
-        self.health = TrainingWarnings(StoppingLimits(max_steps=20), REMEDIES)
+        self.health = TrainingWarnings(StoppingLimits(max_steps=20), SUGGESTED)
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
         self.module = SimpleNamespace(
@@ -85,7 +85,7 @@ def test_a_misplaced_class_is_reported_after_the_learning_rate_has_decayed():
     assert run.after(*[ELSEWHERE] * 14) == []
     (line,) = run.after(ELSEWHERE)
     assert line == (
-        "step 15: the learning rate is down to 25 % of its peak, but the Dice of b is still "
+        "step 15: the learning rate is down to 25% of its peak, but the Dice of b is still "
         "below 0.05, 15 validations in a row"
     )
     assert run.after(GOOD)[1:] == ["step 16: the Dice of b is above 0.05 now"]

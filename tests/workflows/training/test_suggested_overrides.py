@@ -8,14 +8,14 @@ def suggest(composed, *overrides):
 
 
 def test_a_run_gets_more_of_what_it_has_little_of(composed):
-    remedies = suggest(composed, "trainer.max_steps=null")
-    assert remedies.run_too_short == ["trainer.max_epochs=40"]
-    assert remedies.class_not_learned == [
+    suggested = suggest(composed, "trainer.max_steps=null")
+    assert suggested.run_too_short == ["trainer.max_epochs=40"]
+    assert suggested.class_not_learned == [
         "trainer.max_epochs=40",
         "data.foreground_fraction=0.9",
         "model.width=16",
     ]
-    assert remedies.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
+    assert suggested.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
 
 
 def test_nothing_is_suggested_that_is_set_already_or_that_the_network_does_not_have(composed):
@@ -37,11 +37,11 @@ def test_nothing_is_suggested_that_is_set_already_or_that_the_network_does_not_h
     ],
 )
 def test_every_limit_is_doubled(composed, overrides, longer):
-    remedies = suggest(composed, "trainer.max_steps=null", *overrides)
-    assert remedies.run_too_short == [longer]
+    suggested = suggest(composed, "trainer.max_steps=null", *overrides)
+    assert suggested.run_too_short == [longer]
 
 
 def test_the_prior_bias_is_suggested_first_if_it_is_off(composed):
-    remedies = suggest(composed, "model.prior_bias=false").class_not_learned
-    assert remedies[0] == "model.prior_bias=true"
+    suggested = suggest(composed, "model.prior_bias=false").class_not_learned
+    assert suggested[0] == "model.prior_bias=true"
     assert not [word for word in suggest(composed).class_not_learned if "prior" in word]

@@ -80,7 +80,7 @@ class RunProgress(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """Show Lightning's progress bar of each epoch, with the time left of the whole training."""
+    """Show Lightning's progress bar of each epoch, with the time left of the whole run."""
 
     def __init__(self, limits: StoppingLimits):
         super().__init__(leave=True)

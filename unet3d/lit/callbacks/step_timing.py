@@ -23,7 +23,7 @@ MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
 """Fraction of a step from which waiting is worth a warning. Without workers a CPU waits for all of
 its data."""
 
-REMEDIES = {
+ADVICE = {
     "reading": "data.cache on a faster disk",
     "augmenting": "augmentation=light or none",
 }
@@ -136,10 +136,10 @@ class StepTimer(Callback):
 
 
 def format_bottleneck(step: StepDuration, num_workers: int, max_workers: int) -> tuple[str, str]:
-    """Return the cause of waiting for data, and a line with numbers and remedies."""
+    """Return the cause of waiting for data, and a line with numbers and advice."""
     loading, computing = sum(step.loading.values()), step.total - step.waiting
     wait = (
-        f"waiting for data takes {100 * step.waiting / step.total:.0f} % of a step "
+        f"waiting for data takes {100 * step.waiting / step.total:.0f}% of a step "
         f"({step.waiting:.3f} of {step.total:.3f} s)"
     )
     if num_workers and loading / num_workers < computing:
@@ -151,9 +151,9 @@ def format_bottleneck(step: StepDuration, num_workers: int, max_workers: int) ->
     part = max(step.loading, key=lambda name: step.loading[name])
     cause = f"{part} takes {step.loading[part]:.3f} of the {loading:.3f} s to load its batches"
     enough = min(max_workers, max(ceil(loading / computing), num_workers + 1))
-    remedies = [f"data.num_workers={enough}"] if enough > num_workers else []
-    remedies += [REMEDIES[part]] if part in REMEDIES else []
-    return part, f"{wait}: {cause}" + (f"; try {', or '.join(remedies)}" if remedies else "")
+    advice = [f"data.num_workers={enough}"] if enough > num_workers else []
+    advice += [ADVICE[part]] if part in ADVICE else []
+    return part, f"{wait}: {cause}" + (f"; try {', or '.join(advice)}" if advice else "")
 
 
 def mean(steps: Collection[StepDuration]) -> StepDuration:

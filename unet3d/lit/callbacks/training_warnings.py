@@ -32,9 +32,9 @@ class TrainingWarnings(Callback):
     """
 
     def __init__(
-        self, limits: StoppingLimits, remedies: SuggestedOverrides, absent: Sequence[str] = ()
+        self, limits: StoppingLimits, suggested: SuggestedOverrides, absent: Sequence[str] = ()
     ):
-        self.limits, self.remedies, self.absent = limits, remedies, list(absent)
+        self.limits, self.suggested, self.absent = limits, suggested, list(absent)
         self.losses = LossHistory()
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
@@ -77,7 +77,7 @@ class TrainingWarnings(Callback):
             late = done > 0.5 and lr_factor <= LOW_LR_FRACTION
             if self._appears(f"low {name}", self._is_misplaced(name), late):
                 yield (
-                    f"the learning rate is down to {100 * lr_factor:.0f} % of its peak, but the "
+                    f"the learning rate is down to {100 * lr_factor:.0f}% of its peak, but the "
                     f"Dice of {name} is still below {LOW_DICE}, "
                     f"{self.low[name]} validations in a row"
                 )
@@ -111,7 +111,7 @@ class TrainingWarnings(Callback):
     def _describe_loss(self) -> Iterator[str]:
         medians = self._find_flat_loss()
         if medians is not None:
-            yield format_loss_plateau_warning(*medians, self.remedies)
+            yield format_loss_plateau_warning(*medians, self.suggested)
 
     def warnings(self, *, done: bool) -> list[str]:
         """Return all current problems of a finished run; of another, those already printed."""
@@ -123,12 +123,12 @@ class TrainingWarnings(Callback):
         missing = {k: n for k, n in self.unpredicted.items() if n and is_due(f"unpredicted {k}")}
         low = [k for k, n in self.low.items() if n and k not in missing and is_due(f"low {k}")]
         if missing:
-            warnings.append(format_never_predicted_warning(missing, self.remedies))
+            warnings.append(format_never_predicted_warning(missing, self.suggested))
         if low:
-            warnings.append(format_low_dice_warning(low, self.remedies))
+            warnings.append(format_low_dice_warning(low, self.suggested))
         rise = detect_late_rise(self.dice) if done else None
         if rise is not None:
-            warnings.append(format_ended_rising_warning(*rise, self.remedies))
+            warnings.append(format_ended_rising_warning(*rise, self.suggested))
         return warnings + (list(self._describe_loss()) if is_due("loss") else [])
 
     def state_dict(self) -> dict[str, Any]:

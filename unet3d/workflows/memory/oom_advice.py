@@ -57,18 +57,18 @@ def format_oom_warning(
     return [
         f"predicted to run out of memory: a step needs {format_bytes(needed)}, "
         f"{format_bytes(available)} are available",
-        *format_remedies(find_remedies(settings, available)),
+        *format_fixes(find_fixes(settings, available)),
     ]
 
 
-def find_remedies(
+def find_fixes(
     settings: TrainingSettings, available: int | None, count: int = 3
 ) -> list[MemoryFix]:
     """Return the first changes predicted to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
         limit = get_device_bytes(estimate_memory(settings)) + CUDA_CONTEXT_BYTES
-    remedies = []
+    fixes = []
     for overrides in _list_candidates(settings):
         if any(word in settings.composition.overrides for word in overrides):
             continue
@@ -77,14 +77,14 @@ def find_remedies(
         except UsageError:
             continue  # this network or this patch does not support it
         if reserved + CUDA_CONTEXT_BYTES < limit:
-            remedies.append(MemoryFix(overrides, reserved))
-        if len(remedies) == count:
+            fixes.append(MemoryFix(overrides, reserved))
+        if len(fixes) == count:
             break
-    return remedies
+    return fixes
 
 
 def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
-    """Return overrides to try; those that change the training least come first."""
+    """Return overrides to try; those that change training least come first."""
     data = settings.data
     strategies = [(f"checkpointing={name}",) for name in list_leaner_strategies(settings)]
     leanest = strategies[-1] if strategies else ()
@@ -103,13 +103,16 @@ def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
     ]
 
 
-def format_remedies(remedies: Sequence[MemoryFix]) -> list[str]:
-    """Return the remedies as lines to paste."""
-    if not remedies:
+def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
+    """Return the fixes as lines to paste."""
+    if not fixes:
         return ["no change of batch, precision, checkpointing or patch is predicted to fit"]
     return [
         "predicted to fit:",
-        *(f"  {' '.join(r.overrides)}   ({format_bytes(r.reserved)} reserved)" for r in remedies),
+        *(
+            f"  {' '.join(fix.overrides)}   ({format_bytes(fix.reserved)} reserved)"
+            for fix in fixes
+        ),
     ]
 
 
@@ -140,10 +143,10 @@ def format_oom_report(
         holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"predicted to hold the most at the peak: {largest}")
-    remedies = find_remedies(settings, total)
-    lines += format_remedies(remedies)
-    if remedies and (folder / "checkpoints" / "last.ckpt").exists():
-        words = " ".join([*settings.composition.overrides, *remedies[0].overrides])
+    fixes = find_fixes(settings, total)
+    lines += format_fixes(fixes)
+    if fixes and (folder / "checkpoints" / "last.ckpt").exists():
+        words = " ".join([*settings.composition.overrides, *fixes[0].overrides])
         lines.append(f"to resume from the last checkpoint: unet3d train {words}")
         lines.append(f"  hydra.run.dir='{folder}' resume=auto")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Suggest overrides for a training that goes wrong."""
+"""Suggest overrides for a run that does not learn."""
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.report.training_warnings import SuggestedOverrides
