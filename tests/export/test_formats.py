@@ -201,4 +201,4 @@ def test_the_percentage_of_equal_voxels_is_not_rounded_up():
     other = logits.clone()
     other[0, 1, 0, 0, 0] = 1
     parity = compare_outputs(lambda _: logits, lambda _: other, [logits], argmax_labels)
-    assert "99.9999 % of voxels" in str(parity)
+    assert "99.9999% of voxels" in str(parity)

@@ -20,7 +20,7 @@ from unet3d.text import format_columns
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
-    """Print the comparison; return 1 if something that was named is not a run."""
+    """Print the comparison; return 1 if an argument is not a run."""
     settings = parse_compare(composed)
     runs, errors = find_runs(settings.runs)
     for error in errors:

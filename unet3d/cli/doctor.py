@@ -110,7 +110,7 @@ def format_gpu(gpu: Gpu) -> str:
     parts = [gpu.name or UNKNOWN]
     parts.append(f"{format_known_size(gpu.free)} of {format_known_size(gpu.total)} free")
     parts += [f"sm_{gpu.capability[0]}{gpu.capability[1]}"] if gpu.capability else []
-    parts += [] if gpu.utilization is None else [f"{gpu.utilization} % utilization"]
+    parts += [] if gpu.utilization is None else [f"{gpu.utilization}% utilization"]
     parts += ["not visible to torch"] if gpu.index is None else []
     return ", ".join(parts)
 

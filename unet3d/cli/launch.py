@@ -20,7 +20,10 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def launch_ranks(words: Sequence[str], folder: Path, count: int) -> int:
-    """Train as `count` ranks in one folder; the first rank that fails ends all, and is named."""
+    """Train as `count` ranks in one folder.
+
+    The first rank that fails ends all of them; the error says which it was.
+    """
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda n, _: received.append(n)) for number in HANDLED_SIGNALS

@@ -1,4 +1,4 @@
-"""`unet3d plan data=... budget_gib=...`: plan a training, as an experiment to edit."""
+"""`unet3d plan data=... budget_gib=...`: choose settings, and write them as an experiment file."""
 
 from pathlib import Path
 

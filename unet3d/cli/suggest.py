@@ -47,7 +47,7 @@ def format_candidates(candidates: Sequence[MemoryCandidate]) -> str:
     """Return one line per candidate, to read and to paste."""
     rows = [("overrides", "allocated MiB", "reserved MiB", "extra compute")]
     for c in candidates:
-        extra = f"{100 * c.extra_compute:.0f} %"
+        extra = f"{100 * c.extra_compute:.0f}%"
         allocated, reserved = format_mib(c.peak.allocated), format_mib(c.peak.reserved)
         rows.append((" ".join(c.overrides), allocated, reserved, extra))
     return format_columns(rows)

@@ -35,7 +35,7 @@ class Parity:
         percent = int(self.agreement * 1e6) / 1e4  # rounded down: 100 only if all voxels agree
         return (
             f"logits differ by at most {self.max_difference:.1e} (the largest is "
-            f"{self.max_logit:.1f}), {percent:g} % of voxels get the same class"
+            f"{self.max_logit:.1f}), {percent:g}% of voxels get the same class"
         )
 
 

@@ -1,7 +1,7 @@
 """The private names of Lightning and TensorBoard that we use, each behind one function.
 
 They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tensorboard 2.21;
-tests/lit/test_private.py names the one that changed.
+tests/lit/test_lightning_internals.py says which one changed.
 """
 
 from collections.abc import Callable

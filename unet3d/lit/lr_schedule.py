@@ -1,4 +1,4 @@
-"""Learning-rate schedules over the fraction of the run that is done, named by conf/scheduler."""
+"""Learning-rate schedules over the fraction of the run that is done; conf/scheduler selects one."""
 
 import math
 

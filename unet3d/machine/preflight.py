@@ -110,10 +110,11 @@ def check_driver(cuda: str | None, *, driver: str | None, runs: str | None) -> P
 
 
 def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
-    """Check that Triton can compile the GPU kernels of poolings and fused blocks."""
+    """Check that Triton can compile the GPU kernels of pooling layers and fused blocks."""
     if installed is None:
         return Problem(
-            "Triton is not installed: poolings and fused blocks run slowly, in plain torch"
+            "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
+            "install triton"
         )
     missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
     missing += [] if headers else ["Python's headers (python3-dev)"]

@@ -48,7 +48,7 @@ def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
 
 
 def find_large_events(estimate: MemoryEstimate) -> np.ndarray:
-    """Return the events of the steady step that change over 0.1 % of the peak, and the peak."""
+    """Return the events of the steady step that change over 0.1% of the peak, and the peak."""
     start, stop = estimate.steady_step
     events = np.abs(np.array(estimate.trace.events[start:stop])) - 1
     large = estimate.sizes[events] > estimate.curve[estimate.peak_event] / 1000

@@ -20,7 +20,7 @@ def format_peaks(estimate: MemoryEstimate) -> str:
     kinds = [("at the peak", "MiB", "share")]
     total = sum(estimate.kinds.values())
     kinds += [
-        (kind, format_mib(n), f"{100 * n / total:.0f} %") for kind, n in estimate.kinds.items()
+        (kind, format_mib(n), f"{100 * n / total:.0f}%") for kind, n in estimate.kinds.items()
     ]
     parts = [format_columns(rows), format_columns(kinds)]
     if upper > lower:
@@ -61,10 +61,10 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
     total = sum(levels.values())
     if total:
         full = 100 * levels.get(0, 0) / total
-        parts.append(f"{full:.0f} % of the activations at the peak are at full resolution")
+        parts.append(f"{full:.0f}% of the activations at the peak are at full resolution")
     fixed = sum(estimate.kinds.get(k, 0) for k in ("parameters", "gradients", "optimizer state"))
     share = 100 * fixed / max(sum(estimate.kinds.values()), 1)
-    parts.append(f"weights, gradients and optimizer state take {share:.0f} % of the peak")
+    parts.append(f"weights, gradients and optimizer state take {share:.0f}% of the peak")
     useful = [(override, saved) for override, saved in savings if saved > 0]
     if useful:
         parts.append(
@@ -110,7 +110,7 @@ def format_measured(estimate: MemoryEstimate, phases: dict[str, MemoryRecord]) -
     rows = [("measured on this GPU", "predicted MiB", "measured MiB", "error")]
     for phase, record in phases.items():
         predicted, measured = estimate.phases[phase].allocated or 0, record.allocated or 0
-        error = f"{100 * (predicted / measured - 1):+.2f} %" if measured else "-"
+        error = f"{100 * (predicted / measured - 1):+.2f}%" if measured else "-"
         rows.append((phase, format_mib(predicted), format_mib(measured), error))
     return format_columns(rows)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 DEFINITION = (
-    "mean over the cases that have the class, with a 95 % confidence interval from a percentile "
+    "mean over the cases that have the class, with a 95% confidence interval from a percentile "
     "bootstrap over cases (10,000 resamples, seed 0); the mean over classes is that of their means"
 )
 RESAMPLES, CHUNK = 10_000, 500

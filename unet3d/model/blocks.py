@@ -83,7 +83,7 @@ class Interpolate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # CUDA autocast would run this in float32, and the concatenation would then promote the skip
-        # too: +45 % time on a bf16 U-Net (pytorch#121324). Without autocast there is nothing to
+        # too: +45% time on a bf16 U-Net (pytorch#121324). Without autocast there is nothing to
         # turn off, and exported graphs stay free of it.
         device = x.device.type
         with (

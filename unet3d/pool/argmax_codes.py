@@ -1,10 +1,10 @@
-"""Encode which elements a pooling selected from each window: all that backward needs.
+"""Encode which elements a pooling layer selected from each window: all that backward needs.
 
-The K elements of a window have indices 0 .. K-1 in order (D, H, W). A pooling selects one or two of
-them, and the most compact possible code says which:
+The K elements of a window have indices 0 .. K-1 in order (D, H, W). A pooling layer selects one or
+two of them, and the most compact possible code says which:
 
 - MASK, K <= 8: one bit per element.
-- INDEX: the index, for a pooling that always selects one element.
+- INDEX: the index, for a pooling method that always selects one element.
 - PAIR: indices that count only elements inside the volume. A window with an odd number of elements
   stores the one index; any other stores i < j as j (j - 1) / 2 + i, a byte for up to 23 elements.
 - TWO: both indices, a byte each; the second bytes follow the first ones along the batch.
@@ -40,7 +40,7 @@ class SelectedIndices(NamedTuple):
 
 
 def choose_code(pool: str, windows: PoolWindows) -> IndexCode:
-    """Return the encoding of a pooling's selected indices; NONE if it does not select.
+    """Return the encoding of a pooling layer's selected indices; NONE if it does not select.
 
     >>> choose_code("median", PoolWindows.from_args(2, 2, 0)).name
     'MASK'
@@ -63,7 +63,7 @@ def choose_code(pool: str, windows: PoolWindows) -> IndexCode:
 def encode(
     indices: SelectedIndices, code: IndexCode, windows: PoolWindows, shape: Sequence[int]
 ) -> Tensor:
-    """Encode indices; `shape` is that of the pooling's input."""
+    """Encode indices; `shape` is that of the layer's input."""
     low, high = indices
     if code == IndexCode.MASK:
         one = torch.ones((), dtype=torch.int16, device=low.device)

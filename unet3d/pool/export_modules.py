@@ -1,4 +1,4 @@
-"""Poolings made of standard operators, for export; values are equal for finite input.
+"""Pooling layers made of standard operators, for export; values are equal for finite input.
 
 They use no kernels and no codes, so training with them would store much more.
 """
@@ -61,7 +61,7 @@ REPLACEMENTS: dict[type[nn.Module], Callable] = {
 
 
 def replace_with_plain(network: nn.Module) -> None:
-    """Replace our poolings in a network, at any depth, by standard operators."""
+    """Replace our pooling layers in a network, at any depth, by standard operators."""
     for module in list(network.modules()):
         for name, part in module.named_children():
             if type(part) in REPLACEMENTS:

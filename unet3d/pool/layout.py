@@ -28,7 +28,7 @@ def make_empty_like(shape: Sequence[int], like: Tensor, channels_last: bool) -> 
 
 
 def allocate_outputs(x: Tensor, pool: str, windows: PoolWindows) -> tuple[Tensor, Tensor]:
-    """Allocate a pooling's output and its codes, which are empty for a pooling without codes."""
+    """Allocate a pooling layer's output and its codes, which are empty if it has none."""
     b, c = x.shape[:2]
     space = windows.output_shape(x.shape)
     format = memory_format(is_channels_last(x))

@@ -21,13 +21,13 @@ def to_triple(value: Size, name: str) -> tuple[int, int, int]:
     """
     values = (value,) * 3 if isinstance(value, int) else tuple(value)
     if len(values) != 3 or not all(isinstance(v, int) for v in values):
-        raise UsageError(f"{name} of a pooling must be an int or three ints, got {value!r}")
+        raise UsageError(f"{name} of a pooling layer must be an int or three ints, got {value!r}")
     return values
 
 
 @dataclass(frozen=True)
 class PoolWindows:
-    """Kernel size, stride and padding of a pooling per axis (D, H, W)."""
+    """Kernel size, stride and padding of a pooling layer per axis (D, H, W)."""
 
     size: tuple[int, int, int]
     stride: tuple[int, int, int]
@@ -41,7 +41,7 @@ class PoolWindows:
         pads = to_triple(padding, "padding")
         if min(size) < 1 or min(steps) < 1 or min(pads) < 0:
             raise UsageError(
-                "a pooling needs kernel_size >= 1, stride >= 1, padding >= 0, "
+                "a pooling layer needs kernel_size >= 1, stride >= 1, padding >= 0, "
                 f"got {size}, {steps}, {pads}"
             )
         if any(2 * p > k for p, k in zip(pads, size, strict=True)):

@@ -55,7 +55,7 @@ class RunSummary:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % confidence interval of the mean Dice, if cases were evaluated."""
+        """Return the 95% confidence interval of the mean Dice, if cases were evaluated."""
         mean = ((self.report.get("evaluation") or {}).get("mean") or {}).get("dice") or {}
         low, high = mean.get("low"), mean.get("high")
         return None if low is None or high is None else (low, high)

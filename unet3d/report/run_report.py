@@ -67,7 +67,7 @@ def make_estimate_rows(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
     if measured is None:
         return [("estimated peak", f"{predicted / MIB:.0f} MiB of tensors")]
-    error = f"{100 * (predicted / measured - 1):+.1f} %"
+    error = f"{100 * (predicted / measured - 1):+.1f}%"
     return [("estimated peak", f"{predicted / MIB:.0f} MiB allocated ({error} versus measured)")]
 
 
@@ -124,9 +124,9 @@ def format_report_table(report: Mapping[str, Any]) -> str:
     speed = report["speed"]
     if speed:
         step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]
-        rows.append(("step time", f"{step:.3f} s (95 % below {slow:.3f} s)"))
+        rows.append(("step time", f"{step:.3f} s (95% below {slow:.3f} s)"))
         share = speed["median_data_wait_share"]
-        rows.append(("waiting for data", f"{100 * share:.1f} % of the step time"))
+        rows.append(("waiting for data", f"{100 * share:.1f}% of the step time"))
     for name, task in (("steady_step", "a step"), ("validation", "validation")):
         peak = report["memory"].get(name)
         if name == "steady_step" and peak is None:

@@ -51,13 +51,13 @@ def test_many_cases_are_validated_less_often(composed):
             [],
             {},
             "the patch covers the median case: a larger one would see nothing more",
-            "the batch is 2: a third patch would exceed 5 % of the dataset's voxels",
+            "the batch is 2: a third patch would exceed 5% of the dataset's voxels",
         ),
         (
             [],
             {"initial_patch": (256,) * 3},
             "the patch is limited by the budget: 256 x 256 x 256 would not fit",
-            "the batch is 2: a third patch would exceed 5 % of the dataset's voxels",
+            "the batch is 2: a third patch would exceed 5% of the dataset's voxels",
         ),
         (
             [],
@@ -75,7 +75,7 @@ def test_many_cases_are_validated_less_often(composed):
             [],
             {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16},
             "the patch is limited to 16,777,216 voxels",
-            "the batch is limited to 5 % of the dataset's voxels",
+            "the batch is limited to 5% of the dataset's voxels",
         ),
         (
             ["data.patch_size=[8,8,8]", "data.batch_size=3"],

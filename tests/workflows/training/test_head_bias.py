@@ -1,4 +1,4 @@
-"""The outputs' first bias, as a training is built from its config."""
+"""The outputs' first bias, as a run is built from its config."""
 
 import pytest
 import torch

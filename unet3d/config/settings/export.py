@@ -26,7 +26,7 @@ class ExportSettings:
     checkpoints: tuple[Path, ...]
     output: Path
     format: str
-    patch_size: Triple | None  # None: that of the training
+    patch_size: Triple | None  # None: as in training
     input: Path | None  # scans to compare on
     allow_targets: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Check the headers of a dataset; fast enough to run before every training."""
+"""Check the headers of a dataset; fast enough to run before every run."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

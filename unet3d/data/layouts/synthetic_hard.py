@@ -1,6 +1,6 @@
 """Generate volumes that are as hard to segment as real ones, for comparing quality.
 
-Eight classes: the background and seven structures with 2.5 % to 0.05 % of the voxels. Several have
+Eight classes: the background and seven structures with 2.5% to 0.05% of the voxels. Several have
 the same intensity, and decoys of that intensity belong to the background, so that a network must
 use shape and context:
 

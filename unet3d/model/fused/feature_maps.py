@@ -34,7 +34,7 @@ class FeatureMap(NamedTuple):
 
 
 class StoredFeatureMap:
-    """A map in memory: the image, or the output of a pooling."""
+    """A map in memory: the image, or the output of a pooling layer."""
 
     def __init__(self, x: Tensor, layout: MapLayout):
         self.x, self.layout, self.channels = x, layout, x.shape[1]

@@ -1,4 +1,4 @@
-"""Define the backward kernels of all poolings on CUDA: one lane writes each gradient, no atomics.
+"""Define the backward kernels of all pooling methods on CUDA: one lane per gradient, no atomics.
 
 Where windows tile the volume, a lane has a window and writes all its elements; elsewhere a lane has
 an element and reads every window that covers it.

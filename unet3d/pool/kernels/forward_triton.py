@@ -1,4 +1,4 @@
-"""Define the forward kernel of all poolings on CUDA: one lane per window.
+"""Define the forward kernel of all pooling methods on CUDA: one lane per window.
 
 The grid has one row of programs per plane of the output, so that what is constant in a plane is
 scalar, offsets within it are int32, and lanes divide by constants only.

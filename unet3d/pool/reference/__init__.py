@@ -1,1 +1,1 @@
-"""Reference poolings in plain PyTorch; the kernels are tested against them."""
+"""Reference pooling methods in plain PyTorch; the kernels are tested against them."""

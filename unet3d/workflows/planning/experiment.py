@@ -43,7 +43,7 @@ def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
             "with"
         )
     limit = limit_batch(plan.patch_size, plan.median_shape, plan.num_cases)
-    percent = f"{100 * BATCH_FRACTION:g} %"
+    percent = f"{100 * BATCH_FRACTION:g}%"
     if is_overridden("data.batch_size"):
         batch = "the batch is the configured one"
     elif plan.batch_size < limit:

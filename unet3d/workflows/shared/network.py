@@ -21,7 +21,7 @@ def build_network(settings: TrainingSettings) -> nn.Module:
 
 
 def build_bound_network(network: NetworkSettings) -> nn.Module:
-    """Build a network whose sizes are known; refuse a pooling that it would ignore."""
+    """Build a network whose sizes are known; refuse a pool= that it would ignore."""
     if "pool" in inspect.signature(network.model.target).parameters:
         return network.model(pool=network.pool())
     if network.pool_is_chosen:

@@ -35,7 +35,7 @@ from unet3d.workflows.training.dataset import TrainingData
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """Everything that a training needs, ready to start."""
+    """Everything that a run needs, ready to start."""
 
     settings: TrainingSettings
     config: Mapping[str, Any]  # resolved, with what the dataset says: plain values for records
