@@ -34,12 +34,12 @@ CHANGES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.l
 CHANGES += [intensity.gamma, intensity.inverted_gamma]
 
 
-def make_sources(augment, keys, patch, channels=1):
-    """Make one source per key; the same key gives the same source."""
+def make_sources(augment, seeds, patch, channels=1):
+    """Make one source per seed; the same seed gives the same source."""
     images, labels = [], []
-    for key in keys:
-        size = augment.sample_transform(key, patch).source_size(patch)
-        generator = torch.Generator().manual_seed(key)
+    for seed in seeds:
+        size = augment.sample_transform(seed, patch).source_size(patch)
+        generator = torch.Generator().manual_seed(seed)
         images.append(torch.randn(channels, *size, generator=generator))
         labels.append(torch.randint(0, 4, size, generator=generator).to(torch.uint8))
     return images, labels
@@ -66,7 +66,7 @@ def test_a_sample_does_not_depend_on_its_batch():
             assert reversed_samples[2 - n].equal(sample[0])
 
 
-def test_the_same_key_gives_the_same_change_and_another_key_a_different_one():
+def test_the_same_seed_gives_the_same_change_and_another_seed_a_different_one():
     source = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
     image, _ = FULL(*source, [5, 5, 6], (10, 10, 10))
     assert image[0].equal(image[1])
@@ -82,7 +82,7 @@ def test_one_probability_does_not_affect_other_changes():
 
 def test_changes_occur_with_their_probability():
     augment = Augment(rotation_p=0.2, scale_p=0.2, flip_p=0.5)
-    transforms = [augment.sample_transform(key, (8, 8, 8)) for key in range(2000)]
+    transforms = [augment.sample_transform(seed, (8, 8, 8)) for seed in range(2000)]
     assert sum(t.matrix is not None for t in transforms) / 2000 == pytest.approx(0.36, abs=0.04)
     assert sum(0 in t.flips for t in transforms) / 2000 == pytest.approx(0.5, abs=0.04)
 
@@ -90,13 +90,13 @@ def test_changes_occur_with_their_probability():
 @given(
     size=st.tuples(*[st.integers(1, 12)] * 3),
     channels=st.integers(1, 3),
-    key=st.integers(0, 2**63 - 1),
+    seed=st.integers(0, 2**63 - 1),
 )
 @settings(max_examples=40, deadline=None)
-def test_patches_of_any_size_have_the_right_shapes_and_labels(size, channels, key):
-    images, labels = make_sources(FULL, [key], size, channels)
+def test_patches_of_any_size_have_the_right_shapes_and_labels(size, channels, seed):
+    images, labels = make_sources(FULL, [seed], size, channels)
     known = set(labels[0].unique().tolist()) | {0}
-    image, label = FULL(images, labels, [key], size)
+    image, label = FULL(images, labels, [seed], size)
     assert image.shape == (1, channels, *size)
     assert label.shape == (1, *size)
     assert (image.dtype, label.dtype) == (torch.float32, torch.uint8)
@@ -135,20 +135,20 @@ def test_a_thin_axis_is_not_rotated_scaled_or_deformed():
     patch = (32, 30, 6)
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
     image = torch.arange(6.0).expand(1, 80, 80, 6)
-    for key in range(5):
-        assert augment.sample_transform(key, patch).source_size(patch)[2] == 6
-        out, _ = augment([image], [torch.zeros(80, 80, 6).byte()], [key], patch)
+    for seed in range(5):
+        assert augment.sample_transform(seed, patch).source_size(patch)[2] == 6
+        out, _ = augment([image], [torch.zeros(80, 80, 6).byte()], [seed], patch)
         assert out[0, 0].sub(torch.arange(6.0)).abs().max() < 1e-4
 
 
-@given(key=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
+@given(seed=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
 @settings(max_examples=30, deadline=None)
-def test_a_source_holds_every_sampled_voxel(key, patch):
+def test_a_source_holds_every_sampled_voxel(seed, patch):
     """A source of ones gives a patch of ones: the zeros outside are never sampled."""
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
-    size = augment.sample_transform(key, patch).source_size(patch)
+    size = augment.sample_transform(seed, patch).source_size(patch)
     assert all(s >= p and (s - p) % 2 == 0 for s, p in zip(size, patch, strict=True))
-    image, label = augment([torch.ones(1, *size)], [torch.ones(size).byte()], [key], patch)
+    image, label = augment([torch.ones(1, *size)], [torch.ones(size).byte()], [seed], patch)
     assert image.min() > 1 - 1e-4
     assert label.all()
 

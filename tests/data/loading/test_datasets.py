@@ -86,13 +86,13 @@ def test_a_source_is_not_larger_than_the_volume_can_fill(tmp_path):
     assert {w for _, _, w in sizes} == {8}
 
 
-def test_samples_report_their_timing_and_have_a_key_if_augmentation_is_deferred(tmp_path):
+def test_samples_report_their_timing_and_have_a_seed_if_augmentation_is_deferred(tmp_path):
     volume = make_volume(tmp_path)
     augmented = make_patches(volume)[(0, 0, False)]
     deferred = make_patches(volume, defer_augmentation=True)[(0, 0, False)]
     assert set(augmented) == {"image", "label", "case", "seconds"}
     assert set(augmented["seconds"]) == {"reading", "augmenting"}
-    assert set(deferred) == {*augmented, "key"}
+    assert set(deferred) == {*augmented, "augmentation_seed"}
     assert set(deferred["seconds"]) == {"reading"}
     assert type(augmented["image"]) is torch.Tensor
     assert (augmented["image"].dtype, augmented["label"].dtype) == (torch.float32, torch.uint8)

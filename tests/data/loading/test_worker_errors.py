@@ -46,7 +46,7 @@ class FailingAugment:
     def __init__(self, fail):
         self.fail = fail
 
-    def sample_transform(self, key, size):
+    def sample_transform(self, augmentation_seed, size):
         self.fail()
 
 
@@ -184,7 +184,7 @@ def test_deferred_sources_are_moved_to_shared_memory_by_collate(volumes):
 
 
 def test_a_run_with_a_killed_worker_ends_with_one_line_and_exit_code_4(unet3d, capsys, monkeypatch):
-    def die(self, key, size):
+    def die(self, augmentation_seed, size):
         assert get_worker_info() is not None
         os.kill(os.getpid(), signal.SIGKILL)
 

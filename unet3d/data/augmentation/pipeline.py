@@ -31,8 +31,8 @@ RANGES = {
 class Augment:
     """Change patches with given probabilities (`..._p`) and strengths.
 
-    The changes of a sample depend only on its key, not on its batch or process. A sample for which
-    none is drawn stays identical to the bit. The order is nnU-Net's: spatial, noise, blur,
+    The changes of a sample depend only on its seed, not on its batch or process. A sample for
+    which none is drawn stays identical to the bit. The order is nnU-Net's: spatial, noise, blur,
     brightness, contrast, resolution, gamma.
     """
 
@@ -82,7 +82,7 @@ class Augment:
         self,
         images: Sequence[Tensor],
         labels: Sequence[Tensor],
-        keys: Sequence[int],
+        augmentation_seeds: Sequence[int],
         patch_size: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """Make (B, C, *patch) and (B, *patch) from B sources (C, *source) and (*source).
@@ -90,16 +90,18 @@ class Augment:
         A source must be at least as large as its transform's `source_size`.
         """
         patches = []
-        for image, label, key in zip(images, labels, keys, strict=True):
-            transform = self.sample_transform(key, patch_size)
+        for image, label, seed in zip(images, labels, augmentation_seeds, strict=True):
+            transform = self.sample_transform(seed, patch_size)
             image, label = apply_transform(image, label, transform, patch_size)
-            patches.append((self._change_intensities(image, key), label))
+            patches.append((self._change_intensities(image, seed), label))
         return torch.stack([i for i, _ in patches]), torch.stack([n for _, n in patches])
 
-    def sample_transform(self, key: int, patch_size: Sequence[int]) -> SpatialTransform:
+    def sample_transform(
+        self, augmentation_seed: int, patch_size: Sequence[int]
+    ) -> SpatialTransform:
         """Sample the spatial transform of a patch."""
         # All numbers are drawn, used or not, so that one probability does not affect other changes.
-        numbers = _make_generator(key, 0).random(11).tolist()
+        numbers = _make_generator(augmentation_seed, 0).random(11).tolist()
         rotate, scale, deform = (
             number < p
             for number, p in zip(
@@ -119,13 +121,13 @@ class Augment:
             ),
             displacement=lerp(self.elastic_voxels, elastic_number) if deform else 0.0,
             grid_spacing=self.elastic_spacing,
-            seed=key,
+            seed=augmentation_seed,
             flips=axes,
         )
 
-    def _change_intensities(self, image: Tensor, key: int) -> Tensor:
+    def _change_intensities(self, image: Tensor, seed: int) -> Tensor:
         """Change the intensities; each channel has its own strength."""
-        rng = _make_generator(key, 1)
+        rng = _make_generator(seed, 1)
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
         for p, span, interpolate, change in (
@@ -139,7 +141,7 @@ class Augment:
         ):
             number, *strengths = rng.random(1 + len(image)).tolist()
             if number < p:
-                generator.manual_seed(key ^ 1)  # not the seed of the elastic deformation
+                generator.manual_seed(seed ^ 1)  # not the seed of the elastic deformation
                 pairs = zip(image, strengths, strict=True)
                 image = torch.stack([change(c, interpolate(span, s)) for c, s in pairs])
         return image
@@ -172,5 +174,5 @@ def _are_numbers(values: Any, count: int) -> bool:
     )
 
 
-def _make_generator(key: int, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=key + (stream << 64)))
+def _make_generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed + (stream << 64)))

@@ -21,9 +21,9 @@ from unet3d.types import Sample
 
 
 class PatchSample(Sample):
-    """A patch; or, with a key, the larger source region from which it will be augmented."""
+    """A patch; or, with a seed, the larger source region from which it will be augmented."""
 
-    key: NotRequired[int]
+    augmentation_seed: NotRequired[int]
     seconds: dict[str, float]  # time of each part of making the sample
 
 
@@ -57,16 +57,22 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def _make_patch(self, index: PatchIndex) -> PatchSample:
         started = perf_counter()
-        volume, key, start = self._draw(index)
-        size = self._get_source_size(volume, key)
+        volume, augmentation_seed, start = self._draw(index)
+        size = self._get_source_size(volume, augmentation_seed)
         start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
         image = torch.from_numpy(crop_padded(volume.image, start, size))
         label = torch.from_numpy(crop_padded(volume.label, start, size))
         read = perf_counter()
         seconds = {"reading": read - started}
         if self.defer_augmentation:
-            return PatchSample(image=image, label=label, case=volume.name, key=key, seconds=seconds)
-        images, labels = self.augment([image], [label], [key], self.patch_size)
+            return PatchSample(
+                image=image,
+                label=label,
+                case=volume.name,
+                augmentation_seed=augmentation_seed,
+                seconds=seconds,
+            )
+        images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
         seconds["augmenting"] = perf_counter() - read
         return PatchSample(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
 
@@ -77,16 +83,17 @@ class TrainingPatches(Dataset[PatchSample]):
             return crop_padded(volume.label, start, self.patch_size)
 
     def _draw(self, index: PatchIndex) -> tuple[CachedVolume, int, list[int]]:
-        """Draw the volume, the augmentation's key and the start of the patch."""
+        """Draw the volume, the seed of its augmentation and the start of the patch."""
         epoch, number, is_foreground = index
         volume = self.volumes[number % len(self.volumes)]
         rng = np.random.default_rng((self.seed, epoch, number))
-        key = int(rng.integers(2**63))
-        return volume, key, self._draw_start(volume, is_foreground, rng)
+        augmentation_seed = int(rng.integers(2**63))
+        return volume, augmentation_seed, self._draw_start(volume, is_foreground, rng)
 
-    def _get_source_size(self, volume: CachedVolume, key: int) -> list[int]:
+    def _get_source_size(self, volume: CachedVolume, augmentation_seed: int) -> list[int]:
         """Return the size to read, without what is outside the volume at any patch position."""
-        needed = self.augment.sample_transform(key, self.patch_size).source_size(self.patch_size)
+        transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
+        needed = transform.source_size(self.patch_size)
         sides = zip(needed, volume.shape, self.patch_size, strict=True)
         return [min(s, max(p, 2 * n - p)) for s, n, p in sides]
 

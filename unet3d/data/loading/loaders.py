@@ -22,11 +22,11 @@ from unet3d.types import Triple
 class Batch(TypedDict):
     """The input of a training step."""
 
-    image: Tensor  # (B, C, D, H, W), float32; with keys: the flat sources of all samples
+    image: Tensor  # (B, C, D, H, W), float32; with seeds: the flat sources of all samples
     label: Tensor  # (B, D, H, W), uint8; likewise
     case: list[str]
     seconds: dict[str, float]  # time of each part of making the batch, in any process
-    keys: NotRequired[list[int]]  # of samples whose augmentation is deferred
+    augmentation_seeds: NotRequired[list[int]]  # of samples whose augmentation is deferred
     sizes: NotRequired[list[Triple]]  # (D, H, W) of their sources
     wait: NotRequired["WaitTimer"]
 
@@ -116,7 +116,7 @@ class TrainLoader(DataLoader[PatchSample]):
             if self.device.type == "cuda":
                 self._copy_to_device(batch)
             wait.stop()
-            if "keys" in batch:
+            if "augmentation_seeds" in batch:
                 self._augment(batch)
             batch["wait"] = wait
         self._next = batch
@@ -135,7 +135,7 @@ class TrainLoader(DataLoader[PatchSample]):
         batch["image"], batch["label"] = image, label
 
     def _augment(self, batch: Batch) -> None:
-        sizes, keys = batch.pop("sizes"), batch.pop("keys")
+        sizes, augmentation_seeds = batch.pop("sizes"), batch.pop("augmentation_seeds")
         voxels = [prod(size) for size in sizes]
         channels = batch["image"].numel() // sum(voxels)
         images = batch["image"].split([channels * n for n in voxels])
@@ -143,7 +143,7 @@ class TrainLoader(DataLoader[PatchSample]):
         batch["image"], batch["label"] = self.patches.augment(
             [part.view(channels, *size) for part, size in zip(images, sizes, strict=True)],
             [part.view(size) for part, size in zip(labels, sizes, strict=True)],
-            keys,
+            augmentation_seeds,
             self.patches.patch_size,
         )
 
@@ -160,14 +160,14 @@ def collate(samples: Sequence[PatchSample]) -> Batch:
     batch: Any = {"case": [sample["case"] for sample in samples]}
     for part in ("image", "label"):
         tensors = [sample[part] for sample in samples]
-        if "key" in samples[0]:
+        if "augmentation_seed" in samples[0]:
             batch[part] = torch.cat([tensor.flatten() for tensor in tensors])
             if get_worker_info() is not None:  # a full /dev/shm is an error here, but a hang later
                 batch[part].share_memory_()
         else:
             batch[part] = default_collate(tensors)
-    if "key" in samples[0]:
-        batch["keys"] = [sample["key"] for sample in samples]
+    if "augmentation_seed" in samples[0]:
+        batch["augmentation_seeds"] = [sample["augmentation_seed"] for sample in samples]
         batch["sizes"] = [tuple(sample["label"].shape) for sample in samples]
     parts = samples[0]["seconds"]
     batch["seconds"] = {part: sum(s["seconds"][part] for s in samples) for part in parts}

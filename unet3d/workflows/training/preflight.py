@@ -91,7 +91,7 @@ def estimate_batch_bytes(
     patch_size = list(settings.data.patch_size)
     voxels = prod(patch_size)
     if with_margins:
-        samples = (augment.sample_transform(key, patch_size) for key in range(NUM_AUGMENTATIONS))
+        samples = (augment.sample_transform(seed, patch_size) for seed in range(NUM_AUGMENTATIONS))
         voxels = max(prod(sample.source_size(patch_size)) for sample in samples)
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
