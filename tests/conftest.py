@@ -64,8 +64,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [
         f"data.root={folder / 'synthetic'}",
         f"data.cache={folder / 'prepared'}",
-        "data.source.size=[16,16,16]",
-        "data.source.num_cases=5",
+        "data.layout.size=[16,16,16]",
+        "data.layout.num_cases=5",
         "data.patch_size=[16,16,16]",
         "data.batch_size=2",
         "data.patches_per_case=1",

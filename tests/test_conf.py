@@ -23,7 +23,7 @@ def test_every_option_takes_one_training_step(
     overrides, base = SHRUNK.get(option, []), small
     if group == "data" and option in data_options:
         overrides = data_options[option]
-        base = [word for word in small if "source" not in word and "data.root" not in word]
+        base = [word for word in small if "layout" not in word and "data.root" not in word]
     run = build_training(composed(f"{group}={option}", *overrides, base=base), tmp_path)
     before = [p.clone() for p in run.module.model.parameters()]
     run.trainer.fit(run.module, run.train_loader, run.val_loader)

@@ -21,7 +21,7 @@ from unet3d.workflows.training.build import build_training
 
 ROUNDS, OVERHEAD_STEPS = 3, 100
 LARGE_JOB = [
-    *("data.source.size=[56,56,56]", "data.source.num_cases=15", "data.patch_size=[48,48,48]"),
+    *("data.layout.size=[56,56,56]", "data.layout.num_cases=15", "data.patch_size=[48,48,48]"),
     *("data.batch_size=1", "data.patches_per_case=2", "model.width=16", "trainer.max_steps=24"),
     *("trainer.check_val_every_n_epoch=1000", "trainer.num_sanity_val_steps=0"),
     *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "memory.estimate=false"),

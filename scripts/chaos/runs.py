@@ -40,7 +40,7 @@ STOP_TIMEOUT_SECONDS, TRAINING_TIMEOUT_SECONDS = 60, 300
 """A run that takes longer to stop, or to finish training, counts as hanging."""
 
 SMALL_JOB = [
-    *("data.source.size=[16,16,16]", "data.source.num_cases=8", "data.patch_size=[16,16,16]"),
+    *("data.layout.size=[16,16,16]", "data.layout.num_cases=8", "data.patch_size=[16,16,16]"),
     *("data.batch_size=2", "data.patches_per_case=1", "trainer.enable_progress_bar=false"),
     *("trainer.accelerator=cpu", "memory.estimate=false", "evaluation.enabled=false"),
 ]

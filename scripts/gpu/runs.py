@@ -122,7 +122,7 @@ def time_steps(
     scratch = context.scratch
     words = [
         *(f"data.root={scratch / 'volumes'}", f"data.cache={scratch / 'prepared'}"),
-        *(f"data.source.size={size}", f"data.patch_size={size}", "data.source.num_cases=4"),
+        *(f"data.layout.size={size}", f"data.patch_size={size}", "data.layout.num_cases=4"),
         *("data.batch_size=2", "data.patches_per_case=16", f"data.num_workers={workers}"),
         *("augmentation=nnunet", "model=unet_small", f"trainer.max_steps={steps}", "fold=none"),
         *("trainer.enable_progress_bar=false", "memory.estimate=false", "evaluation.enabled=false"),
@@ -192,7 +192,7 @@ def train(context: Context, name: str, *overrides: str) -> dict[str, Any]:
     words = ["experiment=hippocampus", f"data.root={data}", cache]
     if context.tiny:
         words = ["trainer.accelerator=cpu", f"data.root={context.scratch / 'synthetic'}", cache]
-        words += ["data.source.size=[16,16,16]", "data.source.num_cases=5", "data.batch_size=2"]
+        words += ["data.layout.size=[16,16,16]", "data.layout.num_cases=5", "data.batch_size=2"]
         words += ["data.patch_size=[16,16,16]"]
     elif not (data / "dataset.json").is_file():
         raise FileNotFoundError(f"{data} is missing: run `unet3d download task=Task04_Hippocampus`")

@@ -181,7 +181,7 @@ def reads_as_original(folder: Path, original: Path) -> bool:
         sets = [Decathlon(str(root / "set")) for root in (folder, original)]
         if sets[0].describe() != sets[1].describe():
             return False
-        if len(sets[0].cases()) != len(sets[1].cases()):
+        if len(sets[0].list_cases()) != len(sets[1].list_cases()):
             return False
         paths = (folder / "run.ckpt", original / "run.ckpt")
         return is_equal(*(torch.load(path, weights_only=True) for path in paths))

@@ -103,7 +103,7 @@ def test_an_invalid_value_is_an_error_of_one_line_with_exit_code_2(
     words = override.split()
     base = [w for w in small if not ("data=decathlon" in words and w.startswith("data."))]
     if override == "data.num_classes=3":  # three classes asked for, four in the files
-        words = ["data.source.num_classes=4", "data.num_classes=3"]
+        words = ["data.layout.num_classes=4", "data.num_classes=3"]
         message = "labels must be 0..2"
     assert main(["train", *base, f"hydra.run.dir={tmp_path / 'run'}", *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()

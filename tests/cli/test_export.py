@@ -144,7 +144,7 @@ def test_without_scans_outputs_are_compared_on_noise(checkpoint, tmp_path, capsy
     root = Path("emptied")
     root.mkdir()
     data = content["unet3d"]["config"]["data"]
-    data["root"] = data["source"]["root"] = str(root)
+    data["root"] = data["layout"]["root"] = str(root)
     torch.save(content, "moved.ckpt")
     words = {"checkpoint": "moved.ckpt", "format": "torch_export", "output": "net.pt2"}
     code, message, _ = export(capsys, **words)

@@ -181,7 +181,7 @@ def test_an_ensemble_averages_its_networks(predict, checkpoint, images, tmp_path
 def test_a_case_that_does_not_fit_is_split_into_slabs_with_equal_labels(
     predict, checkpoint, images, tmp_path, capsys
 ):
-    many = checkpoint("many", "data.num_classes=100", "data.source.num_classes=4")
+    many = checkpoint("many", "data.num_classes=100", "data.layout.num_classes=4")
     words = {"checkpoint": many, "input": images("a.nii", size=(24, 80, 80))}
     for output in ("cold", "whole"):  # what is loaded with the first window is counted once
         assert predict(**words, output=tmp_path / output) == 0

@@ -24,8 +24,8 @@ def test_reading_builds_nothing():
 
 
 def test_a_nested_group_keeps_its_full_key():
-    config = OmegaConf.create({"data": {"source": RELU}})
-    assert read_factory(config, "data.source").key == "data.source"
+    config = OmegaConf.create({"data": {"layout": RELU}})
+    assert read_factory(config, "data.layout").key == "data.layout"
 
 
 def test_arguments_are_plain_and_resolved():

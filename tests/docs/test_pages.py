@@ -112,7 +112,7 @@ KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*)=(\S*)")
 def is_known(word: str, keys: set[str]) -> bool:
     """Whether key=value names a key or an option that exists; words of other kinds do."""
     if re.fullmatch(rf"({'|'.join(GROUPS)})(\.[a-z_]+)+", word):
-        return word in keys or word in {"memory.estimate", "data.source"}
+        return word in keys or word in {"memory.estimate", "data.layout"}
     found = KEY.fullmatch(word)
     if found is None:
         return True

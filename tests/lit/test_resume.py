@@ -21,7 +21,7 @@ from unet3d.workflows.training.run import resolve_start
 
 pytestmark = pytest.mark.slow
 
-LONG = ["data.source.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
+LONG = ["data.layout.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
 """Three steps per epoch: the run ends within the third epoch."""
 
 

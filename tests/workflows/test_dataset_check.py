@@ -22,7 +22,7 @@ from unet3d.workflows.training.run import summarize_run
 @pytest.fixture
 def build(composed, small, tmp_path):
     """Build a run on data in the working folder, up to the first step."""
-    base = [w for w in small if ".source" not in w and not w.startswith("data.root")]
+    base = [w for w in small if ".layout" not in w and not w.startswith("data.root")]
 
     def build_run(*overrides, option="decathlon"):
         data = [f"data={option}", f"data.root={tmp_path}", f"data.cache={tmp_path / 'cache'}"]

@@ -32,7 +32,7 @@ class DatasetLayout(Protocol):
 
     def describe(self) -> DatasetDescription: ...
 
-    def cases(self) -> list[Case]:
+    def list_cases(self) -> list[Case]:
         """Return every case that the layout names; its files may be missing."""
         ...
 

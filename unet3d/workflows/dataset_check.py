@@ -11,7 +11,7 @@ from unet3d.data.checks.headers import check_headers, describe_extent
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.groups import find_likely_groups
-from unet3d.workflows.shared.dataset import build_source, read_case_groups, resolve_dataset
+from unet3d.workflows.shared.dataset import build_layout, read_case_groups, resolve_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ def check_dataset(
 ) -> DatasetCheckResult:
     """Check the configured dataset; `progress` is called with cases checked and in total."""
     data = settings.data
-    source = build_source(data)
-    facts = resolve_dataset(data, source.describe())
-    cases = source.cases()
+    layout = build_layout(data)
+    facts = resolve_dataset(data, layout.describe())
+    cases = layout.list_cases()
     groups = read_case_groups(data, cases)
-    findings = [*source.find_problems(), *check_headers(cases, channels=len(facts.channels))]
+    findings = [*layout.find_problems(), *check_headers(cases, channels=len(facts.channels))]
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
         findings += [] if hint is None else [hint]
@@ -51,7 +51,7 @@ def check_dataset(
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
     names = f"channels {', '.join(facts.channels)}; classes {', '.join(facts.classes)}"
-    assert data.root is not None  # or there is no source
+    assert data.root is not None  # or there is no layout
     return DatasetCheckResult(
         root=data.root,
         cases=cases,

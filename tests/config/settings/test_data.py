@@ -16,7 +16,7 @@ def parse(**values):
 
 def test_the_defaults_of_the_synthetic_dataset():
     data = parse()
-    assert data.source.target.__name__ == "Synthetic"
+    assert data.layout.target.__name__ == "Synthetic"
     assert data.root == Path("data/synthetic")
     assert (data.in_channels, data.num_classes) == (1, 4)
     assert data.patch_size == (32, 32, 32)
@@ -30,7 +30,7 @@ def test_the_defaults_of_the_synthetic_dataset():
 def test_a_dataset_without_a_root_has_no_reader():
     data = parse(root="???")
     assert data.root is None
-    assert data.source is None
+    assert data.layout is None
 
 
 @pytest.mark.parametrize(

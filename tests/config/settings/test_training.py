@@ -24,7 +24,7 @@ def test_the_defaults_of_a_run():
     assert settings.resume is None
     assert settings.init_from is None
     assert settings.trainer.launch == "local"
-    assert settings.resolved["data"]["source"]["root"] == "data/synthetic"
+    assert settings.resolved["data"]["layout"]["root"] == "data/synthetic"
 
 
 def list_settings(settings):
@@ -136,7 +136,7 @@ def test_a_run_either_continues_another_or_starts_from_its_weights():
 def test_a_run_that_reads_no_dataset_needs_no_data_root():
     settings = parse_training(compose_config(["data=nnunet"], "memory"))
     assert settings.data.root is None
-    assert settings.data.source is None
+    assert settings.data.layout is None
 
 
 def test_overrides_are_added_after_the_users_own():

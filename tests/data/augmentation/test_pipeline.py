@@ -34,11 +34,11 @@ CHANGES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.l
 CHANGES += [intensity.gamma, intensity.inverted_gamma]
 
 
-def make_sources(augment, seeds, patch, channels=1):
-    """Make one source per seed; the same seed gives the same source."""
+def make_contexts(augment, seeds, patch, channels=1):
+    """Make one context per seed; the same seed gives the same context."""
     images, labels = [], []
     for seed in seeds:
-        size = augment.sample_transform(seed, patch).source_size(patch)
+        size = augment.sample_transform(seed, patch).compute_context_size(patch)
         generator = torch.Generator().manual_seed(seed)
         images.append(torch.randn(channels, *size, generator=generator))
         labels.append(torch.randint(0, 4, size, generator=generator).to(torch.uint8))
@@ -56,7 +56,7 @@ def test_without_augmentation_a_patch_is_exactly_the_center_crop():
 
 def test_a_sample_does_not_depend_on_its_batch():
     patch = (9, 8, 7)
-    images, labels = make_sources(FULL, [1, 2, 3], patch, channels=2)
+    images, labels = make_contexts(FULL, [1, 2, 3], patch, channels=2)
     batch = FULL(images, labels, [1, 2, 3], patch)
     reversed_batch = FULL(images[::-1], labels[::-1], [3, 2, 1], patch)
     for n in range(3):
@@ -67,16 +67,16 @@ def test_a_sample_does_not_depend_on_its_batch():
 
 
 def test_the_same_seed_gives_the_same_change_and_another_seed_a_different_one():
-    source = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
-    image, _ = FULL(*source, [5, 5, 6], (10, 10, 10))
+    context = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
+    image, _ = FULL(*context, [5, 5, 6], (10, 10, 10))
     assert image[0].equal(image[1])
     assert not image[0].equal(image[2])
 
 
 def test_one_probability_does_not_affect_other_changes():
-    source = [torch.randn(1, 9, 9, 9)], [torch.zeros(9, 9, 9).byte()]
-    bright = Augment(brightness_p=1.0)(*source, [8], (9, 9, 9))[0]
-    flipped = Augment(brightness_p=1.0, flip_p=1.0)(*source, [8], (9, 9, 9))[0]
+    context = [torch.randn(1, 9, 9, 9)], [torch.zeros(9, 9, 9).byte()]
+    bright = Augment(brightness_p=1.0)(*context, [8], (9, 9, 9))[0]
+    flipped = Augment(brightness_p=1.0, flip_p=1.0)(*context, [8], (9, 9, 9))[0]
     assert flipped.flip(2, 3, 4).equal(bright)
 
 
@@ -94,7 +94,7 @@ def test_changes_occur_with_their_probability():
 )
 @settings(max_examples=40, deadline=None)
 def test_patches_of_any_size_have_the_right_shapes_and_labels(size, channels, seed):
-    images, labels = make_sources(FULL, [seed], size, channels)
+    images, labels = make_contexts(FULL, [seed], size, channels)
     known = set(labels[0].unique().tolist()) | {0}
     image, label = FULL(images, labels, [seed], size)
     assert image.shape == (1, channels, *size)
@@ -136,33 +136,33 @@ def test_a_thin_axis_is_not_rotated_scaled_or_deformed():
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
     image = torch.arange(6.0).expand(1, 80, 80, 6)
     for seed in range(5):
-        assert augment.sample_transform(seed, patch).source_size(patch)[2] == 6
+        assert augment.sample_transform(seed, patch).compute_context_size(patch)[2] == 6
         out, _ = augment([image], [torch.zeros(80, 80, 6).byte()], [seed], patch)
         assert out[0, 0].sub(torch.arange(6.0)).abs().max() < 1e-4
 
 
 @given(seed=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
 @settings(max_examples=30, deadline=None)
-def test_a_source_holds_every_sampled_voxel(seed, patch):
-    """A source of ones gives a patch of ones: the zeros outside are never sampled."""
+def test_a_context_holds_every_sampled_voxel(seed, patch):
+    """A context of ones gives a patch of ones: the zeros outside are never sampled."""
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=1.0)
-    size = augment.sample_transform(seed, patch).source_size(patch)
+    size = augment.sample_transform(seed, patch).compute_context_size(patch)
     assert all(s >= p and (s - p) % 2 == 0 for s, p in zip(size, patch, strict=True))
     image, label = augment([torch.ones(1, *size)], [torch.ones(size).byte()], [seed], patch)
     assert image.min() > 1 - 1e-4
     assert label.all()
 
 
-def test_a_source_is_not_larger_than_the_sampled_region():
+def test_a_context_is_not_larger_than_the_sampled_region():
     rotation = make_affine_matrix([math.pi / 6, 0, 0], 1.0, (20, 20, 20))
     reach = 9.5 * (math.cos(math.pi / 6) + math.sin(math.pi / 6))  # 12.98: 3.48 beyond 9.5
     assert reach == pytest.approx(12.98, abs=0.01)
-    assert SpatialTransform(matrix=rotation).source_size((20, 20, 20)) == (20, 28, 28)
-    assert SpatialTransform(matrix=rotation / 10).source_size((20, 20, 20)) == (20, 20, 20)
-    assert SpatialTransform().source_size((5, 6, 7)) == (5, 6, 7)
+    assert SpatialTransform(matrix=rotation).compute_context_size((20, 20, 20)) == (20, 28, 28)
+    assert SpatialTransform(matrix=rotation / 10).compute_context_size((20, 20, 20)) == (20, 20, 20)
+    assert SpatialTransform().compute_context_size((5, 6, 7)) == (5, 6, 7)
 
 
-def test_image_and_label_are_0_outside_the_source():
+def test_image_and_label_are_0_outside_the_context():
     image, label = torch.full((1, 4, 4, 4), 7.0), torch.full((4, 4, 4), 3).byte()
     out, labels = apply_transform(image, label, SpatialTransform(matrix=3 * np.eye(3)), (4, 4, 4))
     assert out[0, 0, 0, 0] == labels[0, 0, 0] == 0
@@ -171,7 +171,7 @@ def test_image_and_label_are_0_outside_the_source():
 
 
 def test_ignored_labels_are_kept():
-    images, _ = make_sources(SPATIAL, [9], (8, 8, 8))
+    images, _ = make_contexts(SPATIAL, [9], (8, 8, 8))
     label = torch.full(images[0].shape[1:], IGNORE_LABEL).byte()
     _, out = SPATIAL(images, [label], [9], (8, 8, 8))
     assert (out == IGNORE_LABEL).all()
@@ -292,7 +292,7 @@ def test_the_configs_list_every_setting_with_its_default(composed):
 @pytest.mark.gpu
 def test_patches_on_a_gpu_match_those_on_a_cpu():
     augment = Augment(**{k: 1.0 for k in ALL if k not in ("noise_p", "elastic_p")})
-    images, labels = make_sources(augment, [1, 2], (20, 20, 20))
+    images, labels = make_contexts(augment, [1, 2], (20, 20, 20))
     on_cpu, _ = augment(images, labels, [1, 2], (20, 20, 20))
     on_gpu, _ = augment(
         [i.cuda() for i in images], [n.cuda() for n in labels], [1, 2], (20, 20, 20)

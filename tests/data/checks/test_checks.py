@@ -23,12 +23,12 @@ from unet3d.data.nifti.stream import CHUNK, iter_voxels, read_header
 
 def find_all(root):
     """Return every finding, combined as `unet3d check` does."""
-    source = Decathlon(str(root))
-    cases, classes = source.cases(), source.describe().classes
+    layout = Decathlon(str(root))
+    cases, classes = layout.list_cases(), layout.describe().classes
     findings = check_voxels(
         cases, classes=classes, ignore_label=None, workers=2, progress=lambda done, total: None
     )
-    return [*dict.fromkeys([*source.find_problems(), *check_headers(cases, channels=1), *findings])]
+    return [*dict.fromkeys([*layout.find_problems(), *check_headers(cases, channels=1), *findings])]
 
 
 def edit_json(root, change):
@@ -123,7 +123,7 @@ def test_rounding_differences_of_headers_are_tolerated(tmp_path):
 
 def test_channels_with_different_grids_are_reported(tmp_path):
     write_decathlon(tmp_path, 1)
-    case = Decathlon(str(tmp_path)).cases()[0]
+    case = Decathlon(str(tmp_path)).list_cases()[0]
     second = save_volume(tmp_path / "second.nii.gz", make_image(9), shift_affine(AFFINE, 1))
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
     findings = check_headers([both], channels=2)
@@ -156,7 +156,7 @@ def test_streamed_voxels_match_nibabel(tmp_path, name, dtype, monkeypatch):
 
 
 def test_progress_is_reported_up_to_the_last_case(tmp_path):
-    cases, calls = Decathlon(str(write_decathlon(tmp_path, 3))).cases(), []
+    cases, calls = Decathlon(str(write_decathlon(tmp_path, 3))).list_cases(), []
     check_voxels(
         cases,
         classes=["a", "b", "c"],
@@ -172,7 +172,7 @@ def test_the_ignore_label_is_not_a_problem(tmp_path):
     set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
     for ignore_label, count in ((9, 0), (None, 1)):
         findings = check_voxels(
-            Decathlon(str(tmp_path)).cases(),
+            Decathlon(str(tmp_path)).list_cases(),
             classes=["a", "b", "c"],
             ignore_label=ignore_label,
             workers=1,

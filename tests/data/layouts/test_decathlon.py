@@ -10,10 +10,10 @@ from unet3d.errors import UsageError
 
 
 def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
-    source = Decathlon(str(decathlon_folder))
-    assert source.describe().classes == ("background", "ball", "tube")
-    assert source.describe().channels == ("synthetic",)
-    cases = source.cases()
+    layout = Decathlon(str(decathlon_folder))
+    assert layout.describe().classes == ("background", "ball", "tube")
+    assert layout.describe().channels == ("synthetic",)
+    cases = layout.list_cases()
     assert [c.name for c in cases] == [f"case_{n:03d}" for n in range(5)]
     assert all(c.images[0].is_file() and c.label.is_file() for c in cases)
 
@@ -31,7 +31,7 @@ def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
 def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
     (tmp_path / "dataset.json").write_text(content)
     with pytest.raises(UsageError, match=message):
-        Decathlon(str(tmp_path)).cases()
+        Decathlon(str(tmp_path)).list_cases()
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"1": "a"}, {"a": 0}, ["background"]])
@@ -43,7 +43,7 @@ def test_labels_must_be_numbered_without_gaps(tmp_path, labels):
 
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"no dataset\.json"):
-        Decathlon(str(tmp_path / "nowhere")).cases()
+        Decathlon(str(tmp_path / "nowhere")).list_cases()
 
 
 def test_one_file_may_hold_several_channels(tmp_path):
@@ -52,14 +52,14 @@ def test_one_file_may_hold_several_channels(tmp_path):
     content["modality"] = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
     (tmp_path / "dataset.json").write_text(json.dumps(content))
     save_volume(tmp_path / "imagesTr" / "case_00.nii.gz", make_image(0, (*SIZE, 4)))
-    source = Decathlon(str(tmp_path))
-    assert source.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
-    findings = check_headers(source.cases(), channels=4)
+    layout = Decathlon(str(tmp_path))
+    assert layout.describe().channels == ("FLAIR", "T1w", "t1gd", "T2w")
+    findings = check_headers(layout.list_cases(), channels=4)
     assert [(f.case, f.message) for f in findings] == [
         ("case_01", "has shape 12 x 10 x 8: 1 channels in total, but the dataset names 4")
     ]
     settings = Preprocessing(num_classes=3, normalize=("none",))
-    scan, label = preprocess_case(source.cases()[0], settings)
+    scan, label = preprocess_case(layout.list_cases()[0], settings)
     assert scan.image.shape == (4, *label.shape) == (4, *SIZE)
 
 

@@ -8,27 +8,27 @@ from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
 
 
-def make_source(root, **content):
+def make_layout(root, **content):
     return NnUnet(str(write_nnunet(root, 3, **content)))
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 def test_a_case_has_a_file_per_channel(tmp_path, suffix):
-    source = make_source(tmp_path, ending=suffix)
-    description = source.describe()
+    layout = make_layout(tmp_path, ending=suffix)
+    description = layout.describe()
     assert description.channels == ("T1", "T2")
     assert description.classes == ("background", "front", "back")
     assert (description.regions, description.ignore_label) == (None, None)
-    case = source.cases()[1]
+    case = layout.list_cases()[1]
     assert case.name == "case_01"
     assert [f.name for f in case.images] == [f"case_01_000{n}{suffix}" for n in (0, 1)]
     assert case.label == tmp_path / "labelsTr" / f"case_01{suffix}"
-    assert source.find_problems() == check_headers(source.cases(), channels=2) == []
+    assert layout.find_problems() == check_headers(layout.list_cases(), channels=2) == []
 
 
 def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3, "ignore": 4}
-    description = make_source(tmp_path, labels=labels).describe()
+    description = make_layout(tmp_path, labels=labels).describe()
     assert description.classes == ("background", "class_1", "class_2", "enhancing")
     assert description.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     assert list(description.regions) == ["whole", "core", "enhancing"]
@@ -36,13 +36,13 @@ def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
 
 
 def test_a_list_of_one_label_is_not_a_region(tmp_path):
-    description = make_source(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
+    description = make_layout(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
     assert description.classes == ("background", "a", "b")
     assert description.regions is None
 
 
 def test_missing_files_are_reported_for_each_case(tmp_path):
-    source = make_source(tmp_path)
+    layout = make_layout(tmp_path)
     missing = [
         tmp_path / "imagesTr" / "case_00_0001.nii.gz",
         tmp_path / "imagesTr" / "case_01_0000.nii.gz",
@@ -51,22 +51,22 @@ def test_missing_files_are_reported_for_each_case(tmp_path):
     ]
     for file in missing:
         file.unlink()
-    findings = check_headers(source.cases(), channels=2)
+    findings = check_headers(layout.list_cases(), channels=2)
     assert [(f.case, f.file, f.message) for f in findings] == [
         (name, file, "is missing")
         for name, file in zip(["case_00", "case_01", "case_01", "case_02"], missing, strict=True)
     ]
-    assert source.find_problems() == []
+    assert layout.find_problems() == []
 
 
 def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
-    source = make_source(tmp_path, numTraining=4)
+    layout = make_layout(tmp_path, numTraining=4)
     unexpected = [
         save_volume(tmp_path / "imagesTr" / "case_00_0002.nii.gz", make_image(9)),
         save_volume(tmp_path / "imagesTr" / "case_07.nii.gz", make_image(9)),
         save_volume(tmp_path / "labelsTr" / "case_00.nii", make_label(0)),
     ]
-    findings = source.find_problems()
+    findings = layout.find_problems()
     assert [f.file for f in findings] == [*unexpected, tmp_path / "dataset.json"]
     assert "channel 0000..0001" in findings[0].message
     assert "numTraining 4, but has 3 cases" in findings[-1].message
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
 )
 def test_labels_that_are_not_numbered_from_0_are_refused(tmp_path, labels):
     with pytest.raises(UsageError, match="labels must name background 0"):
-        make_source(tmp_path, labels=labels).describe()
+        make_layout(tmp_path, labels=labels).describe()
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_labels_that_are_not_numbered_from_0_are_refused(tmp_path, labels):
     ],
 )
 def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
-    source = make_source(tmp_path)
+    layout = make_layout(tmp_path)
     valid = json.loads((tmp_path / "dataset.json").read_text())
     (tmp_path / "dataset.json").write_text(json.dumps({**valid, **content}))
     with pytest.raises(UsageError, match=message) as error:
-        source.cases()
+        layout.list_cases()
     assert "dataset.json" in str(error.value)
 
 
 def test_a_folder_without_images_or_json_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"no dataset\.json.*an nnU-Net raw dataset"):
-        NnUnet(str(tmp_path)).cases()
+        NnUnet(str(tmp_path)).list_cases()
     write_nnunet(tmp_path, 0)
     with pytest.raises(UsageError, match=r"holds no images named <case>_0000\.nii\.gz"):
-        NnUnet(str(tmp_path)).cases()
+        NnUnet(str(tmp_path)).list_cases()

@@ -6,7 +6,7 @@ from unet3d.data.layouts.pairs import Pairs
 from unet3d.errors import UsageError
 
 
-def make_source(root, **options):
+def make_layout(root, **options):
     defaults = {
         "images": "images/*.nii.gz",
         "labels": "labels/*.nii.gz",
@@ -22,19 +22,19 @@ def get_names(paths):
 
 
 def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
-    source = make_source(write_pairs(tmp_path, 3))
-    cases = source.cases()
+    layout = make_layout(write_pairs(tmp_path, 3))
+    cases = layout.list_cases()
     assert [case.name for case in cases] == ["case_00", "case_01", "case_02"]
     assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
     assert cases[1].label == tmp_path / "labels" / "case_01.nii.gz"
-    assert check_headers(cases, channels=1) == source.find_problems() == []
+    assert check_headers(cases, channels=1) == layout.find_problems() == []
 
 
 def test_classes_and_channels_are_named_or_numbered(tmp_path):
-    numbered = make_source(tmp_path).describe()
+    numbered = make_layout(tmp_path).describe()
     assert numbered.classes == ("class_0", "class_1", "class_2")
     assert numbered.channels == ("channel_0",)
-    named = make_source(tmp_path, classes=["background", "organ"], channels=["CT"]).describe()
+    named = make_layout(tmp_path, classes=["background", "organ"], channels=["CT"]).describe()
     assert (named.classes, named.channels) == (("background", "organ"), ("CT",))
 
 
@@ -44,11 +44,11 @@ def test_one_pattern_per_channel_finds_files_in_a_folder_per_case(tmp_path):
             save_volume(tmp_path / name / f"{name}_{kind}.nii", make_image(number))
         save_volume(tmp_path / name / f"{name}_seg.nii", make_label(0))
     save_volume(tmp_path / "a" / "other_t1.nii", make_image(5))  # not named like its folder
-    source = make_source(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
-    cases = source.cases()
+    layout = make_layout(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
+    cases = layout.list_cases()
     assert [case.name for case in cases] == ["a", "b_c"]
     assert get_names(cases[1].images) == ["b_c_t1.nii", "b_c_t2.nii"]
-    assert source.describe().channels == ("channel_0", "channel_1")
+    assert layout.describe().channels == ("channel_0", "channel_1")
 
 
 def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
@@ -56,17 +56,17 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
         save_volume(tmp_path / f"{name}.nii.gz", make_image(1))
         save_volume(tmp_path / f"{name}_label.nii.gz", make_label(0))
     save_volume(tmp_path / "._scan_1.nii.gz", make_image(1))  # macOS metadata is ignored
-    cases = make_source(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").cases()
+    cases = make_layout(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").list_cases()
     assert [case.name for case in cases] == ["scan_1", "scan_2"]
     assert get_names([cases[0].label]) == ["scan_1_label.nii.gz"]
 
 
 def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
-    source = make_source(write_pairs(tmp_path, 3))
+    layout = make_layout(write_pairs(tmp_path, 3))
     missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
     for file in missing:
         file.unlink()
-    findings = check_headers(source.cases(), channels=1)
+    findings = check_headers(layout.list_cases(), channels=1)
     assert [(f.case, f.file) for f in findings] == [
         ("case_00", missing[0]),
         ("case_02", missing[1]),
@@ -97,14 +97,14 @@ def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
 )
 def test_invalid_options_are_refused(tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
-        make_source(tmp_path, **options)
+        make_layout(tmp_path, **options)
 
 
 def test_a_missing_folder_or_a_pattern_without_matches_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.root: no folder"):
-        make_source(tmp_path / "nowhere").cases()
+        make_layout(tmp_path / "nowhere").list_cases()
     write_pairs(tmp_path, 2)
     with pytest.raises(UsageError, match=r"data.images: no file in .* matches scans/\*.nii"):
-        make_source(tmp_path, images="scans/*.nii").cases()
+        make_layout(tmp_path, images="scans/*.nii").list_cases()
     with pytest.raises(UsageError, match=r"data\.labels: no file in"):
-        make_source(tmp_path, labels="labels/*_x.nii.gz").cases()
+        make_layout(tmp_path, labels="labels/*_x.nii.gz").list_cases()

@@ -27,7 +27,7 @@ def best_threshold_dice(values, labels, c):
 
 
 def test_no_intensity_threshold_separates_the_structures(tmp_path):
-    cases = Synthetic(str(tmp_path), **SETTINGS).cases()
+    cases = Synthetic(str(tmp_path), **SETTINGS).list_cases()
     images = np.concatenate([nibabel.load(c.images[0]).get_fdata().ravel() for c in cases])
     labels = np.concatenate([nibabel.load(c.label).get_fdata().ravel() for c in cases])
     scores = [best_threshold_dice(images, labels, c) for c in (1, 2, 3)]
@@ -36,13 +36,14 @@ def test_no_intensity_threshold_separates_the_structures(tmp_path):
 
 
 def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
-    source = Synthetic(str(tmp_path), **SETTINGS)
-    first = source.cases()[0]
+    layout = Synthetic(str(tmp_path), **SETTINGS)
+    first = layout.list_cases()[0]
     image = nibabel.load(first.images[0])
     assert image.shape == (40, 40, 32)
     assert image.header.get_zooms() == (1.0, 1.0, 1.25)
     written = first.images[0].stat().st_mtime_ns
-    assert Synthetic(str(tmp_path), **SETTINGS).cases()[0].images[0].stat().st_mtime_ns == written
+    again = Synthetic(str(tmp_path), **SETTINGS).list_cases()[0]
+    assert again.images[0].stat().st_mtime_ns == written
     assert [p.name[0] for p in tmp_path.iterdir()] != ["."]
 
 
@@ -56,8 +57,8 @@ def test_other_settings_make_another_dataset(tmp_path, change):
 
 @pytest.mark.parametrize("classes", [2, 4, 9])
 def test_every_class_occurs(tmp_path, classes):
-    source = Synthetic(str(tmp_path), **{**SETTINGS, "num_classes": classes, "num_cases": 3})
-    present = [np.unique(nibabel.load(c.label).get_fdata()) for c in source.cases()]
+    layout = Synthetic(str(tmp_path), **{**SETTINGS, "num_classes": classes, "num_cases": 3})
+    present = [np.unique(nibabel.load(c.label).get_fdata()) for c in layout.list_cases()]
     assert set(np.concatenate(present)) == set(range(classes))
 
 

@@ -19,16 +19,16 @@ SETTINGS: Mapping = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
+def layout(tmp_path_factory):
     return SyntheticHard(str(tmp_path_factory.mktemp("hard")), **SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def volumes(source):
+def volumes(layout):
     """Return (image, label) of each case."""
     return [
         (nibabel.load(c.images[0]).get_fdata(), np.asarray(nibabel.load(c.label).dataobj))
-        for c in source.cases()
+        for c in layout.list_cases()
     ]
 
 
@@ -77,18 +77,18 @@ def test_the_second_channel_is_randomly_bright_or_dark(volumes):
     assert max(body) > 0.4
 
 
-def test_volumes_have_anisotropic_voxels_and_two_channels(source):
-    image = nibabel.load(source.cases()[0].images[0])
+def test_volumes_have_anisotropic_voxels_and_two_channels(layout):
+    image = nibabel.load(layout.list_cases()[0].images[0])
     assert image.shape == (48, 48, 24, 2)
     assert image.header.get_zooms()[:3] == (1.0, 1.0, 3.0)
-    assert source.describe().channels == ("structures", "misleading")
-    assert source.describe().classes == CLASSES
+    assert layout.describe().channels == ("structures", "misleading")
+    assert layout.describe().classes == CLASSES
 
 
-def test_the_same_seed_makes_the_same_bytes(source, tmp_path):
+def test_the_same_seed_makes_the_same_bytes(layout, tmp_path):
     same_seed = SyntheticHard(str(tmp_path), **SETTINGS)
     other_seed = SyntheticHard(str(tmp_path), **{**SETTINGS, "seed": 1})
-    cases = zip(source.cases(), same_seed.cases(), other_seed.cases(), strict=True)
+    cases = zip(layout.list_cases(), same_seed.list_cases(), other_seed.list_cases(), strict=True)
     for case, same, other in cases:
         for get_file in (lambda c: c.images[0], lambda c: c.label):
             assert get_file(case).read_bytes() == get_file(same).read_bytes()

@@ -76,7 +76,7 @@ def test_a_rotated_patch_shows_its_surroundings_instead_of_black_corners(tmp_pat
     assert all(patches[(0, n, True)]["image"].min() > 0.9 for n in range(12))
 
 
-def test_a_source_is_not_larger_than_the_volume_can_fill(tmp_path):
+def test_a_context_is_not_larger_than_the_volume_can_fill(tmp_path):
     patches = make_patches(
         make_volume(tmp_path), augment=Augment(rotation_p=1.0), defer_augmentation=True
     )

@@ -38,7 +38,7 @@ def test_deferred_augmentation_gives_the_same_batches(volumes):
     assert_equal(load_epochs(deferred, 0, 1), load_epochs(make_loader(volumes), 0, 1))
 
 
-def test_sources_of_different_sizes_are_concatenated(volumes):
+def test_contexts_of_different_sizes_are_concatenated(volumes):
     patches = make_loader(volumes, defer=True).patches
     samples = [patches[(0, n, False)] for n in range(3)]
     batch = collate(samples)

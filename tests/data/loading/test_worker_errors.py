@@ -171,7 +171,7 @@ def test_an_error_that_is_not_about_workers_is_not_explained():
     assert explain_worker_error(error, [], num_workers=1, kills_before=0) is None
 
 
-def test_deferred_sources_are_moved_to_shared_memory_by_collate(volumes):
+def test_deferred_contexts_are_moved_to_shared_memory_by_collate(volumes):
     """If /dev/shm is full, this raises; later, in the queue's thread, the run would hang."""
 
     def collate_and_report(samples):

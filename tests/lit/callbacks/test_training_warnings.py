@@ -168,7 +168,7 @@ def test_a_class_that_is_never_predicted_is_in_output_report_and_curves(
 def test_a_class_that_no_case_has_is_reported_before_the_first_step_and_as_a_warning(
     composed, small, tmp_path, data_options
 ):
-    base = [word for word in small if "source" not in word and "data.root" not in word]
+    base = [word for word in small if "layout" not in word and "data.root" not in word]
     overrides = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
     run = build_training(composed(*overrides, base=base), tmp_path)
     (sentence,) = run.callbacks.health.warnings(done=False)

@@ -7,8 +7,8 @@ from unet3d.config.settings.data import parse_data
 from unet3d.data.case import DatasetDescription
 from unet3d.errors import UsageError
 from unet3d.workflows.shared.dataset import (
+    build_layout,
     build_preprocessing,
-    build_source,
     check_regions,
     complete_settings,
     get_network_sizes,
@@ -104,7 +104,7 @@ def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
 
 def test_a_dataset_without_a_root_cannot_be_read():
     with pytest.raises(UsageError, match=r"^data\.root must be given"):
-        build_source(parse(root="???"))
+        build_layout(parse(root="???"))
 
 
 def test_regions_keep_their_order():

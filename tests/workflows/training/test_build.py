@@ -75,7 +75,7 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(
 ):
     labels = {"background": 0, "whole": [1, 2], "core": [2]}
     write_nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[1, 2])
-    base = [word for word in small if ".source" not in word and "data.root" not in word]
+    base = [word for word in small if ".layout" not in word and "data.root" not in word]
     data = ["data=nnunet", f"data.root={tmp_path / 'data'}", f"data.cache={tmp_path / 'cache'}"]
     run = build_training(composed(*data, *overrides, base=base), tmp_path)
     regions = {"whole": [1, 2], "core": [2]}

@@ -28,7 +28,7 @@ from unet3d.types import Triple
 class DataSettings:
     """Where cases come from, and how they are preprocessed and cut into patches."""
 
-    source: Factory | None  # the reader of the dataset's layout; None: data.root is not given
+    layout: Factory | None  # finds the cases; None: data.root is not given
     root: Path | None  # None: not given
     num_classes: int | None  # None: as the dataset says
     in_channels: int | None  # None: as the dataset says
@@ -56,7 +56,7 @@ def parse_data(config: DictConfig) -> DataSettings:
     invalid_cases = read_choice(config, "data.invalid_cases", ("stop", "skip"))
     normalize = read(config, "data.normalize")
     return DataSettings(
-        source=None if root is None else read_factory(config, "data.source"),
+        layout=None if root is None else read_factory(config, "data.layout"),
         root=root,
         num_classes=read_optional_int(config, "data.num_classes", minimum=2),
         in_channels=read_optional_int(config, "data.in_channels", minimum=1),

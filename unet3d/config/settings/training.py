@@ -236,10 +236,10 @@ def parse_windows(config: DictConfig, prefix: str = "") -> SlidingWindowSettings
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the config as plain values; the dataset's reader only if data.root is given."""
+    """Return the config as plain values; the dataset's layout only if data.root is given."""
     if OmegaConf.is_missing(config.data, "root"):
         config = deepcopy(config)
-        config.data.source = MISSING
+        config.data.layout = MISSING
     return {str(key): value for key, value in to_plain(config).items()}
 
 

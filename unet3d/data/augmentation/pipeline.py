@@ -85,9 +85,9 @@ class Augment:
         augmentation_seeds: Sequence[int],
         patch_size: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Make (B, C, *patch) and (B, *patch) from B sources (C, *source) and (*source).
+        """Make (B, C, *patch) and (B, *patch) from B contexts (C, *context) and (*context).
 
-        A source must be at least as large as its transform's `source_size`.
+        A context must be at least as large as its transform's `compute_context_size` says.
         """
         patches = []
         for image, label, seed in zip(images, labels, augmentation_seeds, strict=True):

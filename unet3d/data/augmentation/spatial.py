@@ -1,7 +1,7 @@
 """Rotate, scale, deform and flip patches.
 
-All lengths are in voxels from the center of the patch. A patch is sampled from its source, which is
-larger by the same number of voxels on both sides of an axis, so that both have the same center.
+All lengths are in voxels from the center of the patch. A patch is sampled from its context, which
+is larger by the same number of voxels on both sides of an axis, so that both have the same center.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SpatialTransform:
     seed: int = 0  # of their displacements
     flips: Sequence[int] = ()  # axes
 
-    def source_size(self, patch: Sequence[int]) -> Triple:
+    def compute_context_size(self, patch: Sequence[int]) -> Triple:
         """Return the size that holds every sampled voxel; never smaller than the patch."""
         half = (np.array(patch) - 1) / 2
         reach = half
@@ -71,9 +71,9 @@ def make_affine_matrix(radians: Sequence[float], scale: float, patch: Sequence[i
 def apply_transform(
     image: Tensor, label: Tensor, transform: SpatialTransform, patch: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Sample (C, *patch) and (*patch) from an image (C, *source) and a label (*source).
+    """Sample (C, *patch) and (*patch) from an image (C, *context) and a label (*context).
 
-    The image is sampled linearly, the label by nearest neighbor; both are 0 outside the source.
+    The image is sampled linearly, the label by nearest neighbor; both are 0 outside the context.
     Without a matrix nothing is interpolated.
     """
     if transform.matrix is None:
@@ -90,11 +90,11 @@ def apply_transform(
     return image, label
 
 
-def center_crop(source: Tensor, patch: Sequence[int]) -> Tensor:
+def center_crop(context: Tensor, patch: Sequence[int]) -> Tensor:
     """Return a view of the center of the last three axes."""
     for axis, size in zip((-3, -2, -1), patch, strict=True):
-        source = source.narrow(axis, (source.shape[axis] - size) // 2, size)
-    return source
+        context = context.narrow(axis, (context.shape[axis] - size) // 2, size)
+    return context
 
 
 def _make_sampling_grid(transform: SpatialTransform, patch: Sequence[int], image: Tensor) -> Tensor:

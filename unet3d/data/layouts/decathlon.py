@@ -37,7 +37,7 @@ class Decathlon:
             classes=parse_names(self.content, "labels", self.root),
         )
 
-    def cases(self) -> list[Case]:
+    def list_cases(self) -> list[Case]:
         """Return the training cases, sorted by name."""
         cases = [case for entry in self._get_entries() if (case := self._parse_entry(entry))]
         if not cases:
@@ -59,7 +59,7 @@ class Decathlon:
             for n, entry in enumerate(self._get_entries())
             if self._parse_entry(entry) is None
         ]
-        cases = self.cases()
+        cases = self.list_cases()
         return [
             *invalid_entries,
             *find_unlisted_files(self.root, cases, "has no entry in dataset.json"),

@@ -37,9 +37,9 @@ class GeneratedDataset:
         """Return the channels and classes in the order of their numbers."""
         return self._generate().describe()
 
-    def cases(self) -> list[Case]:
+    def list_cases(self) -> list[Case]:
         """Return all cases; generate them if they are missing."""
-        return self._generate().cases()
+        return self._generate().list_cases()
 
     def find_problems(self) -> list[Finding]:
         """Find changes that were made to the folder since it was generated."""

@@ -62,7 +62,7 @@ class NnUnet:
             ignore_label=None if ignore is None else ignore[0],
         )
 
-    def cases(self) -> list[Case]:
+    def list_cases(self) -> list[Case]:
         """Return a case for every name in imagesTr and labelsTr, sorted by name."""
         suffix = self._get_file_ending()
         channels = len(parse_names(self.content, "channel_names", self.root))
@@ -87,7 +87,7 @@ class NnUnet:
 
     def find_problems(self) -> list[Finding]:
         """Find files that are not a channel of a case, and a wrong numTraining."""
-        cases = self.cases()
+        cases = self.list_cases()
         channels = len(cases[0].images)
         message = (
             f"is not <case>_NNNN{self._get_file_ending()} with a channel 0000..{channels - 1:04d}"

@@ -68,7 +68,7 @@ class Pairs:
         """Return the channels and classes of the options."""
         return DatasetDescription(channels=self.channels, classes=self.classes)
 
-    def cases(self) -> list[Case]:
+    def list_cases(self) -> list[Case]:
         """Return a case for every name that any pattern matches, sorted by name."""
         if not self.root.is_dir():
             raise UsageError(f"data.root: no folder {self.root.absolute()}")

@@ -30,8 +30,8 @@ class Synthetic(GeneratedDataset):
         noise: float,
         seed: int,
     ):
-        size = parse_size("data.source.size", size, minimum=8)
-        spacing_mm = parse_spacing("data.source.spacing_mm", spacing_mm)
+        size = parse_size("data.layout.size", size, minimum=8)
+        spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
         if not 2 <= num_classes <= 20 or num_cases < 1 or noise < 0:
             raise UsageError(
                 "synthetic data needs data.num_classes in 2..20 (with the background), "

@@ -48,11 +48,11 @@ class SyntheticHard(GeneratedDataset):
         bias: float,
         seed: int,
     ):
-        size = parse_size("data.source.size", size, minimum=8)
-        spacing_mm = parse_spacing("data.source.spacing_mm", spacing_mm)
+        size = parse_size("data.layout.size", size, minimum=8)
+        spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
         if num_cases < 1 or noise < 0 or bias < 0:
             raise UsageError(
-                "data.source needs num_cases >= 1, noise >= 0 and bias >= 0, got "
+                "data.layout needs num_cases >= 1, noise >= 0 and bias >= 0, got "
                 f"{num_cases}, {noise} and {bias}"
             )
         settings = {

@@ -21,7 +21,7 @@ from unet3d.types import Sample
 
 
 class PatchSample(Sample):
-    """A patch; or, with a seed, the larger source region from which it will be augmented."""
+    """A patch; or, with a seed, the larger context from which augmentation will cut it."""
 
     augmentation_seed: NotRequired[int]
     seconds: dict[str, float]  # time of each part of making the sample
@@ -58,7 +58,7 @@ class TrainingPatches(Dataset[PatchSample]):
     def _make_patch(self, index: PatchIndex) -> PatchSample:
         started = perf_counter()
         volume, augmentation_seed, start = self._draw(index)
-        size = self._get_source_size(volume, augmentation_seed)
+        size = self._get_context_size(volume, augmentation_seed)
         start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
         image = torch.from_numpy(crop_padded(volume.image, start, size))
         label = torch.from_numpy(crop_padded(volume.label, start, size))
@@ -90,10 +90,10 @@ class TrainingPatches(Dataset[PatchSample]):
         augmentation_seed = int(rng.integers(2**63))
         return volume, augmentation_seed, self._draw_start(volume, is_foreground, rng)
 
-    def _get_source_size(self, volume: CachedVolume, augmentation_seed: int) -> list[int]:
+    def _get_context_size(self, volume: CachedVolume, augmentation_seed: int) -> list[int]:
         """Return the size to read, without what is outside the volume at any patch position."""
         transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
-        needed = transform.source_size(self.patch_size)
+        needed = transform.compute_context_size(self.patch_size)
         sides = zip(needed, volume.shape, self.patch_size, strict=True)
         return [min(s, max(p, 2 * n - p)) for s, n, p in sides]
 

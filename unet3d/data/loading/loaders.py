@@ -22,12 +22,12 @@ from unet3d.types import Triple
 class Batch(TypedDict):
     """The input of a training step."""
 
-    image: Tensor  # (B, C, D, H, W), float32; with seeds: the flat sources of all samples
+    image: Tensor  # (B, C, D, H, W), float32; with seeds: the flat contexts of all samples
     label: Tensor  # (B, D, H, W), uint8; likewise
     case: list[str]
     seconds: dict[str, float]  # time of each part of making the batch, in any process
     augmentation_seeds: NotRequired[list[int]]  # of samples whose augmentation is deferred
-    sizes: NotRequired[list[Triple]]  # (D, H, W) of their sources
+    sizes: NotRequired[list[Triple]]  # (D, H, W) of their contexts
     wait: NotRequired["WaitTimer"]
 
 
@@ -155,7 +155,7 @@ def ignore_signals(worker: int) -> None:
 
 
 def collate(samples: Sequence[PatchSample]) -> Batch:
-    """Collate a batch; sources of different sizes are concatenated, so that none is padded."""
+    """Collate a batch; contexts of different sizes are concatenated, so that none is padded."""
     started = perf_counter()
     batch: Any = {"case": [sample["case"] for sample in samples]}
     for part in ("image", "label"):

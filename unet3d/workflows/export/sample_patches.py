@@ -69,9 +69,9 @@ def find_training_images(
     data = metadata["config"]["data"]
     root = Path(str(data["root"]))
     if root.is_dir():
-        source = Factory("data.source", data["source"], allow_targets)()
-        if Path(getattr(source, "root", root)).is_dir():  # or synthetic data would be generated
-            cases = source.cases()
+        layout = Factory("data.layout", data["layout"], allow_targets)()
+        if Path(getattr(layout, "root", root)).is_dir():  # or synthetic data would be generated
+            cases = layout.list_cases()
             if not cases:
                 raise UsageError(f"the training dataset at {root.absolute()} has no cases")
             return root, [case.images for case in cases]

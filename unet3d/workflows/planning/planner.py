@@ -24,7 +24,7 @@ from unet3d.workflows.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
-from unet3d.workflows.shared.dataset import build_source, resolve_dataset
+from unet3d.workflows.shared.dataset import build_layout, resolve_dataset
 from unet3d.workflows.shared.usable_cases import UsableCases
 
 BATCH_FRACTION = 0.05
@@ -69,9 +69,9 @@ class TrainingPlan:
 def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
     """Read every usable case, or its cached fingerprint."""
     data = settings.data
-    source = build_source(data)
-    facts = resolve_dataset(data, source.describe())
-    usable = UsableCases(data, source, facts.channels)
+    layout = build_layout(data)
+    facts = resolve_dataset(data, layout.describe())
+    usable = UsableCases(data, layout, facts.channels)
     background = choose_background(facts.channels)
     if settings.composition.is_overridden("data.background"):
         background = data.background

@@ -1,4 +1,4 @@
-"""Build the dataset's reader and its preprocessing; ask it for channels and classes."""
+"""Build the dataset's layout and its preprocessing; ask it for channels and classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +42,11 @@ class ResolvedDataset:
         )
 
 
-def build_source(data: DataSettings) -> DatasetLayout:
-    """Build the reader of the dataset's layout."""
-    if data.source is None:
+def build_layout(data: DataSettings) -> DatasetLayout:
+    """Build the layout, which finds the dataset's cases."""
+    if data.layout is None:
         raise UsageError("data.root must be given: the dataset's folder")
-    return data.source()
+    return data.layout()
 
 
 def resolve_dataset(data: DataSettings, description: DatasetDescription) -> ResolvedDataset:
@@ -79,7 +79,7 @@ def complete_settings(settings: TrainingSettings) -> TrainingSettings:
     """
     data = settings.data
     if data.num_classes is None or data.in_channels is None:
-        return resolve_dataset(data, build_source(data).describe()).complete(settings)
+        return resolve_dataset(data, build_layout(data).describe()).complete(settings)
     return settings
 
 

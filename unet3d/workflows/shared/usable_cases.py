@@ -19,12 +19,12 @@ T = TypeVar("T")
 class UsableCases:
     """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
 
-    def __init__(self, data: DataSettings, source: DatasetLayout, channels: Sequence[str]):
+    def __init__(self, data: DataSettings, layout: DatasetLayout, channels: Sequence[str]):
         self.data = data
-        self.cases = source.cases()
+        self.cases = layout.list_cases()
         self.skipped: list[Finding] = []
         self.handle_findings(
-            [*source.find_problems(), *check_headers(self.cases, channels=len(channels))]
+            [*layout.find_problems(), *check_headers(self.cases, channels=len(channels))]
         )
 
     def handle_findings(self, findings: Sequence[Finding]) -> None:

@@ -21,7 +21,7 @@ from unet3d.units import format_bytes
 from unet3d.workflows.memory.estimate import UntraceableError, trace_step
 from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
-from unet3d.workflows.shared.dataset import build_source, get_network_sizes, resolve_dataset
+from unet3d.workflows.shared.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.workflows.training.callbacks import build_callbacks
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
 from unet3d.workflows.training.head_bias import initialize_head_bias
@@ -44,8 +44,8 @@ def build_training(
 
     # The dataset's channels and classes, and the strategy that fits the device.
     augment = settings.augmentation()
-    source = build_source(settings.data)
-    facts = resolve_dataset(settings.data, source.describe())
+    layout = build_layout(settings.data)
+    facts = resolve_dataset(settings.data, layout.describe())
     settings = facts.complete(settings)
     requested_strategy = settings.strategy
     settings = resolve_strategy(settings, precision, cuda=device == "cuda")
@@ -62,7 +62,7 @@ def build_training(
         augment=augment,
     )
     warnings = enforce_requirements(settings, problems)
-    data = prepare_training_data(settings, source, facts, process)
+    data = prepare_training_data(settings, layout, facts, process)
 
     # The network, what it is judged by, and how it learns.
     pl.seed_everything(settings.seed, verbose=False)

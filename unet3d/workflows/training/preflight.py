@@ -87,12 +87,12 @@ def find_problems(
 def estimate_batch_bytes(
     settings: TrainingSettings, channels: int, augment: Augment, *, with_margins: bool
 ) -> int:
-    """Return the bytes of a batch from a worker: patches, or the larger sources of augmentation."""
+    """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
     patch_size = list(settings.data.patch_size)
     voxels = prod(patch_size)
     if with_margins:
         samples = (augment.sample_transform(seed, patch_size) for seed in range(NUM_AUGMENTATIONS))
-        voxels = max(prod(sample.source_size(patch_size)) for sample in samples)
+        voxels = max(prod(sample.compute_context_size(patch_size)) for sample in samples)
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
 
