@@ -63,7 +63,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("small")
     return [
         f"data.root={folder / 'synthetic'}",
-        f"data.cache={folder / 'prepared'}",
+        f"data.cache={folder / 'preprocessed'}",
         "data.layout.size=[16,16,16]",
         "data.layout.num_cases=5",
         "data.patch_size=[16,16,16]",

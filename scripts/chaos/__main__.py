@@ -399,7 +399,8 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp())  # a context manager would remove it in forked children too
     kills = 2 if options.quick else options.kills
     experiment = Experiment(scratch, kills, options.seed, list(SMALL_JOB))
-    experiment.words += [f"data.root={scratch / 'synthetic'}", f"data.cache={scratch / 'prepared'}"]
+    experiment.words += [f"data.root={scratch / 'synthetic'}"]
+    experiment.words += [f"data.cache={scratch / 'preprocessed'}"]
     good = True
     try:
         for part in ["quick"] if options.quick else options.parts or PARTS:

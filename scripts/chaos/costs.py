@@ -31,7 +31,7 @@ LARGE_JOB = [
 
 def start_run(folder: Path, scratch: Path, cores: str, ranks: int) -> subprocess.Popen:
     """Start a run on some cores, with one thread per rank."""
-    words = [f"data.root={scratch / 'large'}", f"data.cache={scratch / 'large-prepared'}"]
+    words = [f"data.root={scratch / 'large'}", f"data.cache={scratch / 'large-preprocessed'}"]
     words += [*LARGE_JOB, f"trainer.devices={ranks}", f"hydra.run.dir={folder}"]
     command = ["taskset", "-c", cores, sys.executable, "-m", "unet3d.cli.main", "train"]
     return subprocess.Popen(
@@ -90,7 +90,7 @@ def measure_overhead(scratch: Path) -> dict[str, Any]:
 
 
 def time_hooks(scratch: Path) -> dict[str, Any]:
-    words = [f"data.root={scratch / 'default'}", f"data.cache={scratch / 'default-prepared'}"]
+    words = [f"data.root={scratch / 'default'}", f"data.cache={scratch / 'default-preprocessed'}"]
     words += [f"trainer.max_steps={OVERHEAD_STEPS}", "trainer.enable_progress_bar=false"]
     settings = parse_training(compose_config([*words, "trainer.accelerator=cpu"], "train"))
     seconds: dict[str, float] = {}

@@ -17,7 +17,7 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
 export SLURM_CONF=$work/slurm.conf SCENARIO=$work
 
 options=(
-    "data.root=$work/volumes, small" "data.cache=$work/prepared" data.layout.num_cases=8
+    "data.root=$work/volumes, small" "data.cache=$work/preprocessed" data.layout.num_cases=8
     "data.layout.size=[16,16,16]" "data.patch_size=[16,16,16]" data.batch_size=1
     data.patches_per_case=2 data.num_workers=1
     trainer.max_steps=60 trainer.accelerator=cpu trainer.enable_progress_bar=false

@@ -110,7 +110,7 @@ FILES = {
             "conf/experiment/planned.yaml, .png": "the result of `unet3d plan`, and a figure of "
             "the dataset",
             "data/synthetic/": "the volumes of the default run, generated when they are missing",
-            "data/prepared/": "preprocessed volumes; you can delete this cache at any time",
+            "data/preprocessed/": "preprocessed volumes; you can delete this cache at any time",
         },
     ),
 }

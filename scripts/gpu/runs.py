@@ -121,7 +121,7 @@ def time_steps(
     size = f"[{side},{side},{side}]"
     scratch = context.scratch
     words = [
-        *(f"data.root={scratch / 'volumes'}", f"data.cache={scratch / 'prepared'}"),
+        *(f"data.root={scratch / 'volumes'}", f"data.cache={scratch / 'preprocessed'}"),
         *(f"data.layout.size={size}", f"data.patch_size={size}", "data.layout.num_cases=4"),
         *("data.batch_size=2", "data.patches_per_case=16", f"data.num_workers={workers}"),
         *("augmentation=nnunet", "model=unet_small", f"trainer.max_steps={steps}", "fold=none"),

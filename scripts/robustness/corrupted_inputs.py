@@ -49,7 +49,7 @@ SEED = 0
 LIMIT_SECONDS = 60
 LIMIT_GIB = 4  # memory that a command may take
 
-DATASET = ["data=decathlon", "data.root=set", "data.cache=prepared"]
+DATASET = ["data=decathlon", "data.root=set", "data.cache=preprocessed"]
 TINY_RUN = [
     *("data.patch_size=[8,8,8]", "data.batch_size=1", "model.width=2", "model.depth=2"),
     *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "memory.estimate=false"),

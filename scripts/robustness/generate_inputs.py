@@ -414,12 +414,12 @@ def _checkpoints() -> Iterator[Input]:
         ("config", "precision"): [7],
         ("classes",): [5, [], ["a"], ["a", "b", "b"]],
         ("channels",): [5, [], ["a", "b"]],
-        ("preparation",): [None, {}, {"num_classes": 3, "evil": 1}],
-        ("preparation", "orientation"): [5, "XYZ"],
-        ("preparation", "spacing_mm"): [[0, 1, 1], "x", [1e-9, 1e-9, 1e-9], [float("nan")] * 3],
-        ("preparation", "normalize"): [["ct"], 5],
-        ("preparation", "num_classes"): ["x"],
-        ("largest_component",): [5],
+        ("preprocessing",): [None, {}, {"num_classes": 3, "evil": 1}],
+        ("preprocessing", "orientation"): [5, "XYZ"],
+        ("preprocessing", "spacing_mm"): [[0, 1, 1], "x", [1e-9, 1e-9, 1e-9], [float("nan")] * 3],
+        ("preprocessing", "normalize"): [["ct"], 5],
+        ("preprocessing", "num_classes"): ["x"],
+        ("keep_largest_component",): [5],
     }
     for keys, values in metadata.items():
         for value in values:

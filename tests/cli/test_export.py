@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
 
 def test_the_intensities_of_normalization_are_in_the_metadata():
     card = {
-        "preparation": Preprocessing(
+        "preprocessing": Preprocessing(
             num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
         ).to_dict(),
         "config": {"precision": "32"},

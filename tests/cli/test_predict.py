@@ -154,8 +154,8 @@ def test_a_missing_channel_is_named_and_the_others_are_segmented(
     content["unet3d"]["config"]["model"]["in_channels"] = 2
     content["unet3d"]["config"]["data"]["in_channels"] = 2
     content["unet3d"]["channels"] = ["T1", "T2"]
-    content["unet3d"]["preparation"]["normalize"] = ["zscore", "zscore"]
-    content["unet3d"]["training"] = None
+    content["unet3d"]["preprocessing"]["normalize"] = ["zscore", "zscore"]
+    content["unet3d"]["training_statistics"] = None
     torch.save(content, tmp_path / "two.ckpt")
     folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
     assert predict(checkpoint=tmp_path / "two.ckpt", input=folder) == 1
@@ -250,7 +250,7 @@ def test_only_the_largest_component_of_a_named_class_is_kept(predict, checkpoint
     before, after = (labels(tmp_path / name / "a.nii") for name in ("out", "clean"))
     assert label(before == 1, np.ones((3, 3, 3)))[1] > 1
     assert label(after == 1, np.ones((3, 3, 3)))[1] == 1
-    chosen = checkpoint("chosen", largest_component=["ball"])
+    chosen = checkpoint("chosen", keep_largest_component=["ball"])
     assert predict(**words | {"checkpoint": chosen}, output=tmp_path / "auto") == 0
     np.testing.assert_array_equal(labels(tmp_path / "auto" / "a.nii"), after)
 
@@ -358,7 +358,7 @@ def test_a_network_whose_outputs_do_not_match_its_classes_is_an_error(
     card = content["unet3d"]
     card["classes"].append("more")
     card["config"]["data"]["num_classes"] += 1
-    card["preparation"]["num_classes"] += 1
+    card["preprocessing"]["num_classes"] += 1
     torch.save(content, tmp_path / "more.ckpt")
     assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
     assert "outputs for 5 classes" in capsys.readouterr().err
@@ -368,7 +368,7 @@ def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     predict, checkpoint, small, tmp_path, capsys
 ):
     network = checkpoint("one")
-    training = torch.load(network, weights_only=True)["unet3d"]["training"]
+    training = torch.load(network, weights_only=True)["unet3d"]["training_statistics"]
     assert training["cases"] == 4
     root = Path(next(word for word in small if word.startswith("data.root=")).partition("=")[2])
     image = nibabel.load(sorted(root.rglob("imagesTr/*.nii.gz"))[0])

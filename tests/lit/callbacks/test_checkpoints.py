@@ -37,7 +37,7 @@ def test_a_checkpoint_alone_is_enough_to_predict(composed, tmp_path):
     with torch.no_grad():
         assert network.eval()(x).equal(run.module.model.eval()(x))
     assert metadata["classes"] == ["background", "ball", "tube", "box"]
-    assert metadata["preparation"]["orientation"] == "RAS"
+    assert metadata["preprocessing"]["orientation"] == "RAS"
 
 
 def test_a_run_that_fails_saves_its_last_state(composed, tmp_path):

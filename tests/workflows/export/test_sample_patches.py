@@ -50,7 +50,7 @@ def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
 
 
 def test_batches_have_different_sizes(write_volumes):
-    metadata = {"preparation": UNCHANGED.to_dict(), "channels": ["MR"]}
+    metadata = {"preprocessing": UNCHANGED.to_dict(), "channels": ["MR"]}
     ((file,),) = write_volumes(1)
     patches = load_sample_patches(file, metadata, (8, 8, 8), [])
     assert [len(batch) for batch in patches.batches()] == [1, NUM_PATCHES - 1]
@@ -59,7 +59,7 @@ def test_batches_have_different_sizes(write_volumes):
 
 def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
     metadata = {
-        "preparation": UNCHANGED.to_dict(),
+        "preprocessing": UNCHANGED.to_dict(),
         "channels": ["T1", "T2"],
         "config": {"data": {"root": str(tmp_path / "gone")}},
     }

@@ -36,11 +36,12 @@ def write_checkpoint(composed, tmp_path, contents):
 def test_metadata_as_it_was_written_is_accepted(write_checkpoint):
     ensemble = load_ensemble([write_checkpoint("unknown", value=1)])
     assert ensemble.classes == ("background", "ball", "tube", "box")
-    assert len(ensemble.training) == 1
+    assert len(ensemble.training_statistics) == 1
 
 
 def test_metadata_without_the_training_cases_is_accepted(write_checkpoint):
-    assert load_ensemble([write_checkpoint("unet3d", "training", value=None)]).training == ()
+    checkpoint = write_checkpoint("unet3d", "training_statistics", value=None)
+    assert load_ensemble([checkpoint]).training_statistics == ()
 
 
 INVALID = [
@@ -63,16 +64,16 @@ INVALID = [
     (["classes"], ["a", "b", "b", "c"]),
     (["classes"], ["a"]),
     (["channels"], []),
-    (["largest_component"], ["liver"]),
-    (["preparation"], {}),
-    (["preparation", "num_classes"], 3),
-    (["preparation", "normalize"], ["ct"]),
-    (["preparation", "orientation"], 5),
-    (["training"], {"cases": 3}),
-    (["training", "spacing_mm"], [[1, 2, 3]]),
-    (["training", "offsets"], [["0", "1", "2"]]),
-    (["training", "swaps"], [[0, 9, 1.0]]),
-    (["training", "means"], [[float("nan")] * 7]),
+    (["keep_largest_component"], ["liver"]),
+    (["preprocessing"], {}),
+    (["preprocessing", "num_classes"], 3),
+    (["preprocessing", "normalize"], ["ct"]),
+    (["preprocessing", "orientation"], 5),
+    (["training_statistics"], {"cases": 3}),
+    (["training_statistics", "spacing_mm"], [[1, 2, 3]]),
+    (["training_statistics", "offsets"], [["0", "1", "2"]]),
+    (["training_statistics", "swaps"], [[0, 9, 1.0]]),
+    (["training_statistics", "means"], [[float("nan")] * 7]),
 ]
 
 

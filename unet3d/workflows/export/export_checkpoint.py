@@ -214,7 +214,7 @@ def to_plain_operators(network: nn.Module) -> nn.Module:
 def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
     """Return what is needed to run the file, as plain values."""
     metadata, regions = trained.metadata, trained.metadata.get("regions")
-    preprocessing = Preprocessing.from_dict(metadata["preparation"])
+    preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     classes, spacing, intensities = (
         list(metadata["classes"]),
         preprocessing.spacing_mm,
@@ -236,7 +236,7 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
         "activation": "softmax" if regions is None else "sigmoid",
         "regions": regions,
         "labels": list(range(len(classes))) if regions is None else get_region_labels(regions),
-        "largest_component": list(metadata.get("largest_component") or ()),
+        "keep_largest_component": list(metadata.get("keep_largest_component") or ()),
         "trained_precision": str(metadata["config"]["precision"]),
     }
 

@@ -44,7 +44,7 @@ def load_sample_patches(
 ) -> SamplePatches:
     """Cut patches from scans; else from the training dataset; else make noise."""
     channels = metadata["channels"]
-    preprocessing = Preprocessing.from_dict(metadata["preparation"])
+    preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     if scans is not None:
         cases = [scan.files for scan in find_scans(scans, channels)]
         images = select_varied_patches(cases, preprocessing, patch_size, len(channels))

@@ -29,7 +29,7 @@ class Ensemble:
     preprocessing: Preprocessing
     patch_size: Triple
     precision: str  # in training
-    training: tuple[TrainingStatistics, ...] = ()  # of members that know their training cases
+    training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
 
 
 def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
@@ -45,7 +45,7 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         networks.append(load_network(path, metadata, weights, allow_targets))
     first = members[0]
     d, h, w = first["config"]["data"]["patch_size"]
-    cleaned = [metadata.get("largest_component") or () for metadata in members]
+    cleaned = [metadata.get("keep_largest_component") or () for metadata in members]
     return Ensemble(
         networks=tuple(networks),
         channels=tuple(first["channels"]),
@@ -54,13 +54,13 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         keep_largest_component=tuple(
             name for name in cleaned[0] if all(name in other for other in cleaned)
         ),
-        preprocessing=Preprocessing.from_dict(first["preparation"]),
+        preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=(d, h, w),
         precision=str(first["config"]["precision"]),
-        training=tuple(
-            TrainingStatistics.from_dict(metadata["training"], len(metadata["channels"]))
+        training_statistics=tuple(
+            TrainingStatistics.from_dict(metadata["training_statistics"], len(metadata["channels"]))
             for metadata in members
-            if metadata.get("training") is not None
+            if metadata.get("training_statistics") is not None
         ),
     )
 
@@ -114,7 +114,7 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    keys = ("channels", "classes", "regions", "preparation")
+    keys = ("channels", "classes", "regions", "preprocessing")
     differences = list_differences(
         {key: first.get(key) for key in keys}, {key: second.get(key) for key in keys}
     )

@@ -31,11 +31,11 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     regions, configured = metadata.get("regions"), data.get("regions")
     if not is_mapping(regions, or_none=True) or set(regions or ()) != set(configured or ()):
         raise make_invalid_metadata_error(path, f"regions for data.regions={configured}", regions)
-    cleaned = metadata.get("largest_component") or []
+    cleaned = metadata.get("keep_largest_component") or []
     if not isinstance(cleaned, list) or not set(map(str, cleaned)) <= set(metadata["classes"]):
-        raise make_invalid_metadata_error(path, "largest_component", cleaned)
+        raise make_invalid_metadata_error(path, "keep_largest_component", cleaned)
     try:
-        preprocessing = Preprocessing.from_dict(metadata["preparation"])
+        preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: invalid preprocessing: {summarize_error(error)}") from error
     intensities = preprocessing.intensities
@@ -44,13 +44,14 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
         "ct" in preprocessing.normalize and not has_intensities
     ):
         description = "preprocessing for its classes and channels"
-        raise make_invalid_metadata_error(path, description, metadata["preparation"])
-    if metadata.get("training") is not None:
+        raise make_invalid_metadata_error(path, description, metadata["preprocessing"])
+    statistics = metadata.get("training_statistics")
+    if statistics is not None:
         try:
-            TrainingStatistics.from_dict(metadata["training"], len(metadata["channels"]))
+            TrainingStatistics.from_dict(statistics, len(metadata["channels"]))
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
-            description = f"training ({summarize_error(error)})"
-            raise make_invalid_metadata_error(path, description, metadata["training"]) from error
+            description = f"training_statistics ({summarize_error(error)})"
+            raise make_invalid_metadata_error(path, description, statistics) from error
     return metadata
 
 

@@ -166,7 +166,7 @@ class Predictor:
         normalize = self.ensemble.preprocessing.normalize
         by_network = [
             describe_differences(scan.statistics, training, self.ensemble.channels, normalize)
-            for training in self.ensemble.training
+            for training in self.ensemble.training_statistics
         ]
         return by_network[0] if by_network and all(by_network) else []
 

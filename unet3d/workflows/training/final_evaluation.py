@@ -58,7 +58,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     cleaned = choose_postprocessing(run.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
     for path in checkpoints if cleaned else []:
-        update_metadata(path, {"largest_component": cleaned_classes})
+        update_metadata(path, {"keep_largest_component": cleaned_classes})
     evaluation = _build_evaluation(run, ensemble, folder)
     evaluation.output.mkdir(exist_ok=True)
     result = build_result(evaluation, list(evaluation.score_all()))

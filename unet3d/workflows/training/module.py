@@ -61,11 +61,12 @@ def make_metadata(
     config: dict[str, Any], facts: ResolvedDataset, data: TrainingData
 ) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
+    statistics = summarize_statistics([volume.statistics for volume in data.training])
     return {
         "config": config,
         "classes": list(facts.classes),
         "channels": list(facts.channels),
         "regions": config["data"]["regions"],
-        "preparation": data.preprocessing.to_dict(),
-        "training": summarize_statistics([v.statistics for v in data.training]).to_dict(),
+        "preprocessing": data.preprocessing.to_dict(),
+        "training_statistics": statistics.to_dict(),
     }
