@@ -85,8 +85,8 @@ def test_the_crop_box_of_a_thin_structure_has_a_minimum_width():
 
 def test_overlapping_classes_show_the_one_with_fewer_labels():
     labels = np.array([[0, 1, 2, 3, 300]])
-    numbers = make_class_map(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
-    assert numbers.tolist() == [[0, 2, 1, 3, 0]]
+    indices = make_class_map(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
+    assert indices.tolist() == [[0, 2, 1, 3, 0]]
     assert make_class_map(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
 
 

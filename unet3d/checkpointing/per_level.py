@@ -9,19 +9,19 @@ from unet3d.types import DECODER_MODES, ENCODER_MODES, HasRetention, Retention
 
 
 class PerLevelStrategy:
-    """One word for each level's encoder and decoder, from full resolution down; the last repeats.
+    """One mode for each level's encoder and decoder, from full resolution down; the last repeats.
 
     `allow_plain` accepts networks without fused blocks and leaves them unchanged.
     """
 
     def __init__(self, encoders: Sequence[str], decoders: Sequence[str], allow_plain: bool = False):
-        for name, words, known in (
+        for name, modes, known in (
             ("encoders", encoders, ENCODER_MODES),
             ("decoders", decoders, DECODER_MODES),
         ):
-            if isinstance(words, str) or not words or not set(words) <= set(known):
+            if isinstance(modes, str) or not modes or not set(modes) <= set(known):
                 raise UsageError(
-                    f"checkpointing.{name} must be a list of {', '.join(known)}, got {words!r}"
+                    f"checkpointing.{name} must be a list of {', '.join(known)}, got {modes!r}"
                 )
         self.retention = Retention(tuple(encoders), tuple(decoders))
         self.allow_plain = allow_plain

@@ -31,25 +31,25 @@ INTERRUPTED = -1
 def run_app(
     command: str,
     run_command: Command,
-    arguments: Sequence[str],
+    args: Sequence[str],
     on_sweep_end: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Compose the config of `command` and call `run_command`, for each job of a sweep.
 
     `on_sweep_end` is called with the folder of a sweep when all of its jobs have ended.
     """
-    sweep_flags = [word for word in arguments if word in ("-m", "--multirun")]
-    words = [w for w in arguments if w not in sweep_flags]
-    words = [quote_override(word, sweep=bool(sweep_flags)) for word in words]
-    words = sweep_flags + words  # argparse wants flags before overrides
-    config_dirs = find_user_config_dirs(words)
-    if config_dirs and not parse_config_dirs(words):
-        words = ["--config-dir", str(config_dirs[0]), *words]
+    sweep_flags = [arg for arg in args if arg in ("-m", "--multirun")]
+    args = [arg for arg in args if arg not in sweep_flags]
+    args = [quote_override(arg, sweep=bool(sweep_flags)) for arg in args]
+    args = sweep_flags + args  # argparse wants flags before overrides
+    config_dirs = find_user_config_dirs(args)
+    if config_dirs and not parse_config_dirs(args):
+        args = ["--config-dir", str(config_dirs[0]), *args]
     jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(sweep_flags))
 
     def compose_and_run() -> int:
-        check_flags(command, words)
-        check_config_dirs(config_dirs, words)
+        check_flags(command, args)
+        check_config_dirs(config_dirs, args)
         main = hydra.main(
             version_base="1.3", config_path=str(get_config_dir()), config_name=command
         )
@@ -57,10 +57,10 @@ def run_app(
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-    argv, sys.argv = sys.argv, [f"unet3d {command}", *words]
-    debug = "debug=true" in words
+    argv, sys.argv = sys.argv, [f"unet3d {command}", *args]
+    debug = "debug=true" in args
     try:
-        code = run_with_error_handling(compose_and_run, debug=debug, command=command, words=words)
+        code = run_with_error_handling(compose_and_run, debug=debug, command=command, args=args)
     finally:
         sys.argv = argv
     if sweep_flags and jobs.codes:
@@ -95,7 +95,7 @@ class _Jobs:
         """Run one job; Hydra calls this with its config."""
         own = HydraConfig.get()
         overrides = own.overrides.task
-        words, folder = " ".join(overrides), Path(own.runtime.output_dir)
+        typed, folder = " ".join(overrides), Path(own.runtime.output_dir)
         if self.sweeping:
             self.sweep_folders.add(Path(own.sweep.dir).absolute())
         composition = Composition(
@@ -105,7 +105,7 @@ class _Jobs:
             sweeping=self.sweeping,
         )
         composed = ComposedConfig(config=config, composition=composition)
-        hydra_keys = {word.split("=")[0] for word in own.overrides.hydra}
+        hydra_keys = {override.split("=")[0] for override in own.overrides.hydra}
 
         def check_and_run() -> int:
             self._check(composed, hydra_keys)
@@ -113,7 +113,7 @@ class _Jobs:
                 return self.run_command(composed, folder)
             except PredictedOutOfMemoryError as reason:
                 print(f"skipped: {reason}")
-                self.exceptions.append(f"{folder.name} skipped: {reason}: {words}")
+                self.exceptions.append(f"{folder.name} skipped: {reason}: {typed}")
                 return 0
 
         try:
@@ -123,12 +123,12 @@ class _Jobs:
         except (Interrupted, KeyboardInterrupt):
             self.codes.append(INTERRUPTED)
             self.exceptions.append(
-                f"{folder.name} interrupted, resume with the same command and resume=auto: {words}"
+                f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
             )
             raise
         self.codes.append(code)
         if code:
-            self.exceptions.append(f"{folder.name} failed with exit code {code}: {words}")
+            self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
         if code and os.getpid() != self.process:  # a launcher process returns only exceptions
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
 

@@ -1,4 +1,4 @@
-"""Prepare the words of a command line for Hydra."""
+"""Prepare the arguments of a command line for Hydra."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -21,37 +21,37 @@ PATH_KEYS = (
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 
 
-def parse_config_dirs(words: Sequence[str]) -> list[Path]:
+def parse_config_dirs(args: Sequence[str]) -> list[Path]:
     """Return the folders that --config-dir names.
 
     >>> parse_config_dirs(["--config-dir", "a", "--config-dir=b"])
     [PosixPath('a'), PosixPath('b')]
     """
     flags = ("--config-dir", "-cd")
-    separate = [after for word, after in pairwise(words) if word in flags]
-    joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    separate = [after for arg, after in pairwise(args) if arg in flags]
+    joined = [arg.partition("=")[2] for arg in args if arg.startswith("--config-dir=")]
     return [Path(folder) for folder in (*separate, *joined)]
 
 
-def find_user_config_dirs(words: Sequence[str]) -> list[Path]:
+def find_user_config_dirs(args: Sequence[str]) -> list[Path]:
     """Return folders with the user's options: --config-dir, else conf/ in the working folder."""
     local = Path.cwd() / "conf"
     has_local = local.is_dir() and local != get_config_dir()
-    return parse_config_dirs(words) or ([local] if has_local else [])
+    return parse_config_dirs(args) or ([local] if has_local else [])
 
 
-def quote_override(word: str, *, sweep: bool) -> str:
+def quote_override(override: str, *, sweep: bool) -> str:
     """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
 
     >>> quote_override("data.root=/scans/my data (1)", sweep=False)
     "data.root='/scans/my data (1)'"
     """
-    key, equals, value = word.partition("=")
+    key, equals, value = override.partition("=")
     is_path = key.lstrip("+") in PATH_KEYS and equals
     if not is_path or value in ("", "null") or value[0] in "'\"":
-        return word
+        return override
     if sweep and "," in value:
-        return word
+        return override
     escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value else value
     return f"{key}='{escaped}'"
 

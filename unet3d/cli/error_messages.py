@@ -32,7 +32,7 @@ def run_with_error_handling(
     *,
     debug: bool,
     command: str = "train",
-    words: Sequence[str] = (),
+    args: Sequence[str] = (),
     sweeping: bool = False,
 ) -> int:
     """Call `action`; print an error as one line and return its exit code.
@@ -54,7 +54,7 @@ def run_with_error_handling(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"unet3d: {format_error(error, command, words)}", file=sys.stderr)
+        print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
         return get_exit_code(error)
 
 
@@ -75,7 +75,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return is_known or "can't allocate memory" in str(error)
 
 
-def format_error(error: Exception, command: str, words: Sequence[str]) -> str:
+def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     """Say in one line what went wrong."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -86,7 +86,7 @@ def format_error(error: Exception, command: str, words: Sequence[str]) -> str:
         match = re.search(r"Could not override '([^']+)'", str(error))
         if match:
             key = match[1]
-            known = list(list_known_keys(command, words, key))
+            known = list(list_known_keys(command, args, key))
             return f"no key or group {key!r}{suggest_name(key, known)}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."

@@ -24,20 +24,18 @@ READS = {"check": ("data", "experiment", "allow_targets", "debug")}
 """The config groups and keys of train that a command reads, if it does not read all."""
 
 
-def print_help(command: str, about: str, words: Sequence[str]) -> int:
-    """Print the help for the config that the words make."""
+def print_help(command: str, about: str, args: Sequence[str]) -> int:
+    """Print the help for the config that the arguments make."""
 
     def compose_and_print() -> int:
-        config_dirs = find_user_config_dirs(words)
-        check_config_dirs(config_dirs, words)
-        named = {str(folder) for folder in parse_config_dirs(words)}
-        overrides = [
-            quote_override(w, sweep=False) for w in words if w[0] != "-" and w not in named
-        ]
+        config_dirs = find_user_config_dirs(args)
+        check_config_dirs(config_dirs, args)
+        named = {str(folder) for folder in parse_config_dirs(args)}
+        overrides = [quote_override(a, sweep=False) for a in args if a[0] != "-" and a not in named]
         print(format_command_help(command, about, overrides, config_dirs))
         return 0
 
-    return run_with_error_handling(compose_and_print, debug=False, command=command, words=words)
+    return run_with_error_handling(compose_and_print, debug=False, command=command, args=args)
 
 
 def format_command_help(
@@ -100,14 +98,14 @@ def format_usage(command: str, command_config: Mapping[str, Any]) -> str:
 
 
 def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
-    """Format two columns and wrap the second; a long word gets a line of its own."""
-    left = min(max(len(word) for word, _ in rows), 38)
+    """Format two columns and wrap the second; a long first gets a line of its own."""
+    left = min(max(len(name) for name, _ in rows), 38)
     lines = []
-    for word, text in rows:
+    for name, text in rows:
         wrapped = textwrap.wrap(text, max(width - left - 4, 30)) or [""]
-        if len(word) > left:
-            lines += [f"  {word}", *(f"  {'':{left}}  {line}" for line in wrapped if line)]
+        if len(name) > left:
+            lines += [f"  {name}", *(f"  {'':{left}}  {line}" for line in wrapped if line)]
             continue
-        lines.append(f"  {word:{left}}  {wrapped[0]}".rstrip())
+        lines.append(f"  {name:{left}}  {wrapped[0]}".rstrip())
         lines += [f"  {'':{left}}  {line}" for line in wrapped[1:]]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ GRACE_SECONDS = 8.0
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def launch_ranks(words: Sequence[str], folder: Path, count: int) -> int:
+def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
     """Train as `count` ranks in one folder.
 
     The first rank that fails ends all of them; the error says which it was.
@@ -28,7 +28,7 @@ def launch_ranks(words: Sequence[str], folder: Path, count: int) -> int:
     before = {
         number: signal.signal(number, lambda n, _: received.append(n)) for number in HANDLED_SIGNALS
     }
-    processes = start_ranks(words, folder, count)
+    processes = start_ranks(overrides, folder, count)
     try:
         return wait_for_ranks(processes, received)
     finally:
@@ -41,12 +41,12 @@ def launch_ranks(words: Sequence[str], folder: Path, count: int) -> int:
             signal.signal(number, handler)
 
 
-def start_ranks(words: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
+def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
     """Start each rank in a session of its own, so that only this process forwards Ctrl-C."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "unet3d.cli.main", "train", *words]
+    command = [sys.executable, "-m", "unet3d.cli.main", "train", *overrides]
     command += [f"hydra.run.dir={folder}"]
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     environment = {

@@ -30,14 +30,14 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["--version"]:
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if args[:1] == ["--version"]:
         print(__version__)
         return 0
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not args or args[0] in ("-h", "--help", "help"):
         print(format_help())
         return 0
-    command, *rest = words
+    command, *rest = args
     if command not in COMMANDS:
         near = get_close_matches(command, [*COMMANDS, "--help", "--version"], n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def print_sweep_summary(folder: Path) -> None:
         import_command("compare").print_sweep_summary(folder)
 
-    words = bare_words_as_runs(rest) if command == "compare" else rest
-    return run_app(command, run_command, words, print_sweep_summary)
+    rest = collect_runs(rest) if command == "compare" else rest
+    return run_app(command, run_command, rest, print_sweep_summary)
 
 
 def import_command(command: str) -> ModuleType:
@@ -79,17 +79,17 @@ def import_command(command: str) -> ModuleType:
     return sys.modules[name]
 
 
-def bare_words_as_runs(words: Sequence[str]) -> list[str]:
-    """Turn words without a key into the value of `runs`.
+def collect_runs(args: Sequence[str]) -> list[str]:
+    """Turn arguments without a key into the value of `runs`.
 
-    >>> bare_words_as_runs(["a", "b c", "format=json"])
+    >>> collect_runs(["a", "b c", "format=json"])
     ['format=json', "runs=['a','b c']"]
     """
-    runs = [w for w in words if w[:1] != "-" and ("=" not in w or Path(w).exists())]
+    runs = [a for a in args if a[:1] != "-" and ("=" not in a or Path(a).exists())]
     if not runs:
-        return list(words)
+        return list(args)
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in runs]
-    return [*(w for w in words if w not in runs), f"runs=[{','.join(quoted)}]"]
+    return [*(a for a in args if a not in runs), f"runs=[{','.join(quoted)}]"]
 
 
 def format_help() -> str:

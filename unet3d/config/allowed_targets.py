@@ -40,8 +40,8 @@ def read_allowed_packages(config: DictConfig) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _is_dotted_name(word: Any) -> bool:
-    return isinstance(word, str) and all(map(str.isidentifier, word.split(".")))
+def _is_dotted_name(value: Any) -> bool:
+    return isinstance(value, str) and all(map(str.isidentifier, value.split(".")))
 
 
 def iter_targets(values: Any, key: str) -> Iterator[tuple[str, Any]]:

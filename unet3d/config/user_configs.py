@@ -17,18 +17,18 @@ ALLOWED_HYDRA_KEYS = ("run", "sweep")
 """The folders of runs. Other keys make Hydra set variables or call code before ours runs."""
 
 
-def check_config_dirs(user_dirs: Sequence[Path], words: Sequence[str]) -> None:
+def check_config_dirs(user_dirs: Sequence[Path], args: Sequence[str]) -> None:
     """Check the user's folders and ours, to which users of a checkout add options."""
     for folder in {get_config_dir(), *user_dirs}:
-        check_user_configs(folder, words)
+        check_user_configs(folder, args)
 
 
-def check_user_configs(folder: Path, words: Sequence[str]) -> None:
+def check_user_configs(folder: Path, args: Sequence[str]) -> None:
     """Check the options in a folder that the command line selects, and those that they select.
 
     The configs of commands are ours: they are in no group's folder.
     """
-    names = {name for word in words for name in list_option_names(word.partition("=")[2])}
+    names = {name for arg in args for name in list_option_names(arg.partition("=")[2])}
     files, checked = sorted(folder.glob("*/**/*.yaml")), set[Path]()
     while new := [file for file in files if file.stem in names and file not in checked]:
         for file in new:
@@ -66,12 +66,12 @@ def check_file(file: Path) -> Iterator[str]:
             settings += [f"hydra.{k}" for k, _ in list_pairs(value) if k not in ALLOWED_HYDRA_KEYS]
             settings += [] if isinstance(value, yaml.MappingNode) else ["hydra"]
         if key == "defaults":
-            words = [scalar.value for scalar in iter_scalars(value)]
-            settings += [word for word in words if "hydra" in word]
+            values = [scalar.value for scalar in iter_scalars(value)]
+            settings += [text for text in values if "hydra" in text]
             entries = value.value if isinstance(value, yaml.SequenceNode) else []
             if any(getattr(entry, "value", None) == file.stem for entry in entries):
                 raise UsageError(f"{file} names itself in its defaults")
-            yield from (name for word in words for name in list_option_names(word))
+            yield from (name for text in values for name in list_option_names(text))
     for setting in settings:
         if "hydra" in setting:
             raise UsageError(

@@ -19,7 +19,7 @@ from unet3d.config.compose import (
 from unet3d.errors import UsageError
 
 MIXED_TYPES = ("precision", "fold", "seed", "budget_gib", "trainer.devices", "data.background")
-"""Keys that take words and numbers; they are checked where they are parsed."""
+"""Keys that take strings and numbers; they are checked where they are parsed."""
 
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
@@ -46,8 +46,8 @@ def check_value_types(composed: ComposedConfig) -> None:
     groups = list_config_groups()
     choices = composed.composition.choices
     options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
-    words = [f"{group}={option or 'null'}" for group, option in options.items()]
-    defaults = compose_config(words, composed.composition.command).config
+    overrides = [f"{group}={option or 'null'}" for group, option in options.items()]
+    defaults = compose_config(overrides, composed.composition.command).config
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
         if key in MIXED_TYPES or default is None or isinstance(default, str):
@@ -85,11 +85,11 @@ def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> 
     raise UsageError(message)
 
 
-def list_known_keys(command: str, words: Sequence[str], bad_key: str) -> Iterator[str]:
+def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator[str]:
     """Yield every key and group of the config as the other overrides make it."""
     groups = list_config_groups()
     yield from groups
-    choices = [w for w in words if w.split("=")[0] in groups and w.split("=")[0] != bad_key]
+    choices = [a for a in args if a.split("=")[0] in groups and a.split("=")[0] != bad_key]
     GlobalHydra.instance().clear()
     try:
         composed = compose_config(choices, command)
@@ -98,9 +98,9 @@ def list_known_keys(command: str, words: Sequence[str], bad_key: str) -> Iterato
     yield from iter_keys(composed.config)
 
 
-def suggest_name(word: str, known: Sequence[str]) -> str:
-    """Return the known word that was probably meant, as the end of a sentence."""
-    match = get_close_matches(word, known, n=1, cutoff=0.5)
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return the known name that was probably meant, as the end of a sentence."""
+    match = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {match[0]}?" if match else "."
 
 

@@ -64,7 +64,7 @@ def read_float(
 
 
 def read_choice(config: DictConfig, key: str, choices: Sequence[str]) -> str:
-    """Read one of a few words."""
+    """Read one of `choices`."""
     value = read(config, key)
     if value not in choices:
         raise UsageError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
@@ -72,7 +72,7 @@ def read_choice(config: DictConfig, key: str, choices: Sequence[str]) -> str:
 
 
 def read_optional_str(config: DictConfig, key: str) -> str | None:
-    """Read a word or a path, or null."""
+    """Read a string, or null."""
     value = read(config, key)
     return None if value is None else str(value)
 
@@ -99,7 +99,7 @@ def read_optional_shape(config: DictConfig, key: str) -> Triple | None:
 
 
 def read_names(config: DictConfig, key: str) -> tuple[str, ...]:
-    """Read a list of words."""
+    """Read a list of names."""
     value = read(config, key)
     if not isinstance(value, list):
         raise UsageError(f"{key} must be a list, got {value!r}")
@@ -148,22 +148,22 @@ def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
     """Read a path or a pattern, several separated by commas, or a list of these."""
     value = read(config, key)
     if isinstance(value, list):
-        words = [str(word) for word in value]
+        patterns = [str(pattern) for pattern in value]
     elif Path(str(value)).exists():
         return (Path(str(value)),)
     else:
         text = str(value).strip()
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
-        words = [word.strip().strip("'\"") for word in text.split(",")]
-    return tuple(path for word in words for path in _expand_pattern(word, key))
+        patterns = [part.strip().strip("'\"") for part in text.split(",")]
+    return tuple(path for pattern in patterns for path in _expand_pattern(pattern, key))
 
 
-def _expand_pattern(word: str, key: str) -> list[Path]:
-    path = Path(word)
-    if path.exists() or not set(word) & set("*?["):
+def _expand_pattern(pattern: str, key: str) -> list[Path]:
+    path = Path(pattern)
+    if path.exists() or not set(pattern) & set("*?["):
         return [path]
     matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     if not matches:
-        raise UsageError(f"{key}: no file matches {word}")
+        raise UsageError(f"{key}: no file matches {pattern}")
     return matches

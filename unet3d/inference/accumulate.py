@@ -103,8 +103,8 @@ def run_windows(
         batch = torch.stack([extract_window(image, w, schedule.patch) for w in windows]).to(device)
         for network, axes in product(networks, flips):
             logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
-            for number, window in enumerate(windows):
-                sums.add(window, logits[number], axes)
+            for index, window in enumerate(windows):
+                sums.add(window, logits[index], axes)
             del logits  # before the network computes the next ones
         on_windows(len(windows))
         while tiles and tiles[0].last < begin + len(windows):

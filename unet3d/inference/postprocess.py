@@ -16,12 +16,12 @@ def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
     from scipy.ndimage import find_objects, label
 
     boxes = find_objects(labels)
-    for number in classes:
-        box = boxes[number - 1] if number <= len(boxes) else None
+    for index in classes:
+        box = boxes[index - 1] if index <= len(boxes) else None
         if box is None:  # the class is absent
             continue
         part = labels[box]
-        mask = part == number
+        mask = part == index
         components, count = label(mask, structure=np.ones((3, 3, 3)))
         if count > 1:
             sizes = np.zeros(count + 1, np.int64)

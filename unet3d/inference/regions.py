@@ -12,8 +12,8 @@ def get_region_labels(regions: Mapping[str, Sequence[int]]) -> list[int]:
     [1, 2, 3]
     """
     labels, parts = [], list(regions.values())
-    for number, (name, part) in enumerate(regions.items()):
-        own = set(part).difference(*parts[number + 1 :])
+    for index, (name, part) in enumerate(regions.items()):
+        own = set(part).difference(*parts[index + 1 :])
         if len(own) != 1:
             raise UsageError(
                 f"data.regions.{name} must have exactly one label that no later region has (list "

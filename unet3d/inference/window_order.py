@@ -18,7 +18,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class OutputTile:
-    """Rows and columns covered by the same windows, whose numbers go from `first` to `last`."""
+    """Rows and columns covered by the same windows, whose indices go from `first` to `last`."""
 
     rows: Span
     columns: Span
@@ -144,7 +144,7 @@ def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span
 
 
 def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> list[int]:
-    """Return the numbers of the windows that cover a span."""
+    """Return the indices of the windows that cover a span."""
     return [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
 
 

@@ -116,14 +116,14 @@ class LabelWriter:
         rows, columns, lengthwise = self.axes
         upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)
 
-        def get_row(number: int) -> Tensor:
+        def get_row(index: int) -> Tensor:
             """(K, columns, length), after the column to the left if there is one."""
-            values = own[:, number - tile.rows[0]] if number >= tile.rows[0] else upper
+            values = own[:, index - tile.rows[0]] if index >= tile.rows[0] else upper
             assert values is not None
             if left is None:
                 return values
             first = tile.rows[0] - (upper is not None)
-            return torch.cat([left[:, number - first, None], values], 1)
+            return torch.cat([left[:, index - first, None], values], 1)
 
         ready = columns.find_ready((max(tile.columns[0], self.columns[0]), tile.columns[1]))
         for n in rows.find_ready(tile.rows) if ready else ():

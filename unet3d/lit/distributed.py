@@ -195,6 +195,6 @@ def is_communication_error(error: BaseException) -> bool:
         return True
     message = str(error)
     return isinstance(error, RuntimeError) and any(
-        word in message
-        for word in ("gloo", "NCCL", "Connection closed by peer", "Timed out waiting")
+        phrase in message
+        for phrase in ("gloo", "NCCL", "Connection closed by peer", "Timed out waiting")
     )

@@ -23,12 +23,12 @@ def get_cpu_quota(mount: Path = MOUNT, own: Path = OWN) -> float | None:
     """Return the CPU time limit in cores, whatever number of cores is visible; None: no limit."""
     quotas = []
     for folder in _groups("cpu", mount, own):
-        words = _read_words(folder / "cpu.max") or [
-            *_read_words(folder / "cpu.cfs_quota_us"),
-            *_read_words(folder / "cpu.cfs_period_us"),
+        fields = _read_fields(folder / "cpu.max") or [
+            *_read_fields(folder / "cpu.cfs_quota_us"),
+            *_read_fields(folder / "cpu.cfs_period_us"),
         ]
-        if len(words) == 2 and words[0].isdigit():  # "max" or -1: no limit
-            quotas.append(int(words[0]) / int(words[1]))
+        if len(fields) == 2 and fields[0].isdigit():  # "max" or -1: no limit
+            quotas.append(int(fields[0]) / int(fields[1]))
     return min(quotas, default=None)
 
 
@@ -36,12 +36,12 @@ def _read_memory(mount: Path, own: Path) -> list[tuple[int, int]]:
     """Return (limit, used bytes) of each group that has a limit."""
     limits = []
     for folder in _groups("memory", mount, own):
-        stats = dict(zip(*[iter(_read_words(folder / "memory.stat"))] * 2, strict=False))
+        stats = dict(zip(*[iter(_read_fields(folder / "memory.stat"))] * 2, strict=False))
         for limit, used, cached in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit_words, used_words = _read_words(folder / limit), _read_words(folder / used)
+            limit_words, used_words = _read_fields(folder / limit), _read_fields(folder / used)
             if not limit_words or not used_words or not limit_words[0].isdigit():
                 continue
             if int(limit_words[0]) < NO_LIMIT:
@@ -73,7 +73,7 @@ def _groups(controller: str, mount: Path, own: Path) -> list[Path]:
     return [folder for folder in folders if ".." not in folder.parts and folder.is_dir()]
 
 
-def _read_words(file: Path) -> list[str]:
+def _read_fields(file: Path) -> list[str]:
     try:
         return file.read_text().split()
     except OSError:

@@ -41,13 +41,13 @@ def map_torch_indices() -> dict[str, int]:
     return indices
 
 
-def query_nvml(device: nvml.Device, number: int | None) -> Gpu:
+def query_nvml(device: nvml.Device, index: int | None) -> Gpu:
     """Return what the driver reports about a GPU."""
     memory, processes = nvml.get_memory(device), nvml.list_processes(device)
     return Gpu(
         name=nvml.get_gpu_name(device),
         uuid=device if isinstance(device, str) else None,
-        index=number,
+        index=index,
         total=None if memory is None else memory.total,
         free=None if memory is None else memory.free,
         capability=nvml.get_compute_capability(device),

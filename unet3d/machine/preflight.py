@@ -87,8 +87,8 @@ def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bo
     >>> has_kernels(["sm_90", "compute_90"], (12, 0))
     True
     """
-    for word in architectures:
-        kind, _, digits = word.partition("_")
+    for name in architectures:
+        kind, _, digits = name.partition("_")
         if not digits.isdigit():
             continue  # sm_90a: architecture-specific kernels
         major, minor = int(digits[:-1]), int(digits[-1])

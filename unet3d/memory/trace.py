@@ -77,7 +77,7 @@ class Trace(TorchDispatchMode):
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
         self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
         self._stack: list[str] = []
-        self._open_calls: list[tuple[int, int, int]] = []  # event, node number, call number
+        self._open_calls: list[tuple[int, int, int]] = []  # event, node and call
         self._num_calls = 0
         self._paths: dict[nn.Module, str] = {}
         self._leaves: dict[str, str] = {}  # path -> type of modules that called no other

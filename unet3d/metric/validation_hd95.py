@@ -52,8 +52,8 @@ class ValidationHD95:
     def compute(self) -> dict[str, float]:
         """Return `hd95_mm` (mean over classes) and `hd95_mm/<class>`, without undefined ones."""
         means = {}
-        for number, name in enumerate(self.scored_classes):
-            values = [row[number] for row in self.distances_mm if not np.isnan(row[number])]
+        for index, name in enumerate(self.scored_classes):
+            values = [row[index] for row in self.distances_mm if not np.isnan(row[index])]
             if values:
                 means[f"hd95_mm/{name}"] = float(np.mean(values))
         return {"hd95_mm": float(np.mean(list(means.values())))} | means if means else {}

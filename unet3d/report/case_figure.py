@@ -116,8 +116,8 @@ def make_panels(
 def _draw_outline(panel: Any, reference: np.ndarray) -> None:
     """Outline the reference's classes on a panel."""
     panel.autoscale(False)
-    for number in np.unique(reference[reference > 0]):
-        inside = np.pad(reference == number, 1).astype(float)
+    for index in np.unique(reference[reference > 0]):
+        inside = np.pad(reference == index, 1).astype(float)
         grid = (np.arange(-1, n - 1) for n in inside.shape[::-1])
         panel.contour(*grid, inside, levels=[0.5], colors="white", linewidths=0.8)
 
@@ -142,16 +142,16 @@ def _draw_edge_letters(panel: Any, axis: int) -> None:
 
 
 def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Return each voxel's class number, 0 for none; where classes overlap, the one of fewer labels.
+    """Return each voxel's class index, 0 for none; where classes overlap, the one of fewer labels.
 
-    Classes are numbered from 1.
+    The first class has the index 1.
     """
     highest = max(max(members) for members in classes.values())
-    numbers = np.zeros(highest + 2, np.int32)
-    numbered = enumerate(classes.values(), start=1)
-    for number, members in sorted(numbered, key=lambda item: -len(item[1])):
-        numbers[list(members)] = number
-    return numbers[labels.astype(np.int32).clip(0, highest + 1)]
+    indices = np.zeros(highest + 2, np.int32)
+    indexed = enumerate(classes.values(), start=1)
+    for index, members in sorted(indexed, key=lambda item: -len(item[1])):
+        indices[list(members)] = index
+    return indices[labels.astype(np.int32).clip(0, highest + 1)]
 
 
 def count_wrong_voxels(case: CaseFigure, axis: int) -> np.ndarray:

@@ -79,8 +79,8 @@ def draw_dataset_summary(
         axes.set_xlabel(unit)
     sizes.set_title(f"sizes of {len(prints)} cases")
     spacings.set_title("spacings")
-    for number, name in enumerate(channels):
-        values = np.concatenate([p.intensities[number] for p in prints])
+    for index, name in enumerate(channels):
+        values = np.concatenate([p.intensities[index] for p in prints])
         if len(values):
             low, high = np.percentile(values, (0.1, 99.9))
             scale = max(float(np.median(np.abs(values))), 1e-6)  # linear up to here, then log

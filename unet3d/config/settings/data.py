@@ -41,7 +41,7 @@ class DataSettings:
     spacing_mm: tuple[float, float, float] | Literal["median"] | None
     background: tuple[float | str, ...]  # one value for all channels, or one for each
     crop: str
-    normalize: tuple[str, ...]  # one word for all channels, or one for each
+    normalize: tuple[str, ...]  # one method for all channels, or one for each
     cache: Path
     patch_size: Triple
     batch_size: int

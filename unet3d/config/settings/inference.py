@@ -78,5 +78,5 @@ def _parse_classes(config: DictConfig) -> tuple[str, ...] | None:
         return None
     if value in (None, "none"):
         return ()
-    words = value if isinstance(value, list) else str(value).split(",")
-    return tuple(str(word).strip() for word in words)
+    names = value if isinstance(value, list) else str(value).split(",")
+    return tuple(str(name).strip() for name in names)

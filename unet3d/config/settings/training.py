@@ -118,8 +118,8 @@ class TrainingSettings:
 
     def with_overrides(self, *overrides: str) -> "TrainingSettings":
         """Return the settings as if these overrides had been typed after the user's own."""
-        words = [*self.composition.overrides, *overrides]
-        return parse_training(compose_config(words, self.composition.command))
+        all_overrides = [*self.composition.overrides, *overrides]
+        return parse_training(compose_config(all_overrides, self.composition.command))
 
     def with_strategy(self, name: str) -> "TrainingSettings":
         """Return the settings with another option of the group `checkpointing`."""

@@ -69,9 +69,9 @@ def check_voxels(
                         Finding(case=case.name, file=file, message=message, advice=advice)
                     )
             progress(done, len(cases))
-    for number, name in enumerate(classes):
-        if present and number not in present:
-            message = f"class {number} ({name}) occurs in no label"
+    for label, name in enumerate(classes):
+        if present and label not in present:
+            message = f"class {label} ({name}) occurs in no label"
             advice = "remove it from the classes, or check the numbering of the labels"
             findings.append(Finding(case=None, file=None, message=message, advice=advice))
     if borders:

@@ -77,18 +77,18 @@ def write_decathlon(
     spacing_mm: Sequence[float],
     draw: Callable[[int], tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Write the image (channels last, if several) and label of `draw(number)` for each case."""
+    """Write the image (channels last, if several) and label of `draw(index)` for each case."""
     import nibabel
 
     (folder / "imagesTr").mkdir()
     (folder / "labelsTr").mkdir()
     affine = np.diag([*spacing_mm, 1.0])
     training = []
-    for number in range(cases):
-        image, label = draw(number)
+    for index in range(cases):
+        image, label = draw(index)
         entry = {}
         for key, array in (("image", image.astype(np.float32)), ("label", label)):
-            file = f"./{key}sTr/case_{number:03d}.nii.gz"
+            file = f"./{key}sTr/case_{index:03d}.nii.gz"
             nibabel.save(nibabel.Nifti1Image(array, affine), folder / file)
             entry[key] = file
         training.append(entry)

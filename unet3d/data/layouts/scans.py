@@ -78,8 +78,8 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
     return sorted((same_name[0] for same_name in scans.values()), key=lambda scan: scan.name)
 
 
-def _get_channel_file(first_channel: Path, name: str, number: int) -> Path:
-    return first_channel.with_name(f"{name}_{number:04d}{split_nifti_suffix(first_channel)[1]}")
+def _get_channel_file(first_channel: Path, name: str, channel: int) -> Path:
+    return first_channel.with_name(f"{name}_{channel:04d}{split_nifti_suffix(first_channel)[1]}")
 
 
 def _list_images(folder: Path) -> list[Path]:

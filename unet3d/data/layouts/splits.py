@@ -38,8 +38,8 @@ def split_cases(
         raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
     units = list(range(len(ordered)))  # the index of each case, or of its group
     if groups is not None:
-        numbers = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
-        units = [numbers[groups[case.name]] for case in ordered]
+        indices = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
+        units = [indices[groups[case.name]] for case in ordered]
     count = len(set(units))
     if count < NUM_FOLDS:
         unit = "cases" if groups is None else "groups"

@@ -72,8 +72,8 @@ def write_dataset(
     """Write the dataset to `folder`."""
     intensity = np.array([0.0, *(0.6 + 0.35 * c for c in range(classes - 1))])
 
-    def draw_case(number: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng((seed, number))
+    def draw_case(index: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng((seed, index))
         label = draw_label(rng, classes, size, spacing_mm)
         return intensity[label] + rng.normal(0, noise, size), label
 

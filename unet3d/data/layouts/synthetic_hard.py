@@ -80,8 +80,8 @@ def write_hard_dataset(
     """Write the dataset to `folder`."""
     grid = make_grid(size, spacing_mm)
 
-    def draw_noisy_case(number: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng((seed, number))
+    def draw_noisy_case(index: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng((seed, index))
         label, first, second = draw_case(rng, grid)
         first = first * np.exp(bias * draw_smooth_field(rng, grid))
         image = np.stack([first, second], axis=-1)

@@ -22,9 +22,9 @@ def compute_class_fractions(
     These are patches of the first epoch before augmentation; batch size and number of ranks do not
     matter. NaN if no voxel is labeled.
     """
-    number = max(MIN_PATCHES, TARGET_VOXELS // prod(patches.patch_size))
+    num_patches = max(MIN_PATCHES, TARGET_VOXELS // prod(patches.patch_size))
     sampler = EpochSampler(
-        min(samples, number),
+        min(samples, num_patches),
         batch_size=1,
         foreground_fraction=foreground_fraction,
         seed=patches.seed,

@@ -1,7 +1,7 @@
 """Make samples from cached volumes: random training patches and whole validation volumes.
 
-A patch depends only on (seed, epoch, number), so that every worker and every resumed run makes the
-same patch.
+A patch depends only on (seed, epoch, sample index), so that every worker and every resumed run
+makes the same patch.
 """
 
 from collections.abc import Sequence
@@ -84,9 +84,9 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def _draw(self, index: PatchIndex) -> tuple[CachedVolume, int, list[int]]:
         """Draw the volume, the seed of its augmentation and the start of the patch."""
-        epoch, number, is_foreground = index
-        volume = self.volumes[number % len(self.volumes)]
-        rng = np.random.default_rng((self.seed, epoch, number))
+        epoch, sample_index, is_foreground = index
+        volume = self.volumes[sample_index % len(self.volumes)]
+        rng = np.random.default_rng((self.seed, epoch, sample_index))
         augmentation_seed = int(rng.integers(2**63))
         return volume, augmentation_seed, self._draw_start(volume, is_foreground, rng)
 
@@ -157,7 +157,7 @@ class ValidationVolumes(Dataset[Sample]):
 def read_classes(volumes: Sequence[CachedVolume]) -> list[set[int]]:
     """Read the foreground classes of each volume."""
     making, classes = InFlightCases(volumes), []
-    for number, volume in enumerate(volumes):
-        with making(number):
+    for index, volume in enumerate(volumes):
+        with making(index):
             classes.append(volume.classes)
     return classes

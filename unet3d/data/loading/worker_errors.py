@@ -45,19 +45,19 @@ class InFlightCases:
 
     def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
-        self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume number) of each worker
+        self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume index) of each worker
 
     @contextmanager
-    def __call__(self, number: int) -> Generator[None]:
-        """Enter while making a sample of volume `number`; raise its errors as SampleError."""
+    def __call__(self, index: int) -> Generator[None]:
+        """Enter while making a sample of volume `index`; raise its errors as SampleError."""
         worker = get_worker_info()
         if worker is not None:
             slot = 2 * (worker.id % MAX_WORKERS)
-            self.started[slot], self.started[slot + 1] = os.getpid(), number
+            self.started[slot], self.started[slot + 1] = os.getpid(), index
         try:
             yield
         except Exception as error:
-            volume = self.volumes[number]
+            volume = self.volumes[index]
             raise SampleError(
                 f"{volume.name}: {find_damaged_file(volume) or format_one_line(error)}"
             ) from error
@@ -65,7 +65,7 @@ class InFlightCases:
     def get_last(self, pids: Sequence[int]) -> list[CachedVolume]:
         """Return the volumes that these workers started last."""
         pairs = zip(self.started[::2], self.started[1::2], strict=True)
-        return [self.volumes[number] for pid, number in pairs if pid in pids]
+        return [self.volumes[index] for pid, index in pairs if pid in pids]
 
 
 def find_damaged_file(volume: CachedVolume) -> str | None:

@@ -164,9 +164,9 @@ class Preprocessing:
         return label
 
     def _normalize_in_place(
-        self, channel: np.ndarray, number: int, background: np.float32
+        self, channel: np.ndarray, index: int, background: np.float32
     ) -> np.ndarray:
-        method = self.normalize[number if len(self.normalize) > 1 else 0]
+        method = self.normalize[index if len(self.normalize) > 1 else 0]
         if method == "none":
             if background:
                 channel[channel == background] = 0
@@ -174,7 +174,7 @@ class Preprocessing:
         selected = ...  # voxels that are normalized: all, unless zscore_nonzero
         if method == "ct":
             assert self.intensities is not None, "the config provides them if a channel is ct"
-            mean, std, low, high = self.intensities[number]
+            mean, std, low, high = self.intensities[index]
             np.clip(channel, low, high, out=channel)
         else:
             if method == "zscore_nonzero":
@@ -192,16 +192,16 @@ class Preprocessing:
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Return the channels (C, D, H, W) in the files' grid, and the first file's affine."""
     parts, affine = [], np.eye(4)
-    for number, file in enumerate(files):
+    for index, file in enumerate(files):
         channels, file_affine = read_volume(file)
         if not all(_is_finite(channel) for channel in channels):
             raise UsageError(f"{file} holds NaN or infinite values")
-        if number and channels.shape[1:] != parts[0].shape[1:]:
+        if index and channels.shape[1:] != parts[0].shape[1:]:
             raise UsageError(
                 f"{file} has shape {list(channels.shape[1:])}, but {files[0]} "
                 f"{list(parts[0].shape[1:])}: the channels of a case must have the same shape"
             )
-        affine = affine if number else file_affine
+        affine = affine if index else file_affine
         parts.append(channels)
     return parts[0] if len(parts) == 1 else _concatenate(parts), affine
 

@@ -2,7 +2,7 @@
 
 A block stores raw convolution outputs and nothing else; reading a map normalizes and activates it
 tile by tile. The gradient stays in one buffer from the end of a block to its start. The `mode` of
-a block, a word of unet3d.types.Retention, says which outputs are stored and which recomputed.
+a block, one of unet3d.types.Retention, says which outputs are stored and which recomputed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -242,9 +242,9 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
 
 
 def list_normalizations(preprocessing: Preprocessing, channels: int) -> list[str]:
-    """Return one word for each channel."""
-    words = list(preprocessing.normalize)
-    return words if len(words) == channels else words * channels
+    """Return the normalization method of each channel."""
+    methods = list(preprocessing.normalize)
+    return methods if len(methods) == channels else methods * channels
 
 
 def verify_export(

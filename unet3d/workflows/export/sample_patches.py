@@ -91,7 +91,7 @@ def select_varied_patches(
     rng = np.random.default_rng(0)
     images: list[np.ndarray] = []
     chosen = list(cases)[:NUM_PATCHES]
-    for number, files in enumerate(chosen):
+    for index, files in enumerate(chosen):
         image = preprocessing.preprocess_scan(files).image
         if len(image) != channels:
             raise UsageError(
@@ -104,5 +104,5 @@ def select_varied_patches(
             starts.append([int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack])
         candidates = [crop_padded(image, start, patch_size) for start in starts]
         candidates.sort(key=lambda patch: patch.std(), reverse=True)
-        images += candidates[: len(range(number, NUM_PATCHES, len(chosen)))]
+        images += candidates[: len(range(index, NUM_PATCHES, len(chosen)))]
     return [torch.from_numpy(image) for image in images]

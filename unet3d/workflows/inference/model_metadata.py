@@ -74,9 +74,9 @@ def is_mapping(value: Any, *, or_none: bool = False) -> bool:
 
 
 def are_unique_names(value: Any) -> bool:
-    """Return whether a value is a list of different words."""
-    are_words = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    return are_words and 0 < len(value) == len(set(value))
+    """Return whether a value is a list of different names."""
+    are_strings = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return are_strings and 0 < len(value) == len(set(value))
 
 
 def make_invalid_metadata_error(path: Path, what: str, value: Any) -> UsageError:

@@ -70,7 +70,7 @@ def find_fixes(
         limit = get_device_bytes(estimate_memory(settings)) + CUDA_CONTEXT_BYTES
     fixes = []
     for overrides in _list_candidates(settings):
-        if any(word in settings.composition.overrides for word in overrides):
+        if any(o in settings.composition.overrides for o in overrides):
             continue
         try:
             reserved = get_device_bytes(estimate_memory(settings.with_overrides(*overrides)))
@@ -146,8 +146,8 @@ def format_oom_report(
     fixes = find_fixes(settings, total)
     lines += format_fixes(fixes)
     if fixes and (folder / "checkpoints" / "last.ckpt").exists():
-        words = " ".join([*settings.composition.overrides, *fixes[0].overrides])
-        lines.append(f"to resume from the last checkpoint: unet3d train {words}")
+        overrides = " ".join([*settings.composition.overrides, *fixes[0].overrides])
+        lines.append(f"to resume from the last checkpoint: unet3d train {overrides}")
         lines.append(f"  hydra.run.dir='{folder}' resume=auto")
     return "\n".join(lines)
 

@@ -142,7 +142,7 @@ def estimate_cached(settings: TrainingSettings) -> MemoryEstimate:
 
 def measure_extra_compute(settings: TrainingSettings, overrides: tuple[str, ...]) -> float:
     """Return the work of a step beyond that of plain modules, as a fraction of it."""
-    strategy = [word for word in overrides if word.startswith("checkpointing=")]
+    strategy = [o for o in overrides if o.startswith("checkpointing=")]
     small = ("data.batch_size=1", "precision=32")
     plain = _count_flops(settings, "checkpointing=none", *small)
     return _count_flops(settings, *strategy, *small) / plain - 1

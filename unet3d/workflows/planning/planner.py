@@ -261,7 +261,7 @@ def format_list(numbers: Sequence[float]) -> str:
 
 
 def choose_normalization(settings: TrainingSettings, dataset: DatasetFingerprint) -> list[str]:
-    """Return one word per channel: by modality, and masked where much of a volume is background."""
+    """Return one method per channel: by modality; masked where much of a volume is background."""
     if settings.data.normalize != ("auto",):
         return list(settings.data.normalize)
     fractions = [case.crop_fraction for case in dataset.fingerprints]

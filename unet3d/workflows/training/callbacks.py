@@ -115,7 +115,7 @@ def select_hparams(
     choices, overrides = settings.composition.choices, settings.composition.overrides
     main = ("model", "pool", "checkpointing")
     hparams: dict[str, Any] = {key: choices[key] for key in main if key in choices}
-    for key in sorted(word.lstrip("+~").partition("=")[0] for word in overrides):
+    for key in sorted(o.lstrip("+~").partition("=")[0] for o in overrides):
         value: Any = choices.get(key, config)
         for part in key.split(".") if value is config else ():
             value = value.get(part) if isinstance(value, dict) else None

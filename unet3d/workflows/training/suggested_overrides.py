@@ -31,14 +31,14 @@ def suggest_overrides(settings: TrainingSettings) -> SuggestedOverrides:
 def double_limits(settings: TrainingSettings) -> str:
     """Return twice the limits of a run as overrides; parsed settings have at least one."""
     trainer = settings.trainer
-    words = []
+    overrides = []
     if trainer.max_steps is not None:
-        words.append(f"trainer.max_steps={2 * trainer.max_steps}")
+        overrides.append(f"trainer.max_steps={2 * trainer.max_steps}")
     if trainer.max_epochs is not None:
-        words.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
+        overrides.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
     if trainer.max_seconds is not None:
-        words.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    return " ".join(words)
+        overrides.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
+    return " ".join(overrides)
 
 
 def format_duration(seconds: float) -> str:
