@@ -136,7 +136,7 @@ def time_steps(
     change(run)
     run.trainer.fit(run.module, run.train_loader)
     memory = run.callbacks.memory.peak
-    return run.callbacks.timing.summary() | {"peak": None if memory is None else memory.known()}
+    return run.callbacks.timing.summarize() | {"peak": None if memory is None else memory.known()}
 
 
 def remove_callbacks(run: TrainingRun, kinds: tuple[type[Callback], ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from unet3d.memory.autocast import FP32, FP32_BY_DTYPE, PROMOTED, cuda_autocast_rules
+from unet3d.memory.autocast import FP32, FP32_BY_DTYPE, PROMOTED, use_cuda_autocast_rules
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
@@ -37,7 +37,7 @@ def test_the_lists_are_those_of_the_installed_torch(macro, ours):
 
 
 def get_dtype_under_cuda_rules(function, *inputs, dtype=torch.float16):
-    with cuda_autocast_rules(), torch.autocast("cpu", dtype=dtype):
+    with use_cuda_autocast_rules(), torch.autocast("cpu", dtype=dtype):
         return function(*inputs).dtype
 
 
@@ -71,7 +71,7 @@ def test_pooling_and_concatenation_keep_half():
 
 def test_the_rules_end_with_the_context():
     x = torch.randn(1, 1, 2, 2, 2).bfloat16()
-    with cuda_autocast_rules():
+    with use_cuda_autocast_rules():
         pass
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert F.interpolate(x, scale_factor=2, mode="trilinear").dtype == torch.bfloat16

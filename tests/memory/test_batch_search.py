@@ -245,4 +245,4 @@ def test_step_memory_reports_the_estimate():
     from unet3d.memory.record import MemoryRecord
 
     memory = StepMemory(PeakMeter(), MemoryRecord(allocated=5))
-    assert memory.summary()["predicted"] == {"allocated": 5}
+    assert memory.summarize()["predicted"] == {"allocated": 5}

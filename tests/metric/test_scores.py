@@ -6,7 +6,7 @@ import torch
 
 from unet3d.metric.dice import Dice
 from unet3d.metric.scores import SCORES, find_labels, score_case
-from unet3d.metric.surface import surface_scores
+from unet3d.metric.surface import compute_surface_scores
 
 SPACING = (0.5, 1.0, 2.0)
 CLASSES = {"a": (1,), "b": (2,)}
@@ -44,7 +44,9 @@ def test_distances_equal_those_of_the_uncropped_structures():
     scores = score_case(
         prediction, reference, spacing_mm=SPACING, classes=CLASSES, tolerance_mm=1.5
     )
-    expected = surface_scores(prediction == 2, reference == 2, spacing_mm=SPACING, tolerance_mm=1.5)
+    expected = compute_surface_scores(
+        prediction == 2, reference == 2, spacing_mm=SPACING, tolerance_mm=1.5
+    )
     assert (scores["b"]["hd95_mm"], scores["b"]["surface_dice"]) == expected
 
 

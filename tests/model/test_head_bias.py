@@ -4,7 +4,7 @@ import torch
 from monai.networks import nets
 from torch import nn
 
-from unet3d.model.head_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
+from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.model.unet import UNet3D
 
 FRACTIONS = [0.9, 0.08, 0.02]
@@ -12,27 +12,29 @@ FRACTIONS = [0.9, 0.08, 0.02]
 
 def test_the_first_probabilities_of_zero_features_are_the_class_fractions():
     head = nn.Conv3d(4, 3, 1)
-    set_bias([head], softmax_bias(FRACTIONS))
+    set_bias([head], compute_softmax_bias(FRACTIONS))
     p = head(torch.zeros(1, 4, 2, 2, 2)).softmax(1)
     assert p[0, :, 0, 0, 0].tolist() == pytest.approx(FRACTIONS)
 
 
 def test_a_region_starts_at_its_own_fraction():
-    assert torch.tensor(sigmoid_bias([0.3, 0.001])).sigmoid().tolist() == pytest.approx(
+    assert torch.tensor(compute_sigmoid_bias([0.3, 0.001])).sigmoid().tolist() == pytest.approx(
         [0.3, 0.001]
     )
 
 
 def test_an_absent_class_starts_low_but_learnable():
-    assert softmax_bias([0.9, 0.1, 0.0])[2] == pytest.approx(np.log(1e-4 / 0.9))
-    assert sigmoid_bias([0.0])[0] == pytest.approx(np.log(1e-4), abs=1e-3)
-    assert np.isfinite(sigmoid_bias([1.0])[0])
+    assert compute_softmax_bias([0.9, 0.1, 0.0])[2] == pytest.approx(np.log(1e-4 / 0.9))
+    assert compute_sigmoid_bias([0.0])[0] == pytest.approx(np.log(1e-4), abs=1e-3)
+    assert np.isfinite(compute_sigmoid_bias([1.0])[0])
 
 
 def test_without_labeled_voxels_the_foreground_starts_at_the_default():
     unknown = [float("nan")] * 3
-    assert softmax_bias(unknown) == pytest.approx([0, np.log(0.03 / 0.94), np.log(0.03 / 0.94)])
-    assert torch.tensor(sigmoid_bias(unknown[:1])).sigmoid().item() == pytest.approx(0.03)
+    assert compute_softmax_bias(unknown) == pytest.approx(
+        [0, np.log(0.03 / 0.94), np.log(0.03 / 0.94)]
+    )
+    assert torch.tensor(compute_sigmoid_bias(unknown[:1])).sigmoid().item() == pytest.approx(0.03)
 
 
 class TwoHeads(nn.Module):
@@ -71,7 +73,7 @@ def test_output_convolutions_lists_every_head_of_deep_supervision():
         deep_supervision=True,
         pool=nn.MaxPool3d,
     )
-    set_bias(model.list_heads(), softmax_bias(FRACTIONS))
+    set_bias(model.list_heads(), compute_softmax_bias(FRACTIONS))
     assert len(model.heads) == 2
     for head in model.heads:
         assert head.bias.softmax(0).tolist() == pytest.approx(FRACTIONS)

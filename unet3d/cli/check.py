@@ -43,7 +43,7 @@ def format_case_findings(case: str | None, findings: Sequence[Finding], root: Pa
     """Return what is wrong with one case."""
     lines = [case or "the dataset"]
     for finding in findings:
-        file = "" if finding.file is None else f"{relative_path(finding.file, root)} "
+        file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} "
         lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
     return "\n".join([*lines, ""])
 
@@ -64,6 +64,6 @@ def check_report_to_json(report: DatasetCheckResult) -> str:
     return json.dumps(content | {"hints": hints})
 
 
-def relative_path(file: Path, root: Path) -> Path:
+def get_relative_path(file: Path, root: Path) -> Path:
     """Return a file's path within the dataset's folder."""
     return file.relative_to(root) if file.is_relative_to(root) else file

@@ -49,7 +49,7 @@ def format_doctor_report(
     machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
 ) -> str:
     """Return the report for people."""
-    rows = [*make_software_rows(machine), *gpu_rows(machine), *system_rows(machine)]
+    rows = [*make_software_rows(machine), *make_gpu_rows(machine), *make_system_rows(machine)]
     overrides = " ".join(run.overrides) or "the default job"
     lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
     limits = [line for text in lines or ["no problems found"] for line in text.splitlines()]
@@ -91,7 +91,7 @@ def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
     ]
 
 
-def gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
+def make_gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
     """Return the driver, and a row or two for each GPU."""
     cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
     rows = [("driver", f"{machine.driver}{cuda}" if machine.driver else "no driver found")]
@@ -115,7 +115,7 @@ def format_gpu(gpu: Gpu) -> str:
     return ", ".join(parts)
 
 
-def system_rows(machine: MachineReport) -> list[tuple[str, str]]:
+def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
     """Return cores, memory and disks."""
     s = machine.system
     cores = f"{s.cores} of {s.total_cores or UNKNOWN} cores"

@@ -18,7 +18,7 @@ class Poly:
 
     def __call__(self, done: float) -> float:
         """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        return linear_warmup(done, self.warmup) * (1 - done) ** self.power
+        return compute_warmup_factor(done, self.warmup) * (1 - done) ** self.power
 
 
 class Cosine:
@@ -31,9 +31,9 @@ class Cosine:
 
     def __call__(self, done: float) -> float:
         """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        return linear_warmup(done, self.warmup) * (1 + math.cos(math.pi * done)) / 2
+        return compute_warmup_factor(done, self.warmup) * (1 + math.cos(math.pi * done)) / 2
 
 
-def linear_warmup(done: float, warmup: float) -> float:
+def compute_warmup_factor(done: float, warmup: float) -> float:
     """Return the factor of a linear warmup; the first step's is not 0."""
     return min(1.0, (done + 1e-3) / (warmup + 1e-3))

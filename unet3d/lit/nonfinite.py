@@ -142,9 +142,9 @@ def get_running_stats(model: nn.Module) -> list[Tensor]:
 
 def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
     """Describe where the first non-finite value came from."""
-    if all_finite(outputs):
+    if are_all_finite(outputs):
         return "the network's output is finite, the loss itself is not"
-    if not all_finite(image):
+    if not are_all_finite(image):
         return "the image itself is not finite"
     try:
         name = find_first_nonfinite_module(model, image)
@@ -153,7 +153,7 @@ def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
     if name is None:
         return "recomputed with plain modules, the network's output is finite"
     weights = model.get_submodule(name).parameters(recurse=False)
-    cause = "" if all_finite(list(weights)) else ", whose weights are not finite"
+    cause = "" if are_all_finite(list(weights)) else ", whose weights are not finite"
     return f"the first non-finite value came out of {name or 'the network'}{cause}"
 
 
@@ -164,7 +164,7 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
     hooks = [
         module.register_forward_hook(
             lambda module, args, output, name=name: (
-                None if all_finite(output) else names.append(name)
+                None if are_all_finite(output) else names.append(name)
             )
         )
         for name, module in model.named_modules()
@@ -172,7 +172,7 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
     devices = [image.device] if image.device.type == "cuda" else []
     try:
         with as_plain(model), torch.random.fork_rng(devices):
-            if not all_finite(model.forward(image)):
+            if not are_all_finite(model.forward(image)):
                 names.append("")
     finally:
         for hook in hooks:
@@ -196,6 +196,6 @@ def as_plain(model: nn.Module) -> Generator[None]:
             buffer.copy_(value)
 
 
-def all_finite(values: Any) -> bool:
+def are_all_finite(values: Any) -> bool:
     """Return whether all values of all tensors are finite."""
     return all(bool(x.isfinite().all()) for x in tree_leaves(values) if isinstance(x, Tensor))

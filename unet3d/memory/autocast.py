@@ -45,7 +45,7 @@ CPU = torch._C.DispatchKey.AutocastCPU
 
 
 @contextmanager
-def cuda_autocast_rules() -> Generator[None]:
+def use_cuda_autocast_rules() -> Generator[None]:
     """Make `torch.autocast("cpu", ...)` cast as on CUDA, within the body."""
     library = torch.library.Library("aten", "IMPL")
     try:

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.memory.allocator import replay, round_block_size
-from unet3d.memory.autocast import cuda_autocast_rules
+from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
 from unet3d.types import HasBlocks
@@ -202,7 +202,7 @@ class MemoryEstimate:
 
 def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimate:
     """Run a step on fake tensors and estimate its memory."""
-    with FakeTensorMode(), cuda_autocast_rules() if cuda else nullcontext():
+    with FakeTensorMode(), use_cuda_autocast_rules() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)
         with trace.record(step.model):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unet3d.metric.surface import surface_scores
+from unet3d.metric.surface import compute_surface_scores
 
 SCORES = {
     "dice": "2 TP / (2 TP + FP + FN), in voxels",
@@ -68,7 +68,7 @@ def score_case(
             tolerance = (
                 tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             )
-            hd95, surface_dice = surface_scores(
+            hd95, surface_dice = compute_surface_scores(
                 p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance, max_points=max_points
             )
         else:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def surface_scores(
+def compute_surface_scores(
     prediction: np.ndarray,
     reference: np.ndarray,
     *,

@@ -20,10 +20,10 @@ DEFAULT_FOREGROUND_FRACTION = 0.03
 """Assumed where there are no labeled voxels to count."""
 
 
-def softmax_bias(fractions: npt.ArrayLike) -> list[float]:
+def compute_softmax_bias(fractions: npt.ArrayLike) -> list[float]:
     """Return the logits whose softmax is `fractions`, with the background's logit at 0.
 
-    >>> [round(b, 2) for b in softmax_bias([0.9, 0.09, 0.01])]
+    >>> [round(b, 2) for b in compute_softmax_bias([0.9, 0.09, 0.01])]
     [0.0, -2.3, -4.5]
     """
     fractions = np.asarray(fractions, float)
@@ -34,10 +34,10 @@ def softmax_bias(fractions: npt.ArrayLike) -> list[float]:
     return (logits - logits[0]).tolist()
 
 
-def sigmoid_bias(fractions: npt.ArrayLike) -> list[float]:
+def compute_sigmoid_bias(fractions: npt.ArrayLike) -> list[float]:
     """Return the logits whose sigmoid is `fractions`, one per region.
 
-    >>> [round(b, 2) for b in sigmoid_bias([0.5, 0.01])]
+    >>> [round(b, 2) for b in compute_sigmoid_bias([0.5, 0.01])]
     [0.0, -4.6]
     """
     fractions = np.asarray(fractions, float)

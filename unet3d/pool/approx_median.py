@@ -16,9 +16,9 @@ from unet3d.errors import UsageError
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
+    get_memory_format,
     is_channels_last,
     make_empty_like,
-    memory_format,
     to_supported_layout,
 )
 from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
@@ -74,7 +74,7 @@ def approx_median_pool3d(
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "approx_median", windows, tau)[0]
     y = approx_median(x, windows, tau)
-    return y.contiguous(memory_format=memory_format(is_channels_last(x)))
+    return y.contiguous(memory_format=get_memory_format(is_channels_last(x)))
 
 
 @approx_median_pool3d.register_fake
@@ -98,7 +98,7 @@ def approx_median_pool3d_backward(
     if kernels := dispatch.select_kernels(x):
         return kernels.backward(grad, "approx_median", windows, x.shape, last, x=x, tau=tau)
     result = approx_median_gradient(grad, x, windows, tau)
-    return result.contiguous(memory_format=memory_format(last))
+    return result.contiguous(memory_format=get_memory_format(last))
 
 
 @approx_median_pool3d_backward.register_fake
@@ -120,7 +120,7 @@ def _context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _gradient(ctx, grad: Tensor) -> tuple:
     (x,) = ctx.saved_tensors
-    grad = grad.contiguous(memory_format=memory_format(is_channels_last(x)))
+    grad = grad.contiguous(memory_format=get_memory_format(is_channels_last(x)))
     return approx_median_pool3d_backward(grad, x, *ctx.windows, ctx.tau), *[None] * 4
 
 

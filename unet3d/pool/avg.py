@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
+    get_memory_format,
     is_channels_last,
     make_empty_like,
-    memory_format,
     to_supported_layout,
 )
 from unet3d.pool.reference.avg import average, average_gradient
@@ -45,7 +45,7 @@ def avg_pool3d(
     windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "avg", windows)[0]
-    return average(x, windows).contiguous(memory_format=memory_format(is_channels_last(x)))
+    return average(x, windows).contiguous(memory_format=get_memory_format(is_channels_last(x)))
 
 
 @avg_pool3d.register_fake
@@ -66,7 +66,7 @@ def avg_pool3d_backward(
     windows = PoolWindows.from_args(size, stride, padding)
     if kernels := dispatch.select_kernels(grad):
         return kernels.backward(grad, "avg", windows, shape, channels_last)
-    format = memory_format(channels_last)
+    format = get_memory_format(channels_last)
     return average_gradient(grad, shape, windows).contiguous(memory_format=format)
 
 
@@ -88,7 +88,7 @@ def _context(ctx, inputs: tuple, output: Tensor) -> None:
 
 
 def _gradient(ctx, grad: Tensor) -> tuple:
-    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+    grad = grad.contiguous(memory_format=get_memory_format(ctx.channels_last))
     return avg_pool3d_backward(grad, ctx.shape, *ctx.windows, ctx.channels_last), None, None, None
 
 
@@ -98,7 +98,7 @@ def _backward_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _second_gradient(ctx, grad: Tensor) -> tuple:
     # Backward is the transpose of the mean, so its own derivative is the mean.
-    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+    grad = grad.contiguous(memory_format=get_memory_format(ctx.channels_last))
     return avg_pool3d(grad, *ctx.windows), *[None] * 5
 
 

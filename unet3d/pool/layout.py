@@ -16,14 +16,14 @@ def is_channels_last(x: Tensor) -> bool:
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def memory_format(channels_last: bool) -> torch.memory_format:
+def get_memory_format(channels_last: bool) -> torch.memory_format:
     """Return torch's memory format for a layout."""
     return torch.channels_last_3d if channels_last else torch.contiguous_format
 
 
 def make_empty_like(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
     """Allocate a (B, C, D, H, W) tensor of the dtype and device of `like`."""
-    format = memory_format(channels_last)
+    format = get_memory_format(channels_last)
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=format)
 
 
@@ -31,7 +31,7 @@ def allocate_outputs(x: Tensor, pool: str, windows: PoolWindows) -> tuple[Tensor
     """Allocate a pooling layer's output and its codes, which are empty if it has none."""
     b, c = x.shape[:2]
     space = windows.output_shape(x.shape)
-    format = memory_format(is_channels_last(x))
+    format = get_memory_format(is_channels_last(x))
     copies = {IndexCode.NONE: 0, IndexCode.TWO: 2}.get(choose_code(pool, windows), 1)
     y = torch.empty((b, c, *space), dtype=x.dtype, device=x.device, memory_format=format)
     codes = torch.empty(

@@ -13,8 +13,8 @@ from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
+    get_memory_format,
     is_channels_last,
-    memory_format,
     to_supported_layout,
 )
 from unet3d.pool.reference.max import maximum
@@ -48,7 +48,7 @@ def max_pool3d(
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "max", windows)
     y, indices = maximum(x, windows)
-    format = memory_format(is_channels_last(x))
+    format = get_memory_format(is_channels_last(x))
     codes = encode(indices, choose_code("max", windows), windows, x.shape)
     return y.contiguous(memory_format=format), codes.contiguous(memory_format=format)
 

@@ -15,8 +15,8 @@ from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
+    get_memory_format,
     is_channels_last,
-    memory_format,
     to_supported_layout,
 )
 from unet3d.pool.reference.median import median
@@ -50,7 +50,7 @@ def median_pool3d(
     if kernels := dispatch.select_kernels(x):
         return kernels.forward(x, "median", windows)
     y, indices = median(x, windows)
-    format = memory_format(is_channels_last(x))
+    format = get_memory_format(is_channels_last(x))
     codes = encode(indices, choose_code("median", windows), windows, x.shape)
     return y.contiguous(memory_format=format), codes.contiguous(memory_format=format)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode
 from unet3d.pool.kernels import dispatch
-from unet3d.pool.layout import is_channels_last, make_empty_like, memory_format
+from unet3d.pool.layout import get_memory_format, is_channels_last, make_empty_like
 from unet3d.pool.windows import PoolWindows
 
 
@@ -32,7 +32,7 @@ def pool_scatter(
         return kernels.backward(grad, pool, windows, shape, channels_last, codes=codes)
     indices = decode(codes, choose_code(pool, windows), windows, shape)
     return scatter_gradient(grad, indices, windows, shape).contiguous(
-        memory_format=memory_format(channels_last)
+        memory_format=get_memory_format(channels_last)
     )
 
 
@@ -63,7 +63,7 @@ def pool_gather(
     windows = PoolWindows.from_args(size, stride, padding)
     indices = decode(codes, choose_code(pool, windows), windows, x.shape)
     return gather_selected(x, indices, windows).contiguous(
-        memory_format=memory_format(is_channels_last(x))
+        memory_format=get_memory_format(is_channels_last(x))
     )
 
 
@@ -109,7 +109,7 @@ def _scatter_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _scatter_backward(ctx, grad: Tensor) -> tuple:
     (codes,) = ctx.saved_tensors
-    grad = grad.contiguous(memory_format=memory_format(is_channels_last(codes)))
+    grad = grad.contiguous(memory_format=get_memory_format(is_channels_last(codes)))
     return pool_gather(grad, codes, ctx.pool, *ctx.windows), *[None] * 7
 
 
@@ -126,7 +126,7 @@ def _gather_context(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _gather_backward(ctx, grad: Tensor) -> tuple:
     (codes,) = ctx.saved_tensors
-    grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+    grad = grad.contiguous(memory_format=get_memory_format(ctx.channels_last))
     return pool_scatter(grad, codes, ctx.pool, ctx.shape, *ctx.windows, ctx.channels_last), *[
         None
     ] * 5
@@ -152,7 +152,7 @@ def make_selection_backward(pool: str):
         if grad is None:
             return None, None, None, None
         (codes,) = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=memory_format(ctx.channels_last))
+        grad = grad.contiguous(memory_format=get_memory_format(ctx.channels_last))
         to_x = pool_scatter(grad, codes, pool, ctx.shape, *ctx.windows, ctx.channels_last)
         return to_x, None, None, None
 

@@ -30,8 +30,13 @@ ALL = {
 }
 FULL = Augment(**{**ALL, "elastic_voxels": (1.0, 2.0), "elastic_spacing": 5})
 SPATIAL = Augment(rotation_p=1.0, scale_p=1.0, flip_p=1.0)
-CHANGES = [intensity.blur, intensity.brightness, intensity.contrast, intensity.low_resolution]
-CHANGES += [intensity.gamma, intensity.inverted_gamma]
+CHANGES = [
+    intensity.blur,
+    intensity.scale_brightness,
+    intensity.scale_contrast,
+    intensity.simulate_low_resolution,
+]
+CHANGES += [intensity.apply_gamma, intensity.apply_inverted_gamma]
 
 
 def make_contexts(augment, seeds, patch, channels=1):
@@ -225,16 +230,16 @@ def test_blur_matches_scipy_and_keeps_the_sum():
 
 
 def test_noise_has_the_given_standard_deviation():
-    out = intensity.noise(torch.zeros(30, 30, 30), 0.3, torch.Generator().manual_seed(0))
+    out = intensity.add_noise(torch.zeros(30, 30, 30), 0.3, torch.Generator().manual_seed(0))
     assert float(out.std()) == pytest.approx(0.3, rel=0.02)
 
 
 def test_contrast_keeps_the_range_and_gamma_mean_std_and_order():
     image = torch.randn(8, 8, 8) * 2 + 5
     for factor in (0.8, 1.2):
-        out = intensity.contrast(image, factor)
+        out = intensity.scale_contrast(image, factor)
         assert image.min() <= out.min() <= out.max() <= image.max()
-        out = intensity.gamma(image, factor)
+        out = intensity.apply_gamma(image, factor)
         assert float(out.mean() - image.mean()) == pytest.approx(0, abs=1e-4)
         assert float(out.std() / image.std()) == pytest.approx(1, abs=1e-4)
         assert (out.flatten().argsort() == image.flatten().argsort()).all()
@@ -243,7 +248,8 @@ def test_contrast_keeps_the_range_and_gamma_mean_std_and_order():
 def test_gamma_below_1_stretches_dark_intensities_and_inverted_gamma_bright_ones():
     ramp = torch.linspace(0, 1, 64).view(4, 4, 4)
     steps, inverted = (
-        change(ramp, 0.7).flatten().diff() for change in (intensity.gamma, intensity.inverted_gamma)
+        change(ramp, 0.7).flatten().diff()
+        for change in (intensity.apply_gamma, intensity.apply_inverted_gamma)
     )
     assert steps[0] > steps[-1]
     assert inverted[0] < inverted[-1]
@@ -251,10 +257,10 @@ def test_gamma_below_1_stretches_dark_intensities_and_inverted_gamma_bright_ones
 
 def test_low_resolution_loses_detail_without_shifting_the_image():
     ramp = torch.arange(16.0).view(-1, 1, 1).expand(16, 16, 16)
-    assert (intensity.low_resolution(ramp, 0.5) - ramp).abs().max() <= 0.5
+    assert (intensity.simulate_low_resolution(ramp, 0.5) - ramp).abs().max() <= 0.5
     noisy = torch.randn(16, 16, 16)
-    assert intensity.low_resolution(noisy, 0.5).std() < 0.8 * noisy.std()
-    assert intensity.low_resolution(noisy, 1.0).allclose(noisy)
+    assert intensity.simulate_low_resolution(noisy, 0.5).std() < 0.8 * noisy.std()
+    assert intensity.simulate_low_resolution(noisy, 1.0).allclose(noisy)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_batch_has_tensors_and_its_timing(volumes):
     assert batch["image"].shape == (2, 2, 6, 7, 8)
     assert batch["label"].shape == (2, 6, 7, 8)
     assert set(batch["seconds"]) == {"reading", "augmenting", "collating"}
-    assert batch["wait"].seconds() >= sum(batch["seconds"].values())
+    assert batch["wait"].get_seconds() >= sum(batch["seconds"].values())
 
 
 def test_batches_are_the_same_with_and_without_workers_and_when_an_epoch_is_repeated(volumes):
@@ -118,7 +118,7 @@ def test_batches_on_a_gpu_match_those_on_a_cpu_during_slow_steps(volumes, num_wo
             wait = batch["wait"]
             del batch
             loader.prefetch()
-            assert 0 <= wait.seconds() < 10
+            assert 0 <= wait.get_seconds() < 10
     for (image, label), other in zip(batches, expected, strict=True):
         assert image.cpu().allclose(other["image"], atol=1e-6)
         assert label.cpu().equal(other["label"])

@@ -7,9 +7,9 @@ from scipy.ndimage import map_coordinates
 from unet3d.data.preprocessing.resampling import (
     choose_interpolation_orders,
     compute_resampled_shape,
+    find_nonzero_box,
     find_orientation,
     get_spacing,
-    nonzero_box,
     reorient,
     resample,
     resample_labels,
@@ -81,8 +81,8 @@ def test_values_are_not_interpolated_across_a_coarse_axis():
 def test_the_box_holds_the_nonzero_voxels_of_all_channels():
     channels = np.zeros((2, 5, 6, 7))
     channels[0, 1, 2, 3] = channels[1, 3, 2, 4] = -1
-    assert nonzero_box(channels, [0, 0]) == ((1, 4), (2, 3), (3, 5))
-    assert nonzero_box(np.zeros((1, 2, 3, 4)), [0]) == ((0, 2), (0, 3), (0, 4))
+    assert find_nonzero_box(channels, [0, 0]) == ((1, 4), (2, 3), (3, 5))
+    assert find_nonzero_box(np.zeros((1, 2, 3, 4)), [0]) == ((0, 2), (0, 3), (0, 4))
 
 
 def test_resampling_to_another_spacing_keeps_the_extent():

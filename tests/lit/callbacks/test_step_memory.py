@@ -83,7 +83,7 @@ def test_first_step_steady_steps_and_validation_are_reported_separately(composed
     run = build_training(composed("trainer.max_steps=3"), tmp_path)
     run.callbacks.memory.meter = CountingMeter()
     run.trainer.fit(run.module, run.train_loader, run.val_loader)
-    summary = run.callbacks.memory.summary()
+    summary = run.callbacks.memory.summarize()
     assert set(summary) == {"first_step", "steady_step", "validation"}
     assert summary["steady_step"]["allocated"] > summary["first_step"]["allocated"]
     assert set(summary["steady_step"]["phases"]) == {"forward", "backward", "optimizer"}
@@ -100,7 +100,7 @@ def test_measuring_takes_less_than_one_percent_of_a_step(composed, tmp_path):
         meter.start(cpu)
         meter.read(cpu)
     seconds = (time.perf_counter() - start) / 200
-    assert 3 * seconds < 0.01 * max(run.callbacks.timing.summary()["median_step_seconds"], 0.05)
+    assert 3 * seconds < 0.01 * max(run.callbacks.timing.summarize()["median_step_seconds"], 0.05)
 
 
 @pytest.mark.gpu

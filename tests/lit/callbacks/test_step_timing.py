@@ -35,7 +35,7 @@ def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
     assert all(0 < share < 1 for share in quick.shares + slow.shares)
     assert all(step.waiting >= 0.06 for step in slow.recent)  # two patches
     assert all(step.loading["augmenting"] >= 0.06 for step in slow.recent)
-    assert slow.summary()["median_data_wait_share"] == sorted(slow.shares[1:])[1]
+    assert slow.summarize()["median_data_wait_share"] == sorted(slow.shares[1:])[1]
 
 
 def test_a_step_counts_the_waiting_for_all_of_its_micro_batches(composed, tmp_path):

@@ -14,9 +14,9 @@ from tests.workflows.planning.helpers.nnunet_planner import (
 from unet3d.model.unet import UNet3D
 from unet3d.workflows.planning.planner import limit_batch
 from unet3d.workflows.planning.topology import (
+    choose_initial_patch,
     choose_target_spacing,
     find_median_shape,
-    initial_patch,
     list_patches,
     plan_levels,
     round_up_to_multiple,
@@ -91,7 +91,7 @@ def test_spacing_median_initial_patch_and_batch_equal_nnunets():
         spacing = choose_target_spacing(spacings, shapes)
         assert spacing == pytest.approx(theirs.spacing_mm, rel=1e-6)
         assert find_median_shape(spacings, shapes, theirs.spacing_mm) == theirs.median
-        first = initial_patch(theirs.spacing_mm, theirs.median)
+        first = choose_initial_patch(theirs.spacing_mm, theirs.median)
         levels = plan_levels(theirs.spacing_mm, first)
         patch = round_up_to_multiple(first, levels.factor)
         if not {7.5, 11.5} & set(theirs.median):  # see the next test
@@ -109,7 +109,7 @@ def test_spacing_median_initial_patch_and_batch_equal_nnunets():
 def test_a_median_of_seven_and_a_half_voxels_is_rounded_up_and_pooled():
     spacings, shapes = [(1, 1, 1)] * 2, [(7, 64, 64), (8, 64, 64)]
     theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1)
-    assert theirs.patch == initial_patch((1, 1, 1), theirs.median) == (8, 64, 64)
+    assert theirs.patch == choose_initial_patch((1, 1, 1), theirs.median) == (8, 64, 64)
     assert theirs.levels.windows[0] == (1, 2, 2)
     assert plan_levels((1, 1, 1), theirs.patch).windows[0] == (2, 2, 2)
 
@@ -154,7 +154,7 @@ def test_the_first_axis_to_shrink_equals_nnunets_on_a_tie(spacing):
 
 
 def test_the_hippocampus_gets_the_patch_and_pooling_of_nnunet():
-    patch = initial_patch((1, 1, 1), (36, 50, 35))
+    patch = choose_initial_patch((1, 1, 1), (36, 50, 35))
     levels = plan_levels((1, 1, 1), patch)
     assert round_up_to_multiple(patch, levels.factor) == (40, 56, 40)
     assert levels.windows == ((2, 2, 2),) * 3

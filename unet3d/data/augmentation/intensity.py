@@ -12,7 +12,7 @@ EPSILON = 1e-7
 """Prevents a division by 0 for constant patches."""
 
 
-def noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
+def add_noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise."""
     sample = torch.randn(channel.shape, generator=generator, device=channel.device)
     return channel + std * sample
@@ -33,18 +33,18 @@ def blur(channel: Tensor, sigma: float) -> Tensor:
     return channel
 
 
-def brightness(channel: Tensor, factor: float) -> Tensor:
+def scale_brightness(channel: Tensor, factor: float) -> Tensor:
     """Multiply all intensities; 0 is the mean of a normalized volume."""
     return channel * factor
 
 
-def contrast(channel: Tensor, factor: float) -> Tensor:
+def scale_contrast(channel: Tensor, factor: float) -> Tensor:
     """Multiply the distances from the patch's mean; clamp to the original range."""
     mean, (low, high) = channel.mean(), torch.aminmax(channel)
     return ((channel - mean) * factor + mean).clamp(low, high)
 
 
-def low_resolution(channel: Tensor, zoom: float) -> Tensor:
+def simulate_low_resolution(channel: Tensor, zoom: float) -> Tensor:
     """Downsample by `zoom` along each axis that is not thin, and upsample again."""
     shape = channel.shape
     low_shape = [
@@ -56,7 +56,7 @@ def low_resolution(channel: Tensor, zoom: float) -> Tensor:
     return channel
 
 
-def gamma(channel: Tensor, power: float) -> Tensor:
+def apply_gamma(channel: Tensor, power: float) -> Tensor:
     """Raise intensities, scaled to 0..1, to a power; mean and standard deviation are kept."""
     mean, std = channel.mean(), channel.std(correction=0)
     low, high = torch.aminmax(channel)
@@ -64,6 +64,6 @@ def gamma(channel: Tensor, power: float) -> Tensor:
     return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
 
 
-def inverted_gamma(channel: Tensor, power: float) -> Tensor:
+def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
     """Apply gamma to the inverted intensities."""
-    return -gamma(-channel, power)
+    return -apply_gamma(-channel, power)

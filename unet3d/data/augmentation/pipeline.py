@@ -131,13 +131,13 @@ class Augment:
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
         for p, span, interpolate, change in (
-            (self.noise_p, self.noise_std, lerp, partial(intensity.noise, generator=generator)),
+            (self.noise_p, self.noise_std, lerp, partial(intensity.add_noise, generator=generator)),
             (self.blur_p, self.blur_sigma, lerp, intensity.blur),
-            (self.brightness_p, self.brightness, lerp, intensity.brightness),
-            (self.contrast_p, self.contrast, lerp, intensity.contrast),
-            (self.low_resolution_p, self.low_resolution, lerp, intensity.low_resolution),
-            (self.inverted_gamma_p, self.gamma, log_lerp, intensity.inverted_gamma),
-            (self.gamma_p, self.gamma, log_lerp, intensity.gamma),
+            (self.brightness_p, self.brightness, lerp, intensity.scale_brightness),
+            (self.contrast_p, self.contrast, lerp, intensity.scale_contrast),
+            (self.low_resolution_p, self.low_resolution, lerp, intensity.simulate_low_resolution),
+            (self.inverted_gamma_p, self.gamma, log_lerp, intensity.apply_inverted_gamma),
+            (self.gamma_p, self.gamma, log_lerp, intensity.apply_gamma),
         ):
             number, *strengths = rng.random(1 + len(image)).tolist()
             if number < p:

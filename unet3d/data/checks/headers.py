@@ -10,7 +10,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.nifti.reader import volume_shape
+from unet3d.data.nifti.reader import get_volume_shape
 from unet3d.data.nifti.stream import Header, UnreadableFileError, read_header
 
 MIN_SIZE = 4
@@ -130,7 +130,7 @@ def check_single_header(header: Header, *, is_label: bool) -> Iterator[tuple[str
 
 def is_3d(header: Header) -> bool:
     """Return whether the file holds a 3D volume, or several as channels."""
-    return len(volume_shape(header)) in (3, 4)
+    return len(get_volume_shape(header)) in (3, 4)
 
 
 def has_valid_affine(header: Header) -> bool:

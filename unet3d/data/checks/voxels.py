@@ -14,7 +14,12 @@ from unet3d.data.case import Case
 from unet3d.data.checks.headers import make_unreadable_finding
 from unet3d.data.findings import Finding
 from unet3d.data.nifti.stream import Header, UnreadableFileError, iter_voxels, read_header
-from unet3d.data.preprocessing.background import AUTO, Background, StreamedBorder, per_channel
+from unet3d.data.preprocessing.background import (
+    AUTO,
+    Background,
+    StreamedBorder,
+    repeat_per_channel,
+)
 from unet3d.text import join_first
 
 MAX_VALUES = 1000
@@ -86,7 +91,7 @@ def find_unexpected_borders(
     return [
         border
         for border, value, name in zip(
-            borders, per_channel(background, len(borders)), channels, strict=False
+            borders, repeat_per_channel(background, len(borders)), channels, strict=False
         )
         if border is not None and name.upper() != "CT" and value not in (AUTO, border)
     ]

@@ -49,10 +49,10 @@ class Synthetic(GeneratedDataset):
         super().__init__(root, name=name, settings=settings, write=write_dataset)
 
 
-def class_names(classes: int) -> list[str]:
+def make_class_names(classes: int) -> list[str]:
     """Return background, ball, tube, box, shell, ball_2, ...
 
-    >>> class_names(6)
+    >>> make_class_names(6)
     ['background', 'ball', 'tube', 'box', 'shell', 'ball_2']
     """
     rounds = [divmod(c, len(SHAPES)) for c in range(classes - 1)]
@@ -81,7 +81,7 @@ def write_dataset(
         folder,
         name="Synthetic",
         channels=["synthetic"],
-        classes=class_names(classes),
+        classes=make_class_names(classes),
         cases=cases,
         spacing_mm=spacing_mm,
         draw=draw_case,
@@ -101,11 +101,13 @@ def draw_label(
             r = radius * rng.uniform(0.75, 1.0)
             center = rng.uniform(np.minimum(r, extent / 2), np.maximum(extent - r, extent / 2))
             offset = grid - center[:, None, None, None]
-            label[shape_mask(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
+            label[draw_shape_mask(SHAPES[(c - 1) % len(SHAPES)], offset, r, rng)] = c
     return label
 
 
-def shape_mask(shape: str, offset: np.ndarray, r: float, rng: np.random.Generator) -> np.ndarray:
+def draw_shape_mask(
+    shape: str, offset: np.ndarray, r: float, rng: np.random.Generator
+) -> np.ndarray:
     """Return the mask of a shape of radius `r`; voxels are at `offset` mm (3, D, H, W) from it."""
     distance = np.linalg.norm(offset, axis=0)
     if shape == "ball":

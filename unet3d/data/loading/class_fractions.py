@@ -31,7 +31,7 @@ def compute_class_fractions(
     )
     counts = np.zeros(256, np.int64)
     for index in sampler:
-        counts += np.bincount(patches.label(index).ravel(), minlength=256)
+        counts += np.bincount(patches.read_label(index).ravel(), minlength=256)
     counts[IGNORE_LABEL] = 0
     with np.errstate(invalid="ignore"):
         return counts[:num_classes] / counts[:num_classes].sum()

@@ -76,7 +76,7 @@ class TrainingPatches(Dataset[PatchSample]):
         seconds["augmenting"] = perf_counter() - read
         return PatchSample(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
 
-    def label(self, index: PatchIndex) -> np.ndarray:
+    def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""
         with self.in_flight(index[1] % len(self.volumes)):
             volume, _, start = self._draw(index)

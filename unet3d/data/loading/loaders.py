@@ -47,7 +47,7 @@ class WaitTimer:
         """Mark the arrival of the batch."""
         self.stopped = self._now()
 
-    def seconds(self) -> float:
+    def get_seconds(self) -> float:
         """Return the waiting time; call it after the step, when the GPU has passed both events."""
         if self.device.type != "cuda":
             return self.stopped - self.started

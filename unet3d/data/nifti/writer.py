@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.atomic_write import atomic_write
-from unet3d.data.nifti.reader import open_image, volume_shape
+from unet3d.data.nifti.reader import get_volume_shape, open_image
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
@@ -29,7 +29,7 @@ def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.
     The disk space is allocated first, so that a full disk fails here and not while writing.
     """
     image = open_image(like)
-    space = volume_shape(image)[:3]
+    space = get_volume_shape(image)[:3]
     header = _make_header(image, (*space, classes), np.float32)
     with atomic_write(path) as draft:
         with draft.open("wb") as file:

@@ -22,7 +22,7 @@ def choose_background(channels: Sequence[str]) -> Background:
     return tuple(0 if name.upper() == "CT" else AUTO for name in channels)
 
 
-def per_channel(background: Background, channels: int) -> Background:
+def repeat_per_channel(background: Background, channels: int) -> Background:
     """Return one value per channel."""
     return background if len(background) > 1 else background * channels
 
@@ -78,7 +78,7 @@ class StreamedBorder:
 
 def find_background(channels: np.ndarray, background: Background) -> list[float]:
     """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
-    values = per_channel(background, len(channels))
+    values = repeat_per_channel(background, len(channels))
     if len(values) != len(channels):
         raise UsageError(
             f"data.background must be one value or one for each of the {len(channels)} channels, "

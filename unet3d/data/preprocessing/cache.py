@@ -19,7 +19,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
-from unet3d.data.nifti.reader import open_image, volume_shape
+from unet3d.data.nifti.reader import get_volume_shape, open_image
 from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
 from unet3d.data.preprocessing.resampling import (
     compute_resampled_shape,
@@ -137,7 +137,7 @@ def estimate_preprocessing_cost(
 ) -> PreprocessingCost:
     """Return an upper bound from the headers; how much is cropped is not known yet."""
     images = [open_image(file) for file in files]
-    shapes = [volume_shape(image) for image in images]
+    shapes = [get_volume_shape(image) for image in images]
     channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
     axes, _ = find_orientation(images[0].affine, preprocessing.orientation)
     old_mm = get_spacing(images[0].affine, axes)

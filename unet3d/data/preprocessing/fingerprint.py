@@ -20,9 +20,9 @@ from unet3d.data.preprocessing.cache import digest_contents, lock_cache
 from unet3d.data.preprocessing.pipeline import Intensity, read_channels, read_label
 from unet3d.data.preprocessing.resampling import (
     crop,
+    find_nonzero_box,
     find_orientation,
     get_spacing,
-    nonzero_box,
     reorient,
 )
 from unet3d.types import FileGrid
@@ -131,7 +131,7 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     axes, flips = find_orientation(affine, code)
     channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)
-    box = nonzero_box(channels, values)
+    box = find_nonzero_box(channels, values)
     grid = FileGrid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
     channels, labels = crop(channels, grid), crop(labels, grid)
     foreground = np.nonzero(labels > 0)

@@ -15,10 +15,10 @@ from unet3d.data.preprocessing.resampling import (
     choose_interpolation_orders,
     compute_resampled_shape,
     crop,
+    find_nonzero_box,
     find_orientation,
     get_full_box,
     get_spacing,
-    nonzero_box,
     reorient,
     resample,
     resample_labels,
@@ -120,7 +120,7 @@ class Preprocessing:
         channels = reorient(channels, axes, flips)
         background = find_background(channels, self.background)
         is_cropped = self.crop == "nonzero"
-        box = nonzero_box(channels, background) if is_cropped else get_full_box(channels)
+        box = find_nonzero_box(channels, background) if is_cropped else get_full_box(channels)
         size = [stop - start for start, stop in box]
         old_mm = get_spacing(affine, axes)
         new_mm = self.spacing_mm or old_mm

@@ -51,7 +51,7 @@ def get_full_box(channels: np.ndarray) -> Box:
     return (0, d), (0, h), (0, w)
 
 
-def nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
+def find_nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
     """Return the smallest box around the foreground of all channels; the full box if there is none.
 
     `background` holds one value for each channel of (C, D, H, W).

@@ -50,7 +50,7 @@ class StepMemory(Callback):
         if self.phase != "optimizer":
             return  # a micro-batch that only accumulates gradients
         self._leave(trainer)
-        peak = max_over_phases(self.step)
+        peak = find_peak_over_phases(self.step)
         tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in peak.known().items()}
         if self.predicted is not None and self.predicted.allocated is not None:
             tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
@@ -77,7 +77,7 @@ class StepMemory(Callback):
             tags = {f"memory/validation_peak_{k}_mib": v / MIB for k, v in record.known().items()}
             trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
 
-    def summary(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return bytes for the report: first step, maximum of the steady steps, and validation."""
         summary: dict[str, Any] = {}
         if self.predicted is not None:
@@ -85,7 +85,7 @@ class StepMemory(Callback):
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
             if phases is not None:
                 by_phase = {phase: record.known() for phase, record in phases.items()}
-                summary[name] = max_over_phases(phases).known() | {"phases": by_phase}
+                summary[name] = find_peak_over_phases(phases).known() | {"phases": by_phase}
         if self.validation is not None:
             summary["validation"] = self.validation.known()
         return summary
@@ -94,7 +94,7 @@ class StepMemory(Callback):
     def peak(self) -> MemoryRecord | None:
         """Return the peak of the steady steps, or of the first one if there is no other."""
         phases = self.steady or self.first
-        return max_over_phases(phases) if phases else None
+        return find_peak_over_phases(phases) if phases else None
 
     def _enter(self, phase: str, trainer: pl.Trainer) -> None:
         if self.phase is not None:
@@ -109,7 +109,7 @@ class StepMemory(Callback):
         self.phase = None
 
 
-def max_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
+def find_peak_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
     """Return the peak over all phases."""
     peak = MemoryRecord()
     for record in phases.values():

@@ -86,7 +86,7 @@ class StepTimer(Callback):
         step = StepDuration(
             total=now - self.start,
             # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
-            waiting=sum(wait.seconds() for wait, _ in self.batches),
+            waiting=sum(wait.get_seconds() for wait, _ in self.batches),
             loading=sum_parts([parts for _, parts in self.batches]),
         )
         share = step.waiting / step.total
@@ -114,7 +114,7 @@ class StepTimer(Callback):
         return {"speed/gpu_use_percent": float(self.gpu_utilization)}
 
     def _warn_if_waiting(self, pl_module: pl.LightningModule) -> None:
-        step = mean(self.recent)
+        step = average_steps(self.recent)
         if step.waiting <= MAX_WAIT_FRACTION[pl_module.device.type] * step.total:
             return
         cause, line = format_bottleneck(step, self.num_workers, count_usable_cores())
@@ -122,7 +122,7 @@ class StepTimer(Callback):
             self.reported.add(cause)
             pl_module.print(line)
 
-    def summary(self) -> dict[str, float]:
+    def summarize(self) -> dict[str, float]:
         """Return median and 95th percentile over all steps but the first, which is warmup."""
         seconds, shares = sorted(self.seconds[1:] or self.seconds), self.shares[1:] or self.shares
         if not seconds:
@@ -156,7 +156,7 @@ def format_bottleneck(step: StepDuration, num_workers: int, max_workers: int) ->
     return part, f"{wait}: {cause}" + (f"; try {', or '.join(advice)}" if advice else "")
 
 
-def mean(steps: Collection[StepDuration]) -> StepDuration:
+def average_steps(steps: Collection[StepDuration]) -> StepDuration:
     """Return the mean of several steps."""
     parts = sum_parts([step.loading for step in steps])
     return StepDuration(

@@ -28,7 +28,7 @@ from unet3d.model.fused.feature_maps import (
 )
 from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat_groups
 from unet3d.model.fused.tiled_conv import Sink, backward_norm_act, compute_norm_gradient_sums
-from unet3d.model.fused.tiling import MapLayout, longest_axis
+from unet3d.model.fused.tiling import MapLayout, find_longest_axis
 from unet3d.model.fused.upsampling import UpsampledMap
 from unet3d.types import Triple
 
@@ -39,7 +39,7 @@ def make_input_map(x: Tensor, dtype: torch.dtype) -> FeatureMap:
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
-    layout = MapLayout(len(x), (d, h, w), longest_axis((d, h, w)), dtype, x.device)
+    layout = MapLayout(len(x), (d, h, w), find_longest_axis((d, h, w)), dtype, x.device)
     return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
 
 

@@ -76,6 +76,6 @@ def iter_channels(x: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def longest_axis(size: Sequence[int]) -> int:
+def find_longest_axis(size: Sequence[int]) -> int:
     """Return the axis of (B, C, D, H, W) to tile: D or H, so that rows stay contiguous along W."""
     return 2 if size[0] >= size[1] else 3

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from unet3d.cpp_kernels import has_triton
 from unet3d.pool.argmax_codes import choose_code
-from unet3d.pool.layout import allocate_outputs, is_channels_last, make_empty_like, memory_format
+from unet3d.pool.layout import (
+    allocate_outputs,
+    get_memory_format,
+    is_channels_last,
+    make_empty_like,
+)
 from unet3d.pool.reference.approx_median import approx_median_gradient
 from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import PoolWindows
@@ -52,7 +57,7 @@ def backward(
     if pool == "approx_median" and x is not None and not _tiles(windows):
         # Rare enough for plain PyTorch, which takes several times the memory.
         result = approx_median_gradient(grad, x, windows, tau)
-        return result.contiguous(memory_format=memory_format(channels_last))
+        return result.contiguous(memory_format=get_memory_format(channels_last))
     result = make_empty_like(shape, grad, channels_last)
     if not result.numel():
         return result

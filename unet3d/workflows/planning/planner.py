@@ -17,9 +17,9 @@ from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
     Levels,
+    choose_initial_patch,
     choose_target_spacing,
     find_median_shape,
-    initial_patch,
     list_patches,
     plan_levels,
     round_up_to_multiple,
@@ -165,7 +165,7 @@ def list_candidate_patches(
     patches = list_patches(spacing_mm, median_shape)
     if not has_planned_levels(settings):
         patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
-        largest = initial_patch(spacing_mm, median_shape)
+        largest = choose_initial_patch(spacing_mm, median_shape)
         return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
     if not patches:
         raise UsageError(

@@ -79,7 +79,7 @@ def find_median_shape(
     return d, h, w
 
 
-def initial_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
+def choose_initial_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:
     """Return a patch that is as isotropic in mm as possible and no larger than the median case."""
     scale = (MAX_PATCH_VOXELS * prod(spacing_mm)) ** (1 / 3)
     sides = (min(round(scale / s), ceil(n)) for s, n in zip(spacing_mm, median, strict=True))
@@ -139,7 +139,7 @@ def round_up_to_multiple(patch: Sequence[int], factor: Sequence[int]) -> Triple:
 
 def list_patches(spacing_mm: Sequence[float], median: Sequence[float]) -> list[Triple]:
     """Return the patches to try: each has levels to pool, and fewer voxels than the one before."""
-    first = initial_patch(spacing_mm, median)
+    first = choose_initial_patch(spacing_mm, median)
     patch: Triple | None = round_up_to_multiple(first, plan_levels(spacing_mm, first).factor)
     seen: set[Triple] = set()
     patches: list[Triple] = []

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
-from unet3d.model.head_bias import find_heads, set_bias, sigmoid_bias, softmax_bias
+from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.types import HasHeads
 from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.network import build_network
@@ -47,8 +47,8 @@ def compute_head_bias(
 ) -> list[float]:
     """Return the bias of each output: of a class, or of a region."""
     if regions is None:
-        return softmax_bias(fractions)
-    return sigmoid_bias([fractions[list(labels)].sum() for labels in regions.values()])
+        return compute_softmax_bias(fractions)
+    return compute_sigmoid_bias([fractions[list(labels)].sum() for labels in regions.values()])
 
 
 def trace_heads(settings: TrainingSettings, facts: ResolvedDataset, num_outputs: int) -> list[str]:
