@@ -58,7 +58,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
     """Return the plan as lines of text."""
-    windows = " ".join("x".join(map(str, window)) for window in plan.levels.windows)
+    windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
     spacing, median = join_by_x(plan.spacing_mm), join_by_x(plan.median_shape)
     reserved = format_bytes(plan.peak.reserved or 0)
     return [

@@ -103,7 +103,7 @@ def join_channels(seed, other):
 
 def test_the_order_of_similar_channels_is_not_checked():
     training = summarize_statistics([join_channels(n, n + 50) for n in range(8)])
-    assert training.swaps == ()
+    assert training.swap_thresholds == ()
     assert describe(join_channels(99, 98), training, ("T1", "T1 again")) == ""
 
 

@@ -71,9 +71,9 @@ INVALID = [
     (["preprocessing", "orientation"], 5),
     (["training_statistics"], {"cases": 3}),
     (["training_statistics", "spacing_mm"], [[1, 2, 3]]),
-    (["training_statistics", "offsets"], [["0", "1", "2"]]),
-    (["training_statistics", "swaps"], [[0, 9, 1.0]]),
-    (["training_statistics", "means"], [[float("nan")] * 7]),
+    (["training_statistics", "intensity_offsets"], [["0", "1", "2"]]),
+    (["training_statistics", "swap_thresholds"], [[0, 9, 1.0]]),
+    (["training_statistics", "feature_means"], [[float("nan")] * 7]),
 ]
 
 

@@ -21,7 +21,7 @@ def make_plan(**changes):
         "normalize": ["zscore"],
         "initial_patch": (128,) * 3,
         "patch_size": (128,) * 3,
-        "levels": Levels(windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2),
+        "levels": Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2),
         "batch_size": 2,
         "strategy": (),
         "peak": MemoryRecord(reserved=0),

@@ -67,7 +67,7 @@ def test_levels_equal_nnunets_where_spacings_and_sizes_are_at_the_limits():
 
 
 def test_an_axis_that_is_convolved_is_convolved_at_every_coarser_level():
-    assert plan_levels((1, 1, 1), (64, 64, 8)).windows[1:] == ((2, 2, 1),) * 3
+    assert plan_levels((1, 1, 1), (64, 64, 8)).pool_windows[1:] == ((2, 2, 1),) * 3
     assert plan_levels((1, 1, 1), (64, 64, 8)).kernels == ((3, 3, 3),) * 5
 
 
@@ -79,7 +79,7 @@ def test_the_coarsest_level_convolves_along_all_axes():
     ("size", "windows"), [(11, ()), (12, ((1, 1, 2),)), (24, ((1, 1, 2), (1, 1, 2)))]
 )
 def test_a_single_axis_is_pooled_if_it_has_12_voxels(size, windows):
-    assert plan_levels((1, 1, 1), (7, 7, size)).windows == windows
+    assert plan_levels((1, 1, 1), (7, 7, size)).pool_windows == windows
 
 
 def test_spacing_median_initial_patch_and_batch_equal_nnunets():
@@ -110,8 +110,8 @@ def test_a_median_of_seven_and_a_half_voxels_is_rounded_up_and_pooled():
     spacings, shapes = [(1, 1, 1)] * 2, [(7, 64, 64), (8, 64, 64)]
     theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1)
     assert theirs.patch == choose_initial_patch((1, 1, 1), theirs.median) == (8, 64, 64)
-    assert theirs.levels.windows[0] == (1, 2, 2)
-    assert plan_levels((1, 1, 1), theirs.patch).windows[0] == (2, 2, 2)
+    assert theirs.levels.pool_windows[0] == (1, 2, 2)
+    assert plan_levels((1, 1, 1), theirs.patch).pool_windows[0] == (2, 2, 2)
 
 
 def test_the_spacing_of_a_coarse_axis_equals_nnunets_where_it_ties_with_the_others():
@@ -137,8 +137,10 @@ def test_smaller_patches_equal_nnunets_until_an_axis_has_four_voxels():
 
 def is_listed(patch, plan, before):
     """Return whether our planner tries a patch, too: it has levels and is smaller than before."""
-    smaller = all(prod(patch) < prod(p) for p in before if plan_levels(plan.spacing_mm, p).windows)
-    return smaller and bool(plan_levels(plan.spacing_mm, patch).windows)
+    smaller = all(
+        prod(patch) < prod(p) for p in before if plan_levels(plan.spacing_mm, p).pool_windows
+    )
+    return smaller and bool(plan_levels(plan.spacing_mm, patch).pool_windows)
 
 
 def fits_below(voxels):
@@ -157,7 +159,7 @@ def test_the_hippocampus_gets_the_patch_and_pooling_of_nnunet():
     patch = choose_initial_patch((1, 1, 1), (36, 50, 35))
     levels = plan_levels((1, 1, 1), patch)
     assert round_up_to_multiple(patch, levels.factor) == (40, 56, 40)
-    assert levels.windows == ((2, 2, 2),) * 3
+    assert levels.pool_windows == ((2, 2, 2),) * 3
     assert levels.kernels == ((3, 3, 3),) * 4
 
 
@@ -194,7 +196,7 @@ def test_a_network_trains_with_the_planned_levels():
         depth=len(levels.kernels),
         width=2,
         convs_per_level=1,
-        pool_kernel=levels.windows,
+        pool_kernel=levels.pool_windows,
         kernel_size=levels.kernels,
         norm="instance",
         upsampling="transposed",

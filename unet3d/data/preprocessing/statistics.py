@@ -21,11 +21,11 @@ BACKGROUND_FRACTION = 0.1
 SPACING_FACTOR, EXTENT_FACTOR, SPREAD_FACTOR, OFFSET_MARGIN = 1.5, 2.0, 2.0, 0.5
 """Tolerance beyond the range of the training cases: factors, and a margin in spreads."""
 
-MIN_DEVIATION = 0.02
-"""Lower bound of a feature's deviation, which is unreliable for few training cases."""
+MIN_STD = 0.02
+"""Lower bound of a feature's standard deviation, which is unreliable for few training cases."""
 
 MAX_COST = 16.0
-"""Upper bound of one feature's cost: four deviations, squared."""
+"""Upper bound of one feature's cost: four standard deviations, squared."""
 
 MIN_MARGIN = 8.0
 """Margin by which most training cases must prefer their own order for a swap to be detectable."""
@@ -57,11 +57,11 @@ class TrainingStatistics:
     cases: int
     spacing_mm: tuple[FloatTriple, ...]  # minimum, median and maximum of each axis
     extent_mm: tuple[FloatTriple, ...]  # likewise
-    spreads: tuple[tuple[tuple[float, float], ...], ...]  # ascending ranges of each channel
-    offsets: tuple[FloatTriple, ...]  # minimum, median and maximum of each channel
-    means: tuple[tuple[float, ...], ...]  # of each channel's features
-    deviations: tuple[tuple[float, ...], ...]  # likewise
-    swaps: tuple[tuple[float, ...], ...]  # two channels, and the gain that shows they are swapped
+    intensity_spreads: tuple[tuple[tuple[float, float], ...], ...]  # ranges of each channel
+    intensity_offsets: tuple[FloatTriple, ...]  # minimum, median and maximum of each channel
+    feature_means: tuple[tuple[float, ...], ...]  # of each channel's features
+    feature_stds: tuple[tuple[float, ...], ...]  # likewise
+    swap_thresholds: tuple[tuple[float, ...], ...]  # two channels, and the gain of swapped ones
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], channels: int) -> "TrainingStatistics":
@@ -71,9 +71,10 @@ class TrainingStatistics:
         if not all(type(leaf) in (int, float) for leaf in leaves):
             raise ValueError("the statistics of the training cases must be numbers")
         per_axis = np.array([statistics.spacing_mm, statistics.extent_mm], float)
-        features = np.array([statistics.means, statistics.deviations], float)
-        offsets, swaps = np.array(statistics.offsets, float), np.array(statistics.swaps, float)
-        spreads = [np.array(ranges, float) for ranges in statistics.spreads]
+        features = np.array([statistics.feature_means, statistics.feature_stds], float)
+        offsets = np.array(statistics.intensity_offsets, float)
+        swaps = np.array(statistics.swap_thresholds, float)
+        spreads = [np.array(ranges, float) for ranges in statistics.intensity_spreads]
         shapes = (per_axis.shape, offsets.shape, features.shape, len(spreads))
         arrays = (per_axis, offsets, features, swaps, *spreads)
         if (
@@ -120,14 +121,14 @@ def summarize_statistics(cases: Sequence[Statistics]) -> TrainingStatistics:
         cases=len(cases),
         spacing_mm=spacing,
         extent_mm=extent,
-        spreads=tuple(
+        intensity_spreads=tuple(
             _find_ranges([_get_spread(case.percentiles[c]) for case in cases])
             for c in range(features.shape[1])
         ),
-        offsets=offsets,
-        means=_to_rows(features.mean(0)),
-        deviations=_to_rows(features.std(0)),
-        swaps=tuple(_find_detectable_swaps(features)),
+        intensity_offsets=offsets,
+        feature_means=_to_rows(features.mean(0)),
+        feature_stds=_to_rows(features.std(0)),
+        swap_thresholds=tuple(_find_detectable_swaps(features)),
     )
 
 
@@ -159,7 +160,7 @@ def describe_differences(
     for c, name in enumerate(channels):
         percentiles, spread = case.percentiles[c], _get_spread(case.percentiles[c])
         values = f"{name} has values of {_format_range(percentiles[1], percentiles[5])}"
-        ranges = training.spreads[c]
+        ranges = training.intensity_spreads[c]
         if not any(low / SPREAD_FACTOR <= spread <= high * SPREAD_FACTOR for low, high in ranges):
             expected = " or ".join(_format_range(low, high) for low, high in ranges)
             is_scaled = normalize[c if len(normalize) > 1 else 0].startswith("zscore")
@@ -168,7 +169,7 @@ def describe_differences(
                 f"{values}, a spread of {_format_number(spread)} (training: {expected}{note})"
             )
             continue
-        low, _, high = training.offsets[c]
+        low, _, high = training.intensity_offsets[c]
         offset = _compute_features(percentiles)[1]
         margin = max(OFFSET_MARGIN, high - low)
         if not low - margin <= offset <= high + margin:
@@ -206,9 +207,9 @@ def _find_ranges(values: Sequence[float]) -> tuple[tuple[float, float], ...]:
     return tuple(zip(lows, highs, strict=True))
 
 
-def _compute_costs(features: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+def _compute_costs(features: np.ndarray, means: np.ndarray, stds: np.ndarray) -> np.ndarray:
     """Return (C, C): how badly a scan's channel (row) matches a training channel (column)."""
-    distance = (features[:, None] - means[None]) / np.maximum(deviations, MIN_DEVIATION)[None]
+    distance = (features[:, None] - means[None]) / np.maximum(stds, MIN_STD)[None]
     return np.minimum(distance**2, MAX_COST).sum(-1)
 
 
@@ -229,8 +230,8 @@ def _find_detectable_swaps(features: np.ndarray) -> Iterator[tuple[float, ...]]:
     means = (features.sum(0) - features) / count  # of the other cases, for each case
     squares = ((features - features.mean(0)) ** 2).sum(0)
     variances = (squares - (features - features.mean(0)) ** 2 * (count + 1) / count) / count
-    deviations = np.sqrt(np.maximum(variances, 0))
-    costs = [_compute_costs(*case) for case in zip(features, means, deviations, strict=True)]
+    stds = np.sqrt(np.maximum(variances, 0))
+    costs = [_compute_costs(*case) for case in zip(features, means, stds, strict=True)]
     for i, j in combinations(range(features.shape[1]), 2):
         gains = np.array([_compute_swap_gain(c, i, j) for c in costs])
         margin = -float(np.percentile(gains, 95))
@@ -244,8 +245,10 @@ def _find_channel_order(case: Statistics, training: TrainingStatistics) -> list[
     from scipy.optimize import linear_sum_assignment
 
     features = np.array([_compute_features(percentiles) for percentiles in case.percentiles])
-    costs = _compute_costs(features, np.array(training.means), np.array(training.deviations))
-    if not any(_compute_swap_gain(costs, int(i), int(j)) > t for i, j, t in training.swaps):
+    means, stds = np.array(training.feature_means), np.array(training.feature_stds)
+    costs = _compute_costs(features, means, stds)
+    thresholds = training.swap_thresholds
+    if not any(_compute_swap_gain(costs, int(i), int(j)) > t for i, j, t in thresholds):
         return None
     order = [int(c) for c in linear_sum_assignment(costs)[1]]
     return order if order != sorted(order) else None

@@ -155,7 +155,7 @@ def list_candidate_patches(
     if settings.composition.is_overridden("data.patch_size"):
         patch = settings.data.patch_size
         levels = plan_levels(spacing_mm, patch)
-        if not levels.windows and get_model_overrides(settings, levels):
+        if not levels.pool_windows and get_model_overrides(settings, levels):
             raise UsageError(
                 f"data.patch_size={format_list(patch)} leaves nothing to pool at "
                 f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
@@ -246,7 +246,7 @@ def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]
         return []
     return [
         f"model.depth={len(levels.kernels)}",
-        f"model.pool_kernel=[{','.join(format_list(w) for w in levels.windows)}]",
+        f"model.pool_kernel=[{','.join(format_list(w) for w in levels.pool_windows)}]",
         f"model.kernel_size=[{','.join(format_list(k) for k in levels.kernels)}]",
     ]
 

@@ -111,7 +111,7 @@ def time_step(step: TrainingStep, device: torch.device) -> float:
 
 def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
     """Return patches and batch sizes to run, from the smallest possible to those of the plan."""
-    factor = plan.levels.factor if plan.levels.windows else (OTHER_FACTOR,) * 3
+    factor = plan.levels.factor if plan.levels.pool_windows else (OTHER_FACTOR,) * 3
     smallest = [min(n, f) for n, f in zip(plan.patch_size, factor, strict=True)]
     longest = max(range(3), key=lambda axis: plan.patch_size[axis] / factor[axis])
     smallest[longest] = min(plan.patch_size[longest], 2 * factor[longest])  # norms need two voxels

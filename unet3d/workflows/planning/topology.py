@@ -31,13 +31,13 @@ MAX_PATCH_VOXELS = 256**3
 class Levels:
     """The pooling windows between levels, and the convolution kernel of each level."""
 
-    windows: tuple[Triple, ...]
+    pool_windows: tuple[Triple, ...]
     kernels: tuple[Triple, ...]
 
     @property
     def factor(self) -> Triple:
         """Return what the patch's sides must be multiples of."""
-        d, h, w = (prod(window[axis] for window in self.windows) for axis in range(3))
+        d, h, w = (prod(window[axis] for window in self.pool_windows) for axis in range(3))
         return d, h, w
 
 
@@ -93,9 +93,9 @@ def plan_levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
     An axis that is convolved at a level is convolved at all levels below it; the coarsest level
     convolves all three. An axis is pooled while it has 8 voxels, or 12 if it is the only one.
 
-    >>> plan_levels((1, 1, 1), (40, 56, 40)).windows
+    >>> plan_levels((1, 1, 1), (40, 56, 40)).pool_windows
     ((2, 2, 2), (2, 2, 2), (2, 2, 2))
-    >>> plan_levels((5, 1, 1), (16, 128, 128)).windows
+    >>> plan_levels((5, 1, 1), (16, 128, 128)).pool_windows
     ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2))
     >>> plan_levels((5, 1, 1), (16, 128, 128)).kernels
     ((1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
@@ -113,7 +113,7 @@ def plan_levels(spacing_mm: Sequence[float], patch: Sequence[int]) -> Levels:
         windows.append(window)
         size = [-(-n // w) for n, w in zip(size, window, strict=True)]
         spacing = [s * w for s, w in zip(spacing, window, strict=True)]
-    return Levels(windows=tuple(windows), kernels=(*kernels, (3, 3, 3)))
+    return Levels(pool_windows=tuple(windows), kernels=(*kernels, (3, 3, 3)))
 
 
 def _choose_window(spacing_mm: Sequence[float], size: Sequence[int]) -> Triple | None:
@@ -146,7 +146,7 @@ def list_patches(spacing_mm: Sequence[float], median: Sequence[float]) -> list[T
     while patch is not None and patch not in seen:
         seen.add(patch)
         is_smaller = not patches or prod(patch) < prod(patches[-1])
-        if is_smaller and plan_levels(spacing_mm, patch).windows:
+        if is_smaller and plan_levels(spacing_mm, patch).pool_windows:
             patches.append(patch)
         patch = _shrink(patch, spacing_mm, median)
     return patches

@@ -50,7 +50,8 @@ def plan_levels_with_nnunet(
         spacing_mm[::-1], patch[::-1], 4, unlimited
     )
     levels = Levels(
-        windows=tuple(triple(w[::-1]) for w in windows[1:]),  # the first is the image's: 1, 1, 1
+        # The first window is the image's: 1, 1, 1.
+        pool_windows=tuple(triple(w[::-1]) for w in windows[1:]),
         kernels=tuple(triple(k[::-1]) for k in kernels),
     )
     return levels, triple(padded[::-1])
@@ -137,7 +138,7 @@ def plan_with_nnunet(
         median=tuple(map(float, median[::-1])),
         patches=tuple(triple(in_our_order(p, backward)) for p in planner.tried),
         patch=triple(in_our_order(plans["patch_size"], backward)),
-        levels=Levels(windows=windows[1:], kernels=kernels),
+        levels=Levels(pool_windows=windows[1:], kernels=kernels),
         batch=plans["batch_size"],
         configuration=plans,
     )
