@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.tools import parse_compare
+from unet3d.config.settings.compare import parse_compare
 from unet3d.errors import UsageError
 from unet3d.report.run_comparison import (
     RunSummary,

@@ -9,7 +9,7 @@ from typing import Any
 from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.tools import parse_doctor
+from unet3d.config.settings.doctor import parse_doctor
 from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
 from unet3d.machine.system import DiskSpace

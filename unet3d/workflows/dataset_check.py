@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.config.settings.tools import CheckSettings
+from unet3d.config.settings.check import CheckSettings
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import check_headers, describe_extent
 from unet3d.data.checks.voxels import check_voxels

@@ -1,0 +1,33 @@
+"""Settings of `unet3d compare`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.output import OutputSettings, parse_output
+from unet3d.config.values import read_optional_path, read_paths
+from unet3d.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """Which runs to compare."""
+
+    runs: tuple[Path, ...]
+    output: OutputSettings
+    picture: Path | None
+
+
+def parse_compare(composed: ComposedConfig) -> CompareSettings:
+    """Check and parse the config of `unet3d compare`."""
+    config = composed.config
+    output = parse_output(config)
+    runs = read_paths(config, "runs")
+    if not runs:
+        raise UsageError(
+            "name the runs: unet3d compare RUN ..., each the folder of a run or one that holds runs"
+        )
+    for path in runs:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
+    return CompareSettings(runs=runs, output=output, picture=read_optional_path(config, "picture"))
