@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 JOB = "model=unet_nnunet data.num_classes=5 data.patch_size=[256,256,128] precision=16"
 COMMANDS = {
-    "study": f"memory sweep=checkpointing {JOB}",
+    "study": f"memory vary=checkpointing {JOB}",
     "fit": f"suggest budget_gib=4 {JOB}",
 }
 FIELDS = ("value", "overrides", "peak_allocated_bytes", "peak_reserved_bytes", "extra_compute")

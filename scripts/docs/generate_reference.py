@@ -96,8 +96,8 @@ FILES = {
         "`unet3d predict` writes into `output`:",
         {
             "NAME.nii.gz": "labels on the grid of the scan NAME",
-            "probabilities/NAME.nii": "with `probabilities=true`: float32, with the classes as the "
-            "last axis",
+            "probabilities/NAME.nii": "with `save_probabilities=true`: float32, with the classes as "
+            "the last axis",
         },
     ),
     "Scores": (
@@ -120,7 +120,7 @@ CODES = {
     "0": "success",
     "1": "some cases failed, `check` found problems, or some runs of a sweep failed",
     "2": "invalid usage: a key, value, file or folder is invalid; nothing was computed",
-    "3": "out of memory, or predicted to run out of memory with `memory.if_too_large=stop`",
+    "3": "out of memory, or predicted to run out of memory with `memory.if_too_large=error`",
     "4": "error at run time: NaN, a dead data worker, a full disk, a lost process",
     "130": "stopped by Ctrl-C; resume with `resume=auto`",
     "143": "stopped by SIGTERM or SIGUSR1; resume with `resume=auto`",

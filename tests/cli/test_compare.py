@@ -31,7 +31,7 @@ def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
 
 
 def test_the_comparison_can_be_json_and_a_figure(runs):
-    assert main(["compare", "outputs", "format=json", "output=c.json", "picture=a b.png"]) == 0
+    assert main(["compare", "outputs", "format=json", "output=c.json", "figure=a b.png"]) == 0
     best, other = json.loads((runs / "c.json").read_text())
     assert best["pareto_optimal"]
     assert not other["pareto_optimal"]
@@ -46,8 +46,8 @@ def test_the_comparison_can_be_json_and_a_figure(runs):
         (["none"], "none does not exist"),
         (["."], "no run in"),
         (["outputs", "format=xml"], "format must be one of table, json"),
-        (["outputs", "pictures=a.png"], "did you mean picture?"),
-        (["outputs", "picture=none/a.png"], "none"),
+        (["outputs", "figures=a.png"], "did you mean figure?"),
+        (["outputs", "figure=none/a.png"], "none"),
     ],
 )
 def test_a_usage_error_is_one_line(runs, words, message, capsys):

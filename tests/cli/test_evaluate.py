@@ -292,6 +292,6 @@ def test_the_folds_of_a_cross_validation_are_scored_together(folder):
 
 def test_references_without_a_prediction_can_be_ignored(folder):
     (folder / "predictions" / "b.nii").unlink()
-    assert main(["evaluate", *FOLDERS, "missing_predictions=ignore"]) == 0
+    assert main(["evaluate", *FOLDERS, "missing_predictions=skip"]) == 0
     assert "b" not in result()["cases"]
     assert main(["evaluate", *FOLDERS, "missing_predictions=maybe"]) == 2

@@ -218,7 +218,7 @@ def test_probabilities_sum_to_one_and_agree_with_the_labels(
     predict, checkpoint, images, tmp_path, capsys
 ):
     folder = images("a.nii.gz", affine=turned("PIR"))
-    assert predict(checkpoint=checkpoint("one"), input=folder, probabilities=True) == 0
+    assert predict(checkpoint=checkpoint("one"), input=folder, save_probabilities=True) == 0
     assert "probabilities: 0 MiB on disk" in capsys.readouterr().out
     found = labels(tmp_path / "out" / "probabilities" / "a.nii")
     assert found.shape == (18, 20, 14, 4)
@@ -230,7 +230,7 @@ def test_regions_become_labels_in_training_and_inference(predict, checkpoint, im
     regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
     folder = images("a.nii")
     words = {"checkpoint": checkpoint("regions", regions), "input": folder}
-    assert predict(**words, probabilities=True) == 0
+    assert predict(**words, save_probabilities=True) == 0
     found = labels(tmp_path / "out" / "probabilities" / "a.nii")
     assert found.shape[-1] == 3
     expected = np.zeros(found.shape[:-1])

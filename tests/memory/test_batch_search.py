@@ -141,7 +141,7 @@ def test_a_run_predicted_to_run_out_of_memory_warns_or_stops(request_):
 
 def test_a_run_predicted_to_run_out_of_memory_stops_if_configured(composed, monkeypatch):
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
-    settings = composed("model.depth=2", "model.convs_per_level=1", "memory.if_too_large=stop")
+    settings = composed("model.depth=2", "model.convs_per_level=1", "memory.if_too_large=error")
     with pytest.raises(DoesNotFitError, match="predicted to run out of memory"):
         oom_advice.check_memory(estimate_memory(settings), settings, torch.device("cpu"))
 

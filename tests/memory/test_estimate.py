@@ -239,20 +239,20 @@ def test_every_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "sweep",
+    "vary",
     ["resolution", "batch", "padding", "kernel", "channels", "pool", "precision", "checkpointing"],
 )
-def test_every_sweep_changes_the_peak(sweep, tmp_path, capsys):
+def test_every_varied_setting_changes_the_peak(vary, tmp_path, capsys):
     words = ["model=unet_tiny", *SMALL]
-    assert run_memory(*words, f"sweep={sweep}", "format=json") == 0
+    assert run_memory(*words, f"vary={vary}", "format=json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 2
     peaks = {row["peak_allocated_bytes"] for row in rows}
-    assert len(peaks) >= 2 or sweep == "pool"  # poolings do not change the peak
-    picture = tmp_path / "sweep.png"
-    if sweep == "pool":
-        assert run_memory(*words, f"sweep={sweep}", "format=png", f"output={picture}") == 0
-        assert picture.is_file()
+    assert len(peaks) >= 2 or vary == "pool"  # poolings do not change the peak
+    figure = tmp_path / "variants.png"
+    if vary == "pool":
+        assert run_memory(*words, f"vary={vary}", "format=png", f"output={figure}") == 0
+        assert figure.is_file()
 
 
 @pytest.mark.parametrize(
@@ -260,14 +260,14 @@ def test_every_sweep_changes_the_peak(sweep, tmp_path, capsys):
     [
         (["view=side"], "view must be one of"),
         (["format=xml"], "format must be one of"),
-        (["sweep=weather"], "sweep must be one of"),
+        (["vary=weather"], "vary must be one of"),
         (["view=timeline"], "add format=png"),
         (["format=png"], "view=timeline"),
         (["view=timeline", "format=png"], "output=FILE.png"),
-        (["sweep=channels", "model=dynunet"], "model.width"),
+        (["vary=channels", "model=dynunet"], "model.width"),
         (["model.depth=9"], "data.patch_size"),
         (["measure=true"], "needs a GPU"),
-        (["sweep=batch", "measure=true"], "needs a GPU"),
+        (["vary=batch", "measure=true"], "needs a GPU"),
         (["model=dynunet", "data.patch_size=[10,10,10]"], "cannot estimate the memory"),
         (["precision=12"], "precision must be one of"),
         (["data=decathlon", "data.root=/no/such"], "no dataset.json"),

@@ -39,7 +39,7 @@ NETWORKS = {
     },
     "narrow first, 1 2 3 convolutions": {
         "upsampling": "transposed_wide",
-        "narrow_first": True,
+        "halve_first_conv": True,
         "convs_per_level": [1, 2, 3],
     },
     "no norm, wide decoder": {"norm": "none", "decoder_channels": [6, 4]},

@@ -19,14 +19,14 @@ def count_parameters(network, kinds=nn.Module):
 
 
 SMALL = {"depth": 4, "width": 64, "max_width": 256}
-LARGE = {"depth": 5, "width": 64, "max_width": 512, "decoder_channels": "above"}
+LARGE = {"depth": 5, "width": 64, "max_width": 512, "decoder_channels": "finer"}
 CICEK_2016 = {
     "in_channels": 3,
     "num_classes": 3,
     "depth": 4,
     "width": 64,
     "max_width": 512,
-    "narrow_first": True,
+    "halve_first_conv": True,
     "upsampling": "transposed_wide",
 }
 

@@ -16,7 +16,7 @@ PATH_KEYS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
     *("hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
-    *("images", "root", "url", "md5", "task", "picture"),
+    *("images", "root", "url", "md5", "task", "figure"),
 )
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 

@@ -30,9 +30,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     as_json = settings.output.format == "json"
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
     write_output(text, settings.output.path)
-    if settings.picture is not None:
-        draw_runs(runs, settings.picture)
-        print(settings.picture, file=sys.stderr)
+    if settings.figure is not None:
+        draw_runs(runs, settings.figure)
+        print(settings.figure, file=sys.stderr)
     return 1 if errors else 0
 
 
@@ -52,9 +52,9 @@ def print_sweep_summary(folder: Path) -> None:
         return
     print("\n" + format_comparison(runs))
     if any(run.headline_metrics.get("dice") is not None for run in runs):
-        picture = folder / "comparison.png"
+        figure = folder / "comparison.png"
         try:
-            draw_runs(runs, picture)
-            print(picture)
+            draw_runs(runs, figure)
+            print(figure)
         except (OSError, UsageError) as reason:
             print(f"no figure: {reason}")

@@ -8,26 +8,26 @@ from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.plots import plot_layers, plot_sweep, plot_timeline
+from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
 from unet3d.memory.tables import (
     estimate_to_dict,
     format_layers,
     format_measured,
     format_peaks,
-    format_sweep,
+    format_variants,
     layers_to_dicts,
     summarize_estimate,
 )
 from unet3d.workflows.memory.estimate import estimate_memory, make_figure_title, rank_savings
 from unet3d.workflows.memory.measure import Measurement, measure_step
-from unet3d.workflows.memory.sweep import run_sweep
+from unet3d.workflows.memory.variants import estimate_variants
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
-    """Print one estimate, or a sweep."""
+    """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
-    if settings.sweep is not None:
-        return print_sweep(settings, settings.sweep)
+    if settings.vary is not None:
+        return print_variants(settings, settings.vary)
     training, output = settings.training, settings.output
     estimate = estimate_memory(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
@@ -63,28 +63,28 @@ def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, vie
     return "\n\n".join(tables)
 
 
-def print_sweep(settings: MemorySettings, sweep: str) -> int:
-    """Print how memory depends on one thing of the config."""
+def print_variants(settings: MemorySettings, vary: str) -> int:
+    """Print how memory depends on one setting."""
     training, output = settings.training, settings.output
-    points = []
-    for point in run_sweep(training, sweep, measure=settings.measure):
-        if isinstance(point.estimate, str):
-            print(f"{point.label}: {point.estimate}", file=sys.stderr)
+    variants = []
+    for variant in estimate_variants(training, vary, measure=settings.measure):
+        if isinstance(variant.estimate, str):
+            print(f"{variant.label}: {variant.estimate}", file=sys.stderr)
         else:
-            points.append((point.label, point.estimate, point.measured))
+            variants.append((variant.label, variant.estimate, variant.measured))
     if output.format == "png":
-        bars = [(label, estimate) for label, estimate, _ in points]
-        title = f"sweep={sweep}, model={training.network.name}"
-        plot_sweep(bars, title).savefig(get_figure_path(settings), dpi=110)
+        bars = [(label, estimate) for label, estimate, _ in variants]
+        title = f"vary={vary}, model={training.network.name}"
+        plot_variants(bars, title).savefig(get_figure_path(settings), dpi=110)
         print(output.path, file=sys.stderr)
     elif output.format == "json":
         rows = []
-        for label, estimate, measured in points:
+        for label, estimate, measured in variants:
             row = {"value": label, **estimate_to_dict(estimate)}
             rows.append(row | ({} if measured is None else {"measured": measured.known()}))
         write_output(json.dumps(rows), output.path)
     else:
-        write_output(format_sweep(points), output.path)
+        write_output(format_variants(variants), output.path)
     return 0
 
 

@@ -37,8 +37,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if process.world_size == 1 and trainer.launch == "local":
         processes = count_local_processes(trainer)
         if processes > 1:
-            stop = ["memory.if_too_large=stop"] if composition.sweeping else []
-            return launch_ranks([*composition.overrides, *stop], folder, processes)
+            extra = ["memory.if_too_large=error"] if composition.sweeping else []
+            return launch_ranks([*composition.overrides, *extra], folder, processes)
     group = process_group(
         process,
         launch=trainer.launch,

@@ -1,4 +1,4 @@
-"""Plot a memory estimate as a matplotlib Figure: over time by kind, by layer, and of a sweep."""
+"""Plot a memory estimate as a matplotlib Figure: over time by kind, by layer, by setting."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -142,8 +142,8 @@ def plot_layers(estimate: MemoryEstimate, title: str) -> "Figure":
     return figure
 
 
-def plot_sweep(points: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
-    """Plot a bar per (value, estimate) of a sweep, split by kind at the peak."""
+def plot_variants(points: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
+    """Plot a bar per (value, estimate) of a varied setting, split by kind at the peak."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 1.5 + 0.4 * len(points)), layout="constrained")

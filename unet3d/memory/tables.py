@@ -41,8 +41,8 @@ def format_layers(layers: Sequence[Layer]) -> str:
     return format_columns(rows, left=3)
 
 
-def format_sweep(points: Sequence[tuple[str, MemoryEstimate, MemoryRecord | None]]) -> str:
-    """Format one row per (value, estimate, measured peak) of a sweep, split by kind."""
+def format_variants(points: Sequence[tuple[str, MemoryEstimate, MemoryRecord | None]]) -> str:
+    """Format one row per (value, estimate, measured peak) of a varied setting, split by kind."""
     has_measured = any(measured is not None for _, _, measured in points)
     rows = [("", "peak MiB", *(["measured MiB"] if has_measured else []), "reserved MiB", *KINDS)]
     for label, estimate, measured in points:

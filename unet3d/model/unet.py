@@ -26,8 +26,8 @@ class UNet3D(nn.Module):
     """A U-Net of `depth` levels; level 0 is full resolution.
 
     `channels` sets the channels of each level; without it level i has width * 2**i, at most
-    `max_width`. `decoder_channels` is "same" (as the encoder at that level), "above" (as the
-    encoder one level up) or a list from level 0 down. With `narrow_first`, all but the last
+    `max_width`. `decoder_channels` is "same" (as the encoder at that level), "finer" (as the
+    encoder one level finer) or a list from level 0 down. With `halve_first_conv`, all but the last
     convolution of an encoder level have half of its channels. `kernel_size` and `pool_kernel`
     (pooling from level i to i + 1) are one size for all levels or one per level.
     """
@@ -43,7 +43,7 @@ class UNet3D(nn.Module):
         max_width: int = 320,
         decoder_channels: str | Sequence[int] = "same",
         convs_per_level: int | Sequence[int] = 2,
-        narrow_first: bool = False,
+        halve_first_conv: bool = False,
         kernel_size: PerLevel = 3,
         pool_kernel: PerLevel = 2,
         norm: str = "batch",
@@ -75,7 +75,7 @@ class UNet3D(nn.Module):
         self.encoder = nn.ModuleList()
         previous = in_channels
         for level, out in enumerate(enc):
-            middle = max(1, out // 2) if narrow_first else out
+            middle = max(1, out // 2) if halve_first_conv else out
             block = build_block(level, previous, middle, out)
             size = self.pool_kernels[level] if level + 1 < depth else None
             self.encoder.append(EncoderLevel(block, None if size is None else pool(size), size))
@@ -232,16 +232,16 @@ def resolve_decoder_channels(
 ) -> list[int]:
     """Return the decoder channels of each level, level 0 first.
 
-    >>> resolve_decoder_channels("above", [64, 128, 256, 512, 512])
+    >>> resolve_decoder_channels("finer", [64, 128, 256, 512, 512])
     [64, 64, 128, 256]
     """
     if decoder_channels == "same":
         return encoder[:-1]
-    if decoder_channels == "above":
+    if decoder_channels == "finer":
         return [encoder[0], *encoder[:-2]]
     if isinstance(decoder_channels, str) or len(decoder_channels) != len(encoder) - 1:
         raise UsageError(
-            f"model.decoder_channels must be same, above or {len(encoder) - 1} ints (one per level "
+            f"model.decoder_channels must be same, finer or {len(encoder) - 1} ints (one per level "
             f"except the coarsest), got {decoder_channels!r}"
         )
     return list(decoder_channels)

@@ -151,7 +151,7 @@ def count_bytes_held_by_others(gpu: Gpu) -> int:
 def find_memory_problems(settings: TrainingSettings, available: int) -> list[Problem]:
     """Return whether the run is predicted to run out of memory, with what to change."""
     lines = format_oom_warning(estimate_memory(settings), settings, available)
-    is_fatal = settings.memory.if_too_large == "stop"
+    is_fatal = settings.memory.if_too_large == "error"
     return [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
 
 

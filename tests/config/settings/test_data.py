@@ -63,7 +63,7 @@ def test_a_value_is_parsed(key, value, expected):
     [
         ("num_classes", [1, 2.0, "4"], "data.num_classes must be an int >= 2"),
         ("in_channels", [0, True], "data.in_channels must be an int >= 1"),
-        ("invalid_cases", ["ignore", None], "data.invalid_cases must be one of stop, skip"),
+        ("invalid_cases", ["ignore", None], "data.invalid_cases must be one of error, skip"),
         ("regions", ["x"], "data.regions must be names with their labels"),
         ("ignore_label", [-1, "last"], "data.ignore_label must be an int >= 0"),
         (

@@ -24,7 +24,7 @@ def test_the_defaults_score_every_label():
 @pytest.mark.parametrize(
     ("values", "field", "expected"),
     [
-        ({"missing_predictions": "ignore"}, "skip_missing_predictions", True),
+        ({"missing_predictions": "skip"}, "skip_missing_predictions", True),
         ({"predictions": "a,b"}, "predictions", (Path("a"), Path("b"))),
         ({"classes": ["background", "liver"]}, "classes", ("background", "liver")),
         ({"regions": {"whole": [1, 2]}}, "regions", {"whole": (1, 2)}),
@@ -40,7 +40,7 @@ def test_a_value_is_parsed(values, field, expected):
 @pytest.mark.parametrize(
     ("key", "values", "expected"),
     [
-        ("missing_predictions", ["fault"], "missing_predictions must be one of error, ignore"),
+        ("missing_predictions", ["fault"], "missing_predictions must be one of error, skip"),
         ("classes", ["liver", ["liver"], ["a", "a"], {"a": 1}], "classes must be different names"),
         ("regions", ["x", [1]], "regions must be names with their labels"),
         ("tolerance_mm", [-1, "far", True, float("inf")], "tolerance_mm must be a distance in mm"),

@@ -55,7 +55,7 @@ def test_a_value_is_parsed(values, field, expected):
             [0, -1, "much", True, None, float("inf"), float("nan")],
             "memory_gib must be auto or a number above 0",
         ),
-        ("probabilities", ["some"], "probabilities must be true or false"),
+        ("save_probabilities", ["some"], "save_probabilities must be true or false"),
         ("overwrite", [1], "overwrite must be true or false"),
         ("allow_targets", ["x", [1], ["a-b"]], "allow_targets must be a list of packages"),
     ],

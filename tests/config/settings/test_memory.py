@@ -3,20 +3,20 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.config.settings.memory import SWEEPS, parse_memory, parse_suggest
+from unet3d.config.settings.memory import VARIABLE_SETTINGS, parse_memory, parse_suggest
 from unet3d.errors import UsageError
 
 
 def test_the_peak_is_shown_as_a_table_unless_something_else_is_asked_for():
     settings = parse_memory(with_values("memory", {}))
     assert (settings.view, settings.output.format, settings.output.path) == ("peak", "table", None)
-    assert settings.sweep is None
+    assert settings.vary is None
     assert settings.volume is None
 
 
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_is_known(sweep):
-    assert parse_memory(with_values("memory", {"sweep": sweep})).sweep == sweep
+@pytest.mark.parametrize("vary", VARIABLE_SETTINGS)
+def test_every_setting_that_can_vary_is_known(vary):
+    assert parse_memory(with_values("memory", {"vary": vary})).vary == vary
 
 
 def test_a_figure_goes_to_a_file():
@@ -31,7 +31,7 @@ def test_a_figure_goes_to_a_file():
         ({"format": "csv"}, "format must be one of table, json, png, got 'csv'"),
         ({"volume": [8]}, "volume must be three ints >= 1, got [8]"),
         ({"measure": "yes please"}, "measure must be true or false, got 'yes please'"),
-        ({"sweep": "width"}, "sweep must be one of resolution, batch, "),
+        ({"vary": "width"}, "vary must be one of resolution, batch, "),
         ({"view": "layers", "format": "png"}, "format=png needs output=FILE.png"),
         ({"view": "timeline"}, "view=timeline is a figure: add format=png output=FILE.png"),
         ({"format": "png", "output": "a.png"}, "format=png draws view=timeline or view=layers"),

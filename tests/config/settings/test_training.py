@@ -104,7 +104,7 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("evaluation.tolerance_mm", [-1], "evaluation.tolerance_mm must be a number >= 0"),
         ("evaluation.draw_worst", [-1], "evaluation.draw_worst must be an int >= 0"),
         ("memory.estimate", ["x"], "memory.estimate must be true or false"),
-        ("memory.if_too_large", ["x"], "memory.if_too_large must be one of warn, stop, ignore"),
+        ("memory.if_too_large", ["x"], "memory.if_too_large must be one of warn, error, ignore"),
         ("memory.snapshot", ["x"], "memory.snapshot must be true or false"),
         ("trainer.accelerator", ["tpu"], "trainer.accelerator must be one of auto, cpu, gpu, cuda"),
         ("trainer.devices", [0, "all", True], "trainer.devices must be auto or an int >= 1"),

@@ -15,7 +15,7 @@ class CompareSettings:
 
     runs: tuple[Path, ...]
     output: OutputSettings
-    picture: Path | None
+    figure: Path | None
 
 
 def parse_compare(composed: ComposedConfig) -> CompareSettings:
@@ -30,4 +30,4 @@ def parse_compare(composed: ComposedConfig) -> CompareSettings:
     for path in runs:
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-    return CompareSettings(runs=runs, output=output, picture=read_optional_path(config, "picture"))
+    return CompareSettings(runs=runs, output=output, figure=read_optional_path(config, "figure"))

@@ -53,7 +53,7 @@ class DataSettings:
 def parse_data(config: DictConfig) -> DataSettings:
     """Check and parse the group `data`."""
     root = read_optional_path(config, "data.root")
-    invalid_cases = read_choice(config, "data.invalid_cases", ("stop", "skip"))
+    invalid_cases = read_choice(config, "data.invalid_cases", ("error", "skip"))
     normalize = read(config, "data.normalize")
     return DataSettings(
         layout=None if root is None else read_factory(config, "data.layout"),

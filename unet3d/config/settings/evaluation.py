@@ -45,11 +45,11 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         raise UsageError(f"output: {output} is a file; it must be a folder")
     if images is not None and not images.exists():
         raise UsageError(f"images: {images} is neither a file nor a folder")
-    missing = read_choice(config, "missing_predictions", ("error", "ignore"))
+    missing = read_choice(config, "missing_predictions", ("error", "skip"))
     return EvaluationSettings(
         predictions=read_paths(config, "predictions"),
         references=Path(str(config.references)),
-        skip_missing_predictions=missing == "ignore",
+        skip_missing_predictions=missing == "skip",
         output=output,
         images=images,
         classes=_parse_classes(read(config, "classes")),

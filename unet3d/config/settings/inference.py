@@ -27,7 +27,7 @@ class InferenceSettings:
     device: str
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
-    probabilities: bool
+    save_probabilities: bool
     overwrite: bool
     allow_targets: tuple[str, ...]
     debug: bool
@@ -47,7 +47,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
-        probabilities=read_bool(config, "probabilities"),
+        save_probabilities=read_bool(config, "save_probabilities"),
         overwrite=read_bool(config, "overwrite"),
         allow_targets=read_allowed_packages(config),
         debug=read_bool(config, "debug"),

@@ -20,7 +20,7 @@ from unet3d.config.values import (
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
-SWEEPS = (
+VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),
     *("channels", "pool", "precision", "checkpointing"),
 )
@@ -37,25 +37,25 @@ class MemorySettings:
     output: OutputSettings
     volume: Triple | None  # of a validation case; None: data.patch_size
     measure: bool
-    sweep: str | None
+    vary: str | None
 
 
 def parse_memory(composed: ComposedConfig) -> MemorySettings:
     """Check and parse the config of `unet3d memory`."""
     config = composed.config
-    sweep = read(config, "sweep")
+    vary = read(config, "vary")
     settings = MemorySettings(
         training=parse_training(composed),
         view=read_choice(config, "view", VIEWS),
         output=parse_output(config, ("table", "json", "png")),
         volume=read_optional_shape(config, "volume"),
         measure=read_bool(config, "measure"),
-        sweep=None if sweep is None else read_choice(config, "sweep", SWEEPS),
+        vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
     )
     is_figure = settings.output.format == "png"
-    if settings.sweep is None and settings.view == "timeline" and not is_figure:
+    if settings.vary is None and settings.view == "timeline" and not is_figure:
         raise UsageError("view=timeline is a figure: add format=png output=FILE.png")
-    if settings.sweep is None and settings.view == "peak" and is_figure:
+    if settings.vary is None and settings.view == "peak" and is_figure:
         raise UsageError("format=png draws view=timeline or view=layers: select one of them")
     if is_figure and settings.output.path is None:
         raise UsageError("format=png needs output=FILE.png")

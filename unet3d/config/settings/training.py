@@ -212,7 +212,7 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         ),
         memory=MemoryCheckSettings(
             estimate=read_bool(config, "memory.estimate"),
-            if_too_large=read_choice(config, "memory.if_too_large", ("warn", "stop", "ignore")),
+            if_too_large=read_choice(config, "memory.if_too_large", ("warn", "error", "ignore")),
             snapshot=read_bool(config, "memory.snapshot"),
         ),
     )

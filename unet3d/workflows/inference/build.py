@@ -37,7 +37,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     labels = find_labels_to_clean(settings.keep_largest_component, ensemble)
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
-        scans, settings.input, settings.output, probabilities=settings.probabilities
+        scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
     )
     pending = [task for task in tasks if settings.overwrite or not task.done]
     predictor = Predictor(
@@ -94,7 +94,7 @@ def find_labels_to_clean(classes: Sequence[str] | None, ensemble: Ensemble) -> l
 
 
 def plan_outputs(
-    scans: Sequence[ScanFiles], source: Path, output: Path, *, probabilities: bool
+    scans: Sequence[ScanFiles], source: Path, output: Path, *, save_probabilities: bool
 ) -> list[ScanTask]:
     """Return where each scan's results go, and make the folder for them."""
     is_file = output.name.endswith(NIFTI_SUFFIXES)
@@ -106,13 +106,14 @@ def plan_outputs(
     if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise UsageError(f"output={output} must not be the folder of the images")
     folder.mkdir(parents=True, exist_ok=True)
-    if probabilities:
-        (folder / "probabilities").mkdir(exist_ok=True)
+    probabilities = folder / "probabilities"
+    if save_probabilities:
+        probabilities.mkdir(exist_ok=True)
     return [
         ScanTask(
             scan=scan,
             labels=output if is_file else folder / f"{scan.name}{scan.suffix}",
-            probabilities=folder / "probabilities" / f"{scan.name}.nii" if probabilities else None,
+            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
         )
         for scan in scans
     ]

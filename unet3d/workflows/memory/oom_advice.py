@@ -42,7 +42,7 @@ def check_memory(
             f"predicted to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
     lines = format_oom_warning(estimate, settings, available)
-    if lines and if_too_large == "stop":
+    if lines and if_too_large == "error":
         raise DoesNotFitError("\n".join(lines))
     return lines
 

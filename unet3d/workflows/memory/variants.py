@@ -1,4 +1,4 @@
-"""Vary one thing of a config and keep the rest: how memory depends on it."""
+"""Vary one setting of a config and keep the rest: how memory depends on it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,57 +19,57 @@ from unet3d.workflows.memory.measure import measure_step, require_gpu
 
 
 @dataclass(frozen=True)
-class SweepPoint:
-    """One value of what varies: the estimate of its step, or why there is none."""
+class Variant:
+    """One value of the setting that varies: the estimate of its step, or why there is none."""
 
     label: str
     estimate: MemoryEstimate | str
     measured: MemoryRecord | None = None  # on this machine's GPU, if requested
 
 
-def run_sweep(
-    settings: TrainingSettings, sweep: str, *, measure: bool = False
-) -> Iterator[SweepPoint]:
-    """Yield one point for each value."""
+def estimate_variants(
+    settings: TrainingSettings, vary: str, *, measure: bool = False
+) -> Iterator[Variant]:
+    """Yield one variant for each value of the setting that `vary` names."""
     if measure:
         require_gpu()
     cuda = settings.trainer.accelerator != "cpu"
-    for override in list_sweep_overrides(settings, sweep):
+    for override in list_variant_overrides(settings, vary):
         try:
-            variant = settings.with_overrides(override)
-            measured = measure_step(variant).peak if measure else None
-            yield SweepPoint(override, estimate_memory(variant), measured)
+            changed = settings.with_overrides(override)
+            measured = measure_step(changed).peak if measure else None
+            yield Variant(override, estimate_memory(changed), measured)
         except UsageError as reason:
-            yield SweepPoint(override, str(reason))
-    if sweep in ("kernel", "padding"):
+            yield Variant(override, str(reason))
+    if vary in ("kernel", "padding"):
         for size in (16, 32):
             for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
                 label = f"Conv3d(16, 32, {kernel_size}, padding={padding}) at {size}^3"
                 step = partial(SingleConvStep, kernel_size, padding, size)
-                yield SweepPoint(label, estimate_step(step, cuda=cuda))
+                yield Variant(label, estimate_step(step, cuda=cuda))
 
 
-def list_sweep_overrides(settings: TrainingSettings, sweep: str) -> list[str]:
+def list_variant_overrides(settings: TrainingSettings, vary: str) -> list[str]:
     """Return the overrides to try."""
     arguments = settings.network.model.arguments
-    if sweep == "resolution":
+    if vary == "resolution":
         fractions = (0.25, 0.5, 0.75, 1.0, 1.25)
         patch_size = settings.data.patch_size
         return [f"data.patch_size={format_scaled_patch(patch_size, f)}" for f in fractions]
-    if sweep == "batch":
+    if vary == "batch":
         return [f"data.batch_size={n}" for n in (1, 2, 3, 4, 6, 8)]
-    if sweep == "kernel":
+    if vary == "kernel":
         supported = "pool_kernel" in arguments  # networks whose kernel_size may be one number
         return [f"model.kernel_size={k}" for k in (1, 3, 5)] if supported else []
-    if sweep == "channels":
+    if vary == "channels":
         width = arguments.get("width")
         if width is None:
-            raise UsageError("sweep=channels needs a network with model.width")
+            raise UsageError("vary=channels needs a network with model.width")
         return [f"model.width={max(1, int(width * s))}" for s in (0.25, 0.5, 1, 1.5, 2)]
-    if sweep == "precision":
+    if vary == "precision":
         return [f"precision={p}" for p in PRECISIONS]
-    if sweep in ("pool", "checkpointing"):
-        return [f"{sweep}={option}" for option in list_options(sweep)]
+    if vary in ("pool", "checkpointing"):
+        return [f"{vary}={option}" for option in list_options(vary)]
     return []  # padding: our networks keep their size, so only the single convolution varies
 
 
