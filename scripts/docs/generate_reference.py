@@ -96,8 +96,8 @@ FILES = {
         "`unet3d predict` writes into `output`:",
         {
             "NAME.nii.gz": "labels on the grid of the scan NAME",
-            "probabilities/NAME.nii": "with `save_probabilities=true`: float32, with the classes as "
-            "the last axis",
+            "probabilities/NAME.nii": "with `save_probabilities=true`: float32, with the classes "
+            "as the last axis",
         },
     ),
     "Scores": (
