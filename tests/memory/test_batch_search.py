@@ -1,13 +1,14 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from unet3d.cli.main import main
-from unet3d.errors import DoesNotFitError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
-from unet3d.workflows.memory import oom_advice
+from unet3d.workflows.memory import oom_advice, suggest
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import (
     find_failing_module,
@@ -104,9 +105,20 @@ def test_suggest_keeps_the_overrides_of_the_command_line(capsys):
 
 def test_suggest_says_when_nothing_fits(capsys):
     assert main(["suggest", "budget_gib=0.586", *TINY]) == 3
-    assert "nothing fits 0.586 GiB" in capsys.readouterr().err
+    assert "nothing fits 0.586 GiB: try a smaller data.patch_size" in capsys.readouterr().err
     assert main(["suggest", "budget_gib=0.5", *TINY]) == 3
-    assert "the CUDA context alone takes about 600 MiB" in capsys.readouterr().err
+    assert "is too small: the CUDA context alone takes about 600 MiB" in capsys.readouterr().err
+
+
+def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(
+    request_, monkeypatch
+):
+    monkeypatch.setattr(suggest, "estimate_cached", lambda settings: None)
+    monkeypatch.setattr(
+        suggest, "BatchExtrapolation", lambda two, three: SimpleNamespace(affine=False)
+    )
+    with pytest.raises(UsageError, match="differently at batch sizes 2 and 3; try sizes one by on"):
+        suggest.find_largest_batch(request_, GIB)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from torch import nn
 
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import DoesNotFitError
 from unet3d.machine.device import Precision
 from unet3d.memory import peak
+from unet3d.workflows.inference import predictor as predictor_module
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.inference.window_memory import measure_window_memory
@@ -82,6 +84,17 @@ def test_outputs_of_modules_are_counted_where_a_process_cannot_read_its_peak(mon
     outputs, nbytes = measure_window_memory([network], [network], (1, 1, 4, 4, 4), device)
     assert outputs == 2
     assert nbytes == 3 * 2 * 4**3 * 4  # of both layers, and of what holds them
+
+
+@pytest.mark.parametrize(
+    ("ram", "advice"), [(2**20, "raise memory_gib"), (None, "close other programs")]
+)
+def test_a_shortfall_of_ram_comes_with_what_to_do(ensemble, task, monkeypatch, ram, advice):
+    monkeypatch.setattr(predictor_module, "get_available_bytes", lambda device: 2**20)
+    predictor = build_predictor(ensemble, "cpu")
+    predictor.ram = ram
+    with pytest.raises(DoesNotFitError, match=rf"needs .* are available: {advice}$"):
+        predictor.prepare(task)
 
 
 @pytest.mark.gpu

@@ -39,8 +39,6 @@ from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TRUE_HALF_TYPE
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
 
-MORE_RAM = "raise memory_gib, or close other programs"
-
 HEAP = 64 * MIB
 """Freed small blocks that the C library may keep."""
 
@@ -119,7 +117,7 @@ class Predictor:
         if preprocessing_ram > budget.ram_bytes:
             raise DoesNotFitError(
                 f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
-                f"{format_bytes(budget.ram_bytes)} are available: {MORE_RAM}"
+                f"{format_bytes(budget.ram_bytes)} are available: {self._ram_advice}"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
         channels = self.ensemble.channels
@@ -143,7 +141,7 @@ class Predictor:
         )
         plan = choose_plan(volume, budget)
         if not plan.fits(budget):
-            raise DoesNotFitError(explain_shortfall(plan, budget))
+            raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
         postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
         max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
         forecast = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
@@ -229,10 +227,14 @@ class Predictor:
         budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
         plan = choose_plan(prepared.volume, budget)
         if not plan.fits(budget):
-            raise DoesNotFitError(explain_shortfall(plan, budget))
+            raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
         name = prepared.task.scan.name
         log(f"{name}: out of GPU memory; retrying with {describe_cost(plan)}")
         run(plan)
+
+    @property
+    def _ram_advice(self) -> str:
+        return "close other programs" if self.ram is None else "raise memory_gib"
 
     def _budget(self) -> Budget:
         ram = self.ram
@@ -271,13 +273,13 @@ def describe_cost(plan: InferencePlan) -> str:
     return cost
 
 
-def explain_shortfall(smallest: InferencePlan, budget: Budget) -> str:
-    """Say why not even the smallest plan fits."""
+def explain_shortfall(smallest: InferencePlan, budget: Budget, ram_advice: str) -> str:
+    """Say why not even the smallest plan fits, and what to do."""
     if smallest.gpu_bytes > (budget.gpu_bytes or 0):
         return (
             f"its windows need {format_bytes(smallest.gpu_bytes)} on the GPU, "
-            f"{format_bytes(budget.gpu_bytes or 0)} are free: try batch_size=1, precision=bf16 or "
-            "device=cpu"
+            f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, or "
+            "predict with batch_size=1, precision=bf16 or device=cpu"
         )
     available = format_bytes(budget.ram_bytes)
-    return f"needs at least {describe_cost(smallest)}; {available} are available: {MORE_RAM}"
+    return f"needs at least {describe_cost(smallest)}; {available} are available: {ram_advice}"
