@@ -137,7 +137,9 @@ def has_triton(kernels: str) -> bool:
     """Return whether Triton is installed; otherwise warn once per kind of kernels."""
     if find_spec("triton") is None:
         log.warning(
-            "Triton is not installed: the CUDA %s kernels fall back to slow PyTorch", kernels
+            "Triton is not installed: the CUDA %s kernels fall back to plain PyTorch, which is "
+            "slow; install triton",
+            kernels,
         )
         return False
     return True

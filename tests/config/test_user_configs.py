@@ -35,7 +35,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("hydra: {callbacks: {x: {_target_: pathlib.Path.mkdir}}}", "sets hydra.callbacks"),
         ("hydra: {run: {dir: out}, job: {env_set: {CXX: evil}}}", "sets hydra.job"),
         ("hydra: x", "sets hydra:"),
-        ("defaults: [x]", "names itself"),
+        ("defaults: [x]", "lists itself"),
         ("defaults: [{override /hydra/launcher: joblib}]", "sets override /hydra/launcher"),
         ("defaults: [{/model@hydra.callbacks: y}]", "sets /model@hydra.callbacks"),
     ],

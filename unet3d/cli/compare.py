@@ -26,7 +26,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     for error in errors:
         print(error, file=sys.stderr)
     if not runs:
-        raise UsageError(f"no run in {', '.join(map(str, settings.runs))}")
+        raise UsageError(
+            f"no run in {', '.join(map(str, settings.runs))}: give run folders, or folders that "
+            "contain them"
+        )
     as_json = settings.output.format == "json"
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
     write_output(text, settings.output.path)

@@ -38,7 +38,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     elif best:
         write_output(format_candidates(best), settings.output.path)
     if not candidates:
-        print(f"nothing fits {budget / GIB:g} GiB", file=sys.stderr)
+        print(
+            f"nothing fits {budget / GIB:g} GiB: try a smaller data.patch_size or network (model=)",
+            file=sys.stderr,
+        )
         return 3
     return 0
 

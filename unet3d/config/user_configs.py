@@ -70,7 +70,7 @@ def check_file(file: Path) -> Iterator[str]:
             settings += [text for text in values if "hydra" in text]
             entries = value.value if isinstance(value, yaml.SequenceNode) else []
             if any(getattr(entry, "value", None) == file.stem for entry in entries):
-                raise UsageError(f"{file} names itself in its defaults")
+                raise UsageError(f"{file} lists itself in its defaults")
             yield from (name for text in values for name in list_option_names(text))
     for setting in settings:
         if "hydra" in setting:

@@ -91,7 +91,10 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
         if name in initial and initial[name].shape == value.shape
     }
     if not matching:
-        raise UsageError(f"init_from={path}: none of its {len(weights)} tensors fits this network")
+        raise UsageError(
+            f"init_from={path}: none of its {len(weights)} tensors fits this network: set model= "
+            "and model.* as in the run that saved it"
+        )
     model.load_state_dict({**initial, **matching})
     others = sorted(set(initial) - set(matching))
     missing = f"; randomly initialized: {', '.join(others)}" if others else ""

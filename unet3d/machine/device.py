@@ -23,7 +23,10 @@ def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
         raise UsageError(f"{key} must be auto, cpu or gpu, got {requested!r}")
     has_gpu = torch.cuda.is_available()
     if requested in ("gpu", "cuda") and not has_gpu:
-        raise UsageError(f"{key}={requested}: torch {torch.__version__} finds no CUDA device")
+        raise UsageError(
+            f"{key}={requested}: torch {torch.__version__} finds no CUDA device: use "
+            f"{key}=cpu, or run unet3d doctor to see why"
+        )
     return "cuda" if has_gpu and requested != "cpu" else "cpu"
 
 

@@ -183,7 +183,12 @@ def find_performance_problems(
             )
         )
     if workers > cores:
-        problems.append(Problem(f"data.num_workers={workers} on {cores:g} available cores"))
+        problems.append(
+            Problem(
+                f"data.num_workers={workers} exceeds the {cores:g} available cores: lower it to "
+                f"{max(1, int(cores))}"
+            )
+        )
     cache = machine.check_writable(settings.data.cache)
     return problems if cache is None else [*problems, cache]
 

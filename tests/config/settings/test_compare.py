@@ -10,7 +10,7 @@ def test_compare_takes_folders_that_exist(tmp_path):
         return parse_compare(with_values("compare", {"runs": runs}))
 
     assert parse([str(tmp_path)]).runs == (tmp_path,)
-    with pytest.raises(UsageError, match=r"^name the runs: unet3d compare RUN"):
+    with pytest.raises(UsageError, match=r"^no runs are given: unet3d compare RUN"):
         parse([])
     with pytest.raises(UsageError, match="none does not exist"):
         parse([str(tmp_path), str(tmp_path / "none")])

@@ -25,7 +25,7 @@ def parse_compare(composed: ComposedConfig) -> CompareSettings:
     runs = read_paths(config, "runs")
     if not runs:
         raise UsageError(
-            "name the runs: unet3d compare RUN ..., each the folder of a run or one that holds runs"
+            "no runs are given: unet3d compare RUN ..., each a run folder or a folder of runs"
         )
     for path in runs:
         if not path.exists():

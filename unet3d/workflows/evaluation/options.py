@@ -32,7 +32,10 @@ def resolve_ignore_label(settings: EvaluationSettings, names: LabelNames | None)
         return None if names is None else names.ignore_label
     for name, labels in ({} if names is None else names.classes).items():
         if label in labels:
-            raise UsageError(f"ignore_label={label} is a label of the class {name}")
+            raise UsageError(
+                f"ignore_label={label} is a label of the class {name}: ignore another label, or "
+                "leave the class out of classes= or regions="
+            )
     return label
 
 

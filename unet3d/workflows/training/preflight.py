@@ -15,6 +15,7 @@ from unet3d.errors import UsageError
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.memory import get_available_bytes
+from unet3d.text import pluralize
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
@@ -122,5 +123,8 @@ def count_local_processes(trainer: TrainerSettings) -> int:
     if trainer.devices == "auto":
         return num_gpus or 1
     if num_gpus is not None and trainer.devices > num_gpus:
-        raise UsageError(f"trainer.devices={trainer.devices}: this machine has {num_gpus} GPUs")
+        raise UsageError(
+            f"trainer.devices={trainer.devices}, but torch finds {pluralize(num_gpus, 'GPU')}: "
+            "lower it, or set it to auto"
+        )
     return trainer.devices
