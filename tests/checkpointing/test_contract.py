@@ -128,7 +128,7 @@ def test_fused_leaves_a_network_without_fused_blocks_unchanged():
         (["stream"], ["offload"], "decoders must be a list of store_all, store_last, stream"),
     ],
 )
-def test_an_unknown_word_for_a_level_is_refused(encoders, decoders, message):
+def test_an_unknown_mode_for_a_level_is_refused(encoders, decoders, message):
     with pytest.raises(UsageError, match=rf"^checkpointing\.{message}"):
         PerLevelStrategy(encoders=encoders, decoders=decoders)
 

@@ -1,1 +1,1 @@
-"""Put packages to work for one command each."""
+"""Workflows: one package per command; each combines parts of several packages."""

@@ -27,7 +27,7 @@ def test_the_defaults_of_the_synthetic_dataset():
     assert not data.skip_invalid_cases
 
 
-def test_a_dataset_without_a_root_has_no_reader():
+def test_a_dataset_without_a_root_has_no_layout():
     data = parse(root="???")
     assert data.root is None
     assert data.layout is None

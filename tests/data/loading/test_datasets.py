@@ -21,7 +21,7 @@ def make_patches(*volumes, **options):
     return TrainingPatches(volumes, **{**defaults, **options})
 
 
-def test_a_patch_depends_only_on_seed_epoch_and_number(tmp_path):
+def test_a_patch_depends_only_on_seed_epoch_and_index(tmp_path):
     volume = make_volume(tmp_path)
     one, other = (make_patches(volume, augment=MOVING) for _ in range(2))
     other[(3, 4, False)]  # an earlier sample must not matter

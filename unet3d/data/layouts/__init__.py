@@ -1,1 +1,3 @@
-"""Find cases on disk: one module per dataset layout."""
+"""Dataset layouts (decathlon, nnunet, pairs, synthetic, synthetic_hard), and what they share:
+splits, groups, download.
+"""

@@ -41,7 +41,7 @@ MASKED_FRACTION = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFingerprint:
-    """Fingerprints of the usable cases, and what they are made of."""
+    """Fingerprints of the usable cases, and the classes and channels of the dataset."""
 
     fingerprints: list[CaseFingerprint]
     classes: tuple[str, ...]
