@@ -149,7 +149,7 @@ def test_without_scans_outputs_are_compared_on_noise(checkpoint, tmp_path, capsy
     words = {"checkpoint": "moved.ckpt", "format": "torch_export", "output": "net.pt2"}
     code, message, _ = export(capsys, **words)
     assert code == 0
-    assert "on seeded noise instead of scans (the training dataset at" in message
+    assert "on seeded noise instead of scans (the training dataset was not found at" in message
     assert not list(root.glob("*"))  # nothing was made to be read
 
 

@@ -141,7 +141,7 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["budget_gib=x"], 2, "budget_gib must be above 0"),
+        (["budget_gib=x"], 2, "budget_gib must be auto or a number above 0"),
         ([], 2, "budget_gib must be given"),
         (["budget_gib=4", "name=a/b"], 2, "name must consist of letters"),
         (["budget_gib=4", "data.spacing_mm=fine"], 2, "data.spacing_mm must be three numbers"),
