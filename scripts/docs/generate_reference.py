@@ -43,7 +43,7 @@ page lists all groups, options and keys. It is generated from the comments in `c
 - `null` means no value, `???` means required, `[1,2,3]` is a list, and `${data.root}` takes the
   value of another key.
 - `-m key=a,b` starts one run per value, and one per combination of several such lists.
-- YAML files in `conf/GROUP/` of your working folder add options to that group.
+- YAML files in a folder `conf/` of your working folder, in a subfolder for each group, add options.
 - A key that does not exist is rejected, and the error names the nearest one.
 """
 

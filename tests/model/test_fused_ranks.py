@@ -34,6 +34,7 @@ def run_rank(rank, images, init_file, output):
         gradient /= 2
     if rank == 0:
         torch.save((gradients, statistics), output)
+    dist.barrier()  # a rank that leaves early aborts the other
     dist.destroy_process_group()
 
 
