@@ -103,6 +103,7 @@ def test_suggest_keeps_the_overrides_of_the_command_line(capsys):
     assert "batch 3" in shown.err
 
 
+@pytest.mark.slow
 def test_suggest_says_when_nothing_fits(capsys):
     assert main(["suggest", "budget_gib=0.586", *TINY]) == 3
     assert "nothing fits 0.586 GiB: try a smaller data.patch_size" in capsys.readouterr().err
@@ -180,6 +181,7 @@ def test_the_module_that_ran_out_is_named(request_):
     assert find_failing_module(caught.value.__traceback__, model) == "decoder.0.convs.0.norm"
 
 
+@pytest.mark.slow
 def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys, monkeypatch):
     """It is raised in the third forward of training, when there is a checkpoint to resume from."""
     from unet3d.model.unet import DecoderLevel

@@ -280,6 +280,7 @@ def test_invalid_options_are_an_error_of_one_line(words, message, capsys):
     assert "\n" not in error
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error():
     """`unet3d memory view=layers | head -1`"""
     code = "import sys; from unet3d.cli.main import main; sys.exit(main(sys.argv[1:]))"

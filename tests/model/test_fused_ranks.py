@@ -1,5 +1,6 @@
 """Synchronized batch norm in fused blocks: two ranks equal one with both batches."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -38,6 +39,7 @@ def run_rank(rank, images, init_file, output):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_synchronized_batch_norm_equals_that_of_the_full_batch(tmp_path):
     images = torch.randn(4, 1, 9, 8, 8, dtype=torch.float64)
     gradients, statistics = run_step(make_network(), images)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_plain_pytorch():
     command = [sys.executable, "-W", "ignore", "-m", "tests.model.helpers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -130,6 +130,7 @@ def test_torch_compile_captures_poolings_without_graph_breaks(dynamic):
         assert torch.equal(g, g_compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on first use
 def test_inductor_compiles_a_layer_around_a_pooling():
     module = nn.Sequential(nn.ReLU(), MedianPool3d(2), nn.ReLU())

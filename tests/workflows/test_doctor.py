@@ -67,6 +67,7 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert "not visible to torch" in text
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
     # Each candidate is estimated, which takes seconds: one is enough here.
     monkeypatch.setattr(

@@ -35,6 +35,7 @@ def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path
     assert by_epochs == pytest.approx([1 - n / 6 for n in range(6)])
 
 
+@pytest.mark.slow
 def test_the_learning_rate_follows_elapsed_time_across_a_resume(composed, tmp_path):
     timed = ["scheduler.power=1.0", "trainer.max_steps=null", "trainer.max_time=00:00:00:02"]
     first = record_rates(composed, tmp_path, *timed)

@@ -4,6 +4,7 @@ from unet3d.workflows.memory import training_step
 from unet3d.workflows.memory.estimate import estimate_memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [["precision=bf16"], ["inference.batch_size=3", "trainer.accelerator=cpu"]]
 )

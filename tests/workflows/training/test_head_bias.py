@@ -12,7 +12,9 @@ from unet3d.workflows.training.run import resolve_start
 def count_class_fractions(run):
     """Count the classes of the training patches in another way: label by label."""
     loader = run.train_loader
-    labels = torch.stack([torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler])
+    labels = torch.stack(
+        [torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler]
+    )
     return [(labels == c).float().mean().item() for c in range(len(run.facts.classes))]
 
 
