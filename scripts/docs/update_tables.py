@@ -53,6 +53,8 @@ NETWORKS = {
     "ours": "unet3d (default)",
     "lr_1e-3": "`optimizer.lr=1e-3`",
     "transposed": "`model.upsampling=transposed`",
+    "deep_supervision": "`model.deep_supervision=true`",
+    "warmup": "`scheduler.warmup=0.1`",
     "dynunet": "MONAI DynUNet",
     "nnunet": "nnU-Net PlainConvUNet",
 }
