@@ -383,6 +383,6 @@ def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     assert warning.startswith("warning: louder.nii differs from the training data: synthetic has ")
     assert "2 of 2 scans segmented" in captured.out
     assert "; 1 differ from the training data" in captured.out
-    earlier = checkpoint("earlier", training=None)
+    earlier = checkpoint("earlier", training_statistics=None)
     assert predict(checkpoint=earlier, input=folder, overwrite=True) == 0
     assert "warning" not in capsys.readouterr().err
