@@ -98,7 +98,7 @@ def format_usage(command: str, command_config: Mapping[str, Any]) -> str:
 
 
 def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
-    """Format two columns and wrap the second; a long first gets a line of its own."""
+    """Format two columns and wrap the second; a long name gets a line of its own."""
     left = min(max(len(name) for name, _ in rows), 38)
     lines = []
     for name, text in rows:
