@@ -56,7 +56,7 @@ def quote_override(override: str, *, sweep: bool) -> str:
     return f"{key}='{escaped}'"
 
 
-def check_flags(command: str, words: Sequence[str]) -> None:
+def check_flags(command: str, args: Sequence[str]) -> None:
     """Refuse flags that Hydra does not have, and flags without the value that they need."""
     parser = get_args_parser()
 
@@ -64,14 +64,14 @@ def check_flags(command: str, words: Sequence[str]) -> None:
         raise UsageError(f"{message} (unet3d {command} --help)")
 
     parser.error = refuse
-    _, unknown = parser.parse_known_args(list(words))
+    _, unknown = parser.parse_known_args(list(args))
     if not unknown:
         return
     flag, _, value = unknown[0].partition("=")
     near = get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.8)
     if near:
         raise UsageError(f"unknown flag {flag}; did you mean {near[0]}?")
-    after = words[words.index(unknown[0]) + 1 :][:1]
+    after = args[args.index(unknown[0]) + 1 :][:1]
     if not value and after and not after[0].startswith("-") and "=" not in after[0]:
         value = after[0]
     name = flag.lstrip("-").replace("-", "_")
