@@ -20,6 +20,7 @@ from unet3d.memory.tables import (
 )
 from unet3d.workflows.memory.estimate import estimate_memory, make_figure_title, rank_savings
 from unet3d.workflows.memory.measure import Measurement, measure_step
+from unet3d.workflows.memory.strategies import resolve_fused
 from unet3d.workflows.memory.variants import estimate_variants
 
 
@@ -45,7 +46,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         write_output(json.dumps(content), output.path)
     else:
         draw = plot_timeline if settings.view == "timeline" else plot_layers
-        draw(estimate, make_figure_title(training)).savefig(get_figure_path(settings), dpi=110)
+        title = make_figure_title(resolve_fused(training))
+        draw(estimate, title).savefig(get_figure_path(settings), dpi=110)
         print(output.path, file=sys.stderr)
     print(summary, file=sys.stderr)
     return 0

@@ -6,11 +6,7 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine.device import Precision, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.workflows.memory.strategies import (
-    list_leaner_strategies,
-    list_strategies,
-    resolve_strategy,
-)
+from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 
 
@@ -67,9 +63,7 @@ def format_scaled_patch(patch_size: Sequence[int], fraction: float) -> str:
 
 def make_figure_title(settings: TrainingSettings) -> str:
     """Return the title of a figure of the estimated step."""
-    choices = dict(settings.composition.choices)
-    if settings.strategy == "fused" and "fused" not in list_strategies(settings):
-        choices["checkpointing"] = "none"
+    choices = settings.composition.choices
     groups = [name for name in ("model", "pool", "checkpointing") if name in choices]
     options = ", ".join(f"{group}={choices[group]}" for group in groups)
     return f"one training step, predicted: {options}, precision={settings.precision}"

@@ -33,6 +33,13 @@ def list_leaner_strategies(settings: TrainingSettings) -> tuple[str, ...]:
     return strategies[strategies.index(current) + 1 :] if current in strategies else ()
 
 
+def resolve_fused(settings: TrainingSettings) -> TrainingSettings:
+    """Replace `checkpointing=fused` for a network without fused blocks."""
+    if settings.strategy != "fused" or "fused" in list_strategies(settings):
+        return settings
+    return settings.with_strategy("none")
+
+
 def resolve_strategy(
     settings: TrainingSettings, precision: Precision, *, cuda: bool
 ) -> TrainingSettings:
@@ -41,11 +48,9 @@ def resolve_strategy(
     `auto` becomes the first strategy that is predicted to fit the device, or the leanest if none
     is.
     """
-    if settings.strategy not in ("auto", "fused"):
-        return settings
+    if settings.strategy != "auto":
+        return resolve_fused(settings)
     strategies = list_strategies(settings)
-    if settings.strategy == "fused":
-        return settings if "fused" in strategies else settings.with_strategy("none")
     available = None
     if not cuda or torch.cuda.is_available():
         available = get_available_bytes(torch.device("cuda" if cuda else "cpu"))
