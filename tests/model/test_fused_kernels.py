@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from tests.model.helpers.interpolation import interpolate_in_parts
 from unet3d.model.fused.kernels import cpu, dispatch
-from unet3d.model.fused.ops import norm_ops, upsample_ops
+from unet3d.model.fused.ops import norm_ops
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHANNELS_LAST = {"memory_format": torch.channels_last_3d}
@@ -92,22 +92,10 @@ def test_interpolation_in_parts_equals_that_of_torch(factors, compiled, linear, 
     assert cpu.kernels.library(torch.float32)
     if not compiled:
         monkeypatch.setattr(dispatch, "select_kernels", lambda *_: None)
-    low = volume((2, 5, 4, 3, 6), torch.float32).requires_grad_()
-    mode, corners = ("trilinear", True) if linear else ("nearest", None)
-    scale = [float(factor) for factor in factors]
-    expected = F.interpolate(low, scale_factor=scale, mode=mode, align_corners=corners)
-    upper = torch.randn_like(expected)
-    expected.backward(upper)
-    small = low.detach()
-    result, gradient = torch.empty_like(expected), torch.zeros_like(small)
-    rows = expected.shape[2]
-    for first in range(0, rows, 3):
-        last = min(first + 3, rows)
-        axes = [first, rows, 0, 4, 0, expected.shape[3], 0, 3, 0, expected.shape[4], 0, 6]
-        upsample_ops.interpolate(small, axes, linear, result[:, :, first:last])
-        upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, gradient)
-    torch.testing.assert_close(result, expected.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradient, low.grad, rtol=1e-5, atol=1e-5)
+    low = volume((2, 5, 4, 3, 6), torch.float32)
+    parts = interpolate_in_parts(low, factors, linear=linear)
+    torch.testing.assert_close(parts.result, parts.expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(parts.gradient, parts.expected_gradient, rtol=1e-5, atol=1e-5)
 
 
 def test_nan_propagates():

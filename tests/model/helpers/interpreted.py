@@ -7,11 +7,11 @@ import sys
 from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from tests.model.helpers.interpolation import interpolate_in_parts
 from unet3d.model.fused.kernels import cuda, dispatch
-from unet3d.model.fused.ops import norm_ops, upsample_ops
+from unet3d.model.fused.ops import norm_ops
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 70, 2, 3, 5), (2, 1, 4, 4, 4), (1, 16, 9, 8, 5)]
 UPSAMPLINGS = [((2, 2, 2), (4, 3, 6)), ((1, 2, 3), (3, 1, 2)), ((2, 1, 2), (2, 5, 7))]
@@ -62,23 +62,9 @@ def check_interpolation() -> int:
     for linear in (True, False):
         for factors, size in UPSAMPLINGS:
             low = torch.randn(2, 5, *size).contiguous(memory_format=torch.channels_last_3d)
-            low.requires_grad_()
-            mode, corners = ("trilinear", True) if linear else ("nearest", None)
-            scale = [float(factor) for factor in factors]
-            expected = F.interpolate(low, scale_factor=scale, mode=mode, align_corners=corners)
-            upper = torch.randn_like(expected)
-            expected.backward(upper)
-            small = low.detach()
-            result, gradient = torch.empty_like(expected), torch.zeros_like(small)
-            rows = expected.shape[2]
-            for first in range(0, rows, 3):
-                last = min(first + 3, rows)
-                axes = [first, rows, 0, size[0]]
-                axes += [0, expected.shape[3], 0, size[1], 0, expected.shape[4], 0, size[2]]
-                upsample_ops.interpolate(small, axes, linear, result[:, :, first:last])
-                upsample_ops.interpolate_gradient(upper[:, :, first:last], axes, linear, gradient)
-            assert low.grad is not None
-            for a, b in ((result, expected), (gradient, low.grad)):
+            parts = interpolate_in_parts(low, factors, linear=linear)
+            results = (parts.result, parts.expected), (parts.gradient, parts.expected_gradient)
+            for a, b in results:
                 if not torch.allclose(a, b, rtol=1e-4, atol=1e-4):
                     failures += 1
                     print(linear, factors, size, (a - b).abs().max(), file=sys.stderr)
