@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -49,6 +50,24 @@ def read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", load)
         yield
+
+
+@pytest.fixture
+def run_interpreted() -> Callable[[str], None]:
+    """Run a module with Triton's interpreter, in a process of its own; it must exit with 0."""
+
+    def run(module: str) -> None:
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", module],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -1,28 +1,17 @@
 """The Triton kernels of fused blocks without a GPU: interpreted, and compiled for sm_90."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from unet3d.model.fused.kernels import cuda
 
-ROOT = Path(__file__).parents[2]
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
 @pytest.mark.slow
-def test_interpreted_kernels_equal_plain_pytorch():
-    command = [sys.executable, "-W", "ignore", "-m", "tests.model.helpers.interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+def test_interpreted_kernels_equal_plain_pytorch(run_interpreted):
+    run_interpreted("tests.model.helpers.interpreted")
 
 
 class CompileOnly:

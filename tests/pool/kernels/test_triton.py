@@ -1,10 +1,5 @@
 """The Triton kernels without a GPU: interpreted, and compiled for sm_90."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,17 +7,10 @@ from unet3d.pool.kernels import cuda
 from unet3d.pool.layout import allocate_outputs
 from unet3d.pool.windows import PoolWindows
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.slow
-def test_interpreted_kernels_equal_the_references():
-    command = [sys.executable, "-W", "ignore", "-m", "tests.pool.helpers.interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+def test_interpreted_kernels_equal_the_references(run_interpreted):
+    run_interpreted("tests.pool.helpers.interpreted")
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
