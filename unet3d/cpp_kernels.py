@@ -12,8 +12,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -130,16 +128,3 @@ def allows_exec(folder: Path) -> bool:
 def get_data_ptr(x: Tensor | None) -> ctypes.c_void_p:
     """Return the address of a tensor's data, or a null pointer for None."""
     return ctypes.c_void_p(None if x is None else x.data_ptr())
-
-
-@cache
-def has_triton(kernels: str) -> bool:
-    """Return whether Triton is installed; otherwise warn once per kind of kernels."""
-    if find_spec("triton") is None:
-        log.warning(
-            "Triton is not installed: the CUDA %s kernels fall back to plain PyTorch, which is "
-            "slow; install triton",
-            kernels,
-        )
-        return False
-    return True

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unet3d.cpp_kernels import has_triton
 from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.layout import (
     allocate_outputs,
@@ -16,6 +15,7 @@ from unet3d.pool.layout import (
 from unet3d.pool.reference.approx_median import approx_median_gradient
 from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import PoolWindows
+from unet3d.triton_kernels import has_triton, launch
 
 HALVES = (torch.float16, torch.bfloat16)
 PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned integers
@@ -37,7 +37,7 @@ def forward(x: Tensor, pool: str, windows: PoolWindows, tau: float = 0.0) -> tup
     y, codes = allocate_outputs(x, pool, windows)
     if y.numel():
         grid, arguments = forward_launch(x, y, codes, pool, windows, tau)
-        forward_kernel[grid](**arguments)
+        launch(forward_kernel, x.device, grid, **arguments)
     return y, codes
 
 
@@ -64,10 +64,10 @@ def backward(
     source = grad if codes is None else codes  # average pooling has no codes and reads none
     if _tiles(windows):
         grid, arguments = tiled_launch(grad, source, x, result, pool, windows, tau)
-        tiled_kernel[grid](**arguments)
+        launch(tiled_kernel, grad.device, grid, **arguments)
     else:
         grid, arguments = covering_launch(grad, source, result, pool, windows)
-        covering_kernel[grid](**arguments)
+        launch(covering_kernel, grad.device, grid, **arguments)
     return result
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unet3d.custom_ops import custom_op
 from unet3d.model.fused.kernels import dispatch
 from unet3d.model.fused.tiling import iter_channels
 
 
-@torch.library.custom_op("unet3d::interpolate", mutates_args=("out",))
+@custom_op("unet3d::interpolate", mutates_args=("out",))
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Write the positions `axes` of the upsampled map to `out`."""
     if kernels := dispatch.select_kernels(low, out):
@@ -27,7 +28,7 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
         out[:, c] = x
 
 
-@torch.library.custom_op("unet3d::interpolate_gradient", mutates_args=("low",))
+@custom_op("unet3d::interpolate_gradient", mutates_args=("low",))
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
     """Add the coarser map's gradient, given that of the positions `axes`, to `low`."""
     if kernels := dispatch.select_kernels(low, g):

@@ -1,0 +1,43 @@
+"""Launch Triton kernels; Triton itself is imported on first use."""
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from unet3d.simulated_cuda import get_device_type
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def has_triton(kernels: str) -> bool:
+    """Return whether Triton is installed; otherwise warn once per kind of kernels."""
+    if find_spec("triton") is None:
+        log.warning(
+            "Triton is not installed: the CUDA %s kernels fall back to plain PyTorch, which is "
+            "slow; install triton",
+            kernels,
+        )
+        return False
+    return True
+
+
+def runs_triton(x: torch.Tensor, kernels: str) -> bool:
+    """Return whether Triton kernels take a tensor: on CUDA; a simulated GPU has Triton."""
+    if x.device.type == "cuda":
+        return has_triton(kernels)
+    return get_device_type(x) == "cuda"
+
+
+def launch(
+    kernel: Any, device: torch.device, grid: tuple[int, ...], *arguments: Any, **constants: Any
+) -> None:
+    """Launch a kernel on the device of its tensors; Triton would take the current one."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            kernel[grid](*arguments, **constants)
+    else:
+        kernel[grid](*arguments, **constants)
