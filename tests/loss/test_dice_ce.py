@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.loss import chunks
+from unet3d.loss import dice_terms
 from unet3d.loss.dice_ce import DiceCE, resize_labels
 from unet3d.loss.dice_ce_reference import dice_bce, dice_ce
 from unet3d.types import IGNORE_LABEL
@@ -20,7 +20,7 @@ def make_sample(dtype=torch.float64, ignored=True):
 @pytest.mark.parametrize("parts", [(1.0, 1.0), (1.0, 0.0), (0.0, 2.0)])
 @pytest.mark.parametrize("chunk", [10, 400, 10**6])
 def test_value_and_gradient_equal_the_reference(monkeypatch, batch_dice, parts, chunk):
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
     logits, labels = make_sample()
     dice, ce = parts
     result = DiceCE(dice=dice, ce=ce, batch_dice=batch_dice)(logits, labels)
@@ -33,7 +33,7 @@ def test_value_and_gradient_equal_the_reference(monkeypatch, batch_dice, parts, 
 @pytest.mark.parametrize("batch_dice", [True, False])
 @pytest.mark.parametrize("chunk", [10, 10**6])
 def test_overlapping_regions_equal_the_reference(monkeypatch, batch_dice, chunk):
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
     logits, labels = make_sample()
     regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": 3, "left": [1]}
     result = DiceCE(regions=regions, batch_dice=batch_dice)(logits, labels)

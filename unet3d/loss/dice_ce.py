@@ -1,22 +1,15 @@
-"""Compute soft Dice + cross-entropy; backward saves only the logits and the labels.
-
-Softmax, logarithm and gradient are computed in float32 or higher, chunk by chunk, so that one-hot
-labels and float32 copies of the logits never have the full size. dice_ce_reference.py defines the
-result.
-"""
+"""Compute soft Dice + cross-entropy; backward saves only the logits and the labels."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.errors import UsageError
-from unet3d.loss.chunks import iter_chunks, upcast
-from unet3d.loss.dice_bce import DiceBCEFunction, make_region_table
-from unet3d.types import IGNORE_LABEL
+from unet3d.loss.dice_terms import compute_gradient, make_region_table, sum_terms
 
 
 class DiceCE(nn.Module):
@@ -59,86 +52,57 @@ class DiceCE(nn.Module):
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         options = (self.dice, self.ce, self.smooth, self.batch_dice)
-        if self.region_table is None:
-            return _DiceCE.apply(logits, labels, *options)
-        return DiceBCEFunction.apply(logits, labels, self.region_table, *options)
+        return _DiceCE.apply(logits, labels, self.region_table, *options)
 
 
 def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:
     """Resample labels (B, D, H, W) to another size, by the nearest voxel."""
     for axis, (new, old) in enumerate(zip(size, labels.shape[1:], strict=True), start=1):
         if new != old:
-            centers = (torch.arange(new, device=labels.device) + 0.5) * (old / new)
-            labels = labels.index_select(axis, centers.long())
+            # The middle of voxel i is at (2i + 1) / 2: integers, as a half has too few digits.
+            centers = torch.arange(1, 2 * new, 2, device=labels.device) * old // (2 * new)
+            labels = labels.index_select(axis, centers)
     return labels
 
 
 class _DiceCE(Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         logits: Tensor,
         labels: Tensor,
+        table: Tensor | None,
         dice: float,
         ce: float,
         smooth: float,
         batch_dice: bool,
     ) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
-            b, k = logits.shape[:2]
-            sums = upcast(logits.new_zeros(())).new_zeros(4, b, k)
-            overlap, predicted, reference, entropy = sums
-            for rows in iter_chunks(logits):
-                log_p = F.log_softmax(upcast(logits[:, :, rows]), dim=1)
-                y = labels[:, rows]
-                valid = y != IGNORE_LABEL
-                for c in range(k):
-                    is_class = y == c
-                    log_c = log_p[:, c]
-                    entropy[:, c] -= torch.where(is_class, log_c, 0).flatten(1).sum(1)
-                    reference[:, c] += is_class.flatten(1).sum(1)
-                    p_c = log_c.exp()
-                    overlap[:, c] += torch.where(is_class, p_c, 0).flatten(1).sum(1)
-                    predicted[:, c] += torch.where(valid, p_c, 0).flatten(1).sum(1)
-                del log_p, log_c, p_c
-            if batch_dice:
-                overlap, predicted, reference = (
-                    s.sum(0, keepdim=True) for s in (overlap, predicted, reference)
-                )
-            num_voxels = sums[2].sum().clamp(min=1)
+            sums = sum_terms(logits, labels, table)
+            terms, voxels = sums[:4], sums[4, :, 0]
+            entropy, k = terms[3].sum(), logits.shape[1]
+            overlap, predicted, reference = (
+                terms[:3].sum(1, keepdim=True) if batch_dice else terms[:3]
+            )
+            num_values = (voxels.sum() * (1 if table is None else k)).clamp(min=1)
             union = predicted + reference + smooth
             scores = (2 * overlap + smooth) / union
-            ctx.save_for_backward(logits, labels, union, scores, num_voxels)
+            ctx.save_for_backward(logits, labels, table, union, scores, num_values)
             ctx.dice, ctx.ce = dice, ce
-            return dice * (1 - scores[:, 1:].mean()) + ce * entropy.sum() / num_voxels
+            foreground = scores[:, 1:] if table is None else scores  # class 0 is the background
+            return dice * (1 - foreground.mean()) + ce * entropy / num_values
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, labels, union, scores, num_voxels = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, table, union, scores, num_values = ctx.saved_tensors
         with torch.autocast(logits.device.type, enabled=False):
-            k = logits.shape[1]
-            # d loss / d p of a foreground class: push everywhere, minus pull where it is the label
-            weight = torch.full_like(union, ctx.dice / (union.shape[0] * (k - 1)))
-            weight[:, 0] = 0
-            pull, push = (2 * weight / union), (weight * scores / union)
-            result = torch.empty_like(logits)
-            for rows in iter_chunks(logits):
-                p = F.softmax(upcast(logits[:, :, rows]), dim=1)
-                y = labels[:, rows]
-                inner = torch.zeros_like(p[:, 0])
-                for c in range(k):
-                    inner += p[:, c] * _dice_slope(c, y, pull, push)
-                scale = grad * (y != IGNORE_LABEL)
-                for c in range(k):
-                    g = p[:, c] * (_dice_slope(c, y, pull, push) - inner)
-                    g += (p[:, c] - (y == c).to(p.dtype)) * (ctx.ce / num_voxels)
-                    result[:, c, rows] = g * scale
-                del p, g
-            return result, None, None, None, None, None
-
-
-def _dice_slope(c: int, labels: Tensor, pull: Tensor, push: Tensor) -> Tensor:
-    """Return the derivative of the Dice part by p of class c, at every voxel of a chunk."""
-    outside = push[:, c, None, None, None]
-    return torch.where(labels == c, outside - pull[:, c, None, None, None], outside)
+            rows, k = union.shape
+            background = int(table is None)
+            weight = torch.full_like(union, ctx.dice / (rows * (k - background)))
+            weight[:, :background].zero_()
+            pull, push = 2 * weight / union, weight * scores / union
+            pull, push = (t.expand(len(logits), k).contiguous() for t in (pull, push))
+            scales = torch.stack([grad, grad * (ctx.ce / num_values)])
+            gradient = compute_gradient(logits, labels, table, pull, push, scales)
+            return gradient, None, None, None, None, None, None

@@ -1,0 +1,62 @@
+"""Compare the Triton kernels of the loss, interpreted, with plain PyTorch; exit 1 if unequal.
+
+A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
+"""
+
+import sys
+from itertools import product
+
+import torch
+
+from unet3d.loss import dice_terms
+from unet3d.loss.kernels import cuda
+from unet3d.types import IGNORE_LABEL
+
+SHAPES = [(2, 3, 5, 6, 7), (1, 1, 3, 4, 5), (2, 5, 1, 1, 3), (1, 17, 4, 5, 6)]
+
+
+def check(shape: tuple[int, ...], dtype: torch.dtype, regions: bool, channels_last: bool) -> int:
+    b, k, *space = shape
+    layout = torch.channels_last_3d if channels_last else torch.contiguous_format
+    logits = (3 * torch.randn(shape)).to(dtype).contiguous(memory_format=layout)
+    labels = torch.randint(0, k, (b, *space)).to(torch.uint8)
+    labels[:, 0, 0, :2] = IGNORE_LABEL
+    table = None
+    if regions:
+        table = dice_terms.make_region_table([[c, (c + 1) % k] for c in range(k)])
+    pull, push, scales = torch.randn(b, k), torch.randn(b, k), torch.tensor([0.7, 1.3])
+    pairs = {
+        "sums": (
+            cuda.sum_terms(logits, labels, table),
+            dice_terms.sum_terms(logits, labels, table),
+        ),
+        "gradient": (
+            cuda.compute_gradient(logits, labels, table, pull, push, scales),
+            dice_terms.compute_gradient(logits, labels, table, pull, push, scales),
+        ),
+    }
+    failures = 0
+    for name, (result, expected) in pairs.items():
+        tolerance = max(1e-5, 2 * torch.finfo(result.dtype).eps)
+        if not torch.allclose(result, expected, rtol=tolerance, atol=tolerance):
+            failures += 1
+            error = (result - expected).abs().max()
+            print(shape, dtype, regions, channels_last, name, error, file=sys.stderr)
+    return failures
+
+
+def check_nan() -> int:
+    """A NaN that is neither of the label's class nor of the foreground still reaches the sums."""
+    logits, labels = torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 2, 2, 2, dtype=torch.uint8)
+    logits[0, 0, 0, 0, 0] = torch.nan
+    return int(not cuda.sum_terms(logits, labels, None)[3, 0, 1].isnan())
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    cases = product(SHAPES, (torch.float32, torch.float16), (False, True), (False, True))
+    sys.exit(1 if sum(check(*case) for case in cases) + check_nan() else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Loss terms on CUDA, each in one kernel."""

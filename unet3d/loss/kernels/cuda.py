@@ -1,0 +1,68 @@
+"""Launch the Triton kernels; Triton is imported on first use."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unet3d.triton_kernels import launch
+
+TILE = 1024  # elements that a program holds in registers
+PROGRAMS = 512  # approximate number of programs that sum up a batch
+
+
+def sum_terms(logits: Tensor, labels: Tensor, table: Tensor | None) -> Tensor:
+    """Run dice_terms.sum_terms."""
+    from unet3d.loss.kernels.triton import sum_terms_kernel
+
+    logits = _to_supported_layout(logits)
+    b, k = logits.shape[:2]
+    sizes = _sizes(logits, table)
+    tiles = -(-labels[0].numel() // sizes["BV"])
+    per_program = max(1, tiles * b // PROGRAMS)
+    grid = (-(-tiles // per_program), b)
+    parts = logits.new_empty(grid[0], 5, b, k, dtype=torch.float32)
+    arguments = (logits, labels.contiguous(), _to_bytes(logits, table), parts)
+    launch(
+        *(sum_terms_kernel, logits.device, grid, *arguments, *_numbers(logits), per_program),
+        **sizes,
+    )
+    return parts.sum(0)
+
+
+def compute_gradient(
+    logits: Tensor, labels: Tensor, table: Tensor | None, pull: Tensor, push: Tensor, scales: Tensor
+) -> Tensor:
+    """Run dice_terms.compute_gradient."""
+    from unet3d.loss.kernels.triton import gradient_kernel
+
+    logits = _to_supported_layout(logits)
+    out = torch.empty_like(logits)
+    sizes = _sizes(logits, table)
+    grid = (-(-labels[0].numel() // sizes["BV"]), len(logits))
+    tensors = (logits, labels.contiguous(), _to_bytes(logits, table), pull, push, scales, out)
+    launch(gradient_kernel, logits.device, grid, *tensors, *_numbers(logits), **sizes)
+    return out
+
+
+def _to_supported_layout(logits: Tensor) -> Tensor:
+    """Return logits whose voxels are evenly spaced: contiguous or channels-last."""
+    is_channels_last = logits.is_contiguous(memory_format=torch.channels_last_3d)
+    return logits if is_channels_last else logits.contiguous()
+
+
+def _numbers(logits: Tensor) -> tuple[int, int, int]:
+    """Return V = D * H * W, B and K."""
+    b, k, *space = logits.shape
+    return space[0] * space[1] * space[2], b, k
+
+
+def _sizes(logits: Tensor, table: Tensor | None) -> dict[str, Any]:
+    """Return the voxels and outputs of a tile, and the kinds of outputs and layout."""
+    outputs = 1 << (logits.shape[1] - 1).bit_length()
+    kinds = {"REGIONS": table is not None, "LAST": not logits.is_contiguous()}
+    return {"BV": max(1, TILE // outputs), "BK": outputs, **kinds}
+
+
+def _to_bytes(logits: Tensor, table: Tensor | None) -> Tensor:
+    return logits if table is None else table.view(torch.uint8)
