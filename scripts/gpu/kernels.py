@@ -186,8 +186,10 @@ def check_norms(context: Context, dtype: torch.dtype) -> dict[str, Any]:
         output, grad_input = torch.empty_like(y), torch.empty_like(y)
         norm_ops.normalize(y, parameters[0], parameters[1], 0.01, output)
         norm_ops.gradient(grad, y, *parameters, 0.01, grad_input)
-        means, squares = norm_ops.moments(y)
-        sums = norm_ops.gradient_sums(grad, y, *parameters, 0.01)
+        moments, sums = norm_ops.make_sums(y), norm_ops.make_sums(y)
+        norm_ops.add_moments(y, 0, moments)
+        norm_ops.add_gradient_sums(grad, y, *parameters, 0.01, True, sums)
+        means, squares = moments
         return [output, grad_input], [means, squares / voxels, sums / voxels]
 
     maps, sums = run(y, grad, scale, shift, mean, inverse)

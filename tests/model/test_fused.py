@@ -50,7 +50,8 @@ SIZES = {"even": (32, 16, 16), "odd": (19, 23, 17), "long H": (9, 34, 12)}
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Use tiles of a few rows, as only large volumes have otherwise."""
-    monkeypatch.setattr(tiling, "TILE_BYTES", 1)
+    monkeypatch.setitem(tiling.TILE_BYTES, "cpu", 1)
+    monkeypatch.setitem(tiling.NO_GRAD_TILE_BYTES, "cpu", 1)
     monkeypatch.setattr(tiling, "MIN_ROWS", 3)
 
 

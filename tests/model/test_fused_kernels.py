@@ -46,9 +46,21 @@ def assert_near(result, expected, dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_compiled_moments_equal_plain_ones(shape, part, dtype, monkeypatch):
     y = volume(shape, dtype, part=part) * 3 + 50  # far from zero, where sums of squares cancel
-    torch.testing.assert_close(
-        norm_ops.moments(y), run_plain(monkeypatch, norm_ops.moments, y), rtol=1e-5, atol=1e-4
-    )
+    result, expected = norm_ops.make_sums(y), norm_ops.make_sums(y)
+    for count in (0, y[0, 0].numel()):
+        norm_ops.add_moments(y - count % 2, count, result)
+        run_plain(monkeypatch, norm_ops.add_moments, y - count % 2, count, expected)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_moments_of_tiles_are_those_of_the_whole_map():
+    y = volume((2, 16, 9, 8, 7), torch.float32) * 3 + 50
+    total = norm_ops.make_sums(y)
+    for start, stop in ((0, 2), (2, 3), (3, 9)):
+        norm_ops.add_moments(y[:, :, start:stop], start * 56, total)
+    variance, mean = torch.var_mean(y, dim=(2, 3, 4), correction=0)
+    torch.testing.assert_close(total[0], mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(total[1] / (9 * 56), variance, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.01])
@@ -68,8 +80,11 @@ def test_compiled_normalization_equals_the_plain_one(shape, part, slope, dtype, 
 def test_compiled_gradient_sums_equal_plain_ones(shape, part, slope, dtype, monkeypatch):
     g, y = (volume(shape, dtype, part=part) for _ in range(2))
     arguments = (g, y, *random_numbers(shape, 4), slope)
-    expected = run_plain(monkeypatch, norm_ops.gradient_sums, *arguments)
-    torch.testing.assert_close(norm_ops.gradient_sums(*arguments), expected, rtol=1e-4, atol=1e-4)
+    result, expected = norm_ops.make_sums(y), norm_ops.make_sums(y)
+    for first in (True, False):
+        norm_ops.add_gradient_sums(*arguments, first, result)
+        run_plain(monkeypatch, norm_ops.add_gradient_sums, *arguments, first, expected)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", ["new", "over g", "over y"])
@@ -104,4 +119,6 @@ def test_nan_propagates():
     out = torch.empty_like(y)
     norm_ops.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, out)
     assert out[0, 3, 1, 1, 1].isnan()
-    assert norm_ops.moments(y)[0, 0, 3].isnan()
+    total = norm_ops.make_sums(y)
+    norm_ops.add_moments(y, 0, total)
+    assert total[0, 0, 3].isnan()

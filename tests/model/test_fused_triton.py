@@ -58,9 +58,9 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
     numbers = [torch.zeros(shape[:2]) for _ in range(4)]
     sums = torch.zeros(2, *shape[:2])
     before = CompileOnly.count
-    cuda.moments(y, sums)
+    cuda.add_moments(y, 0, sums)
     cuda.normalize(y, numbers[0], numbers[1], 0.01, y)
-    cuda.gradient_sums(y, y, *numbers, slope=0.01, out=sums)
+    cuda.add_gradient_sums(y, y, *numbers, 0.01, True, sums)
     cuda.gradient(y, y, *numbers, slope=0.01, out=y)
     d, h, w = (2 * n for n in shape[2:])
     up = torch.zeros(*shape[:2], d, h, w, dtype=dtype).contiguous(
@@ -70,4 +70,10 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
         axes = [0, d, 0, shape[2], 0, h, 0, shape[3], 0, w, 0, shape[4]]
         cuda.interpolate(y, axes, linear, up)
         cuda.interpolate_gradient(up, axes, linear, y)
-    assert CompileOnly.count - before == 12
+    for groups, over_batch in ((shape[1], True), (shape[1], False), (1, False)):
+        running = (sums[0, 0], sums[1, 0]) if over_batch else (None, None)
+        norm = (numbers[0][0], numbers[1][0], numbers[2][0], *running)
+        out = torch.zeros(4, *shape[:2])
+        cuda.fold_statistics(sums, 9, groups, over_batch, 1e-5, *norm, 0.1, out)
+        cuda.fold_gradient(sums, *numbers[:3], 9, groups, over_batch, sums)
+    assert CompileOnly.count - before == 20

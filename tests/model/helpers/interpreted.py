@@ -3,15 +3,17 @@
 A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
 """
 
+import copy
 import sys
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.model.helpers.interpolation import interpolate_in_parts
+from unet3d.model.fused import norms
 from unet3d.model.fused.kernels import cuda, dispatch
-from unet3d.model.fused.ops import norm_ops
+from unet3d.model.fused.ops import norm_ops, statistics_ops
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 70, 2, 3, 5), (2, 1, 4, 4, 4), (1, 16, 9, 8, 5)]
 UPSAMPLINGS = [((2, 2, 2), (4, 3, 6)), ((1, 2, 3), (3, 1, 2)), ((2, 1, 2), (2, 5, 7))]
@@ -38,8 +40,11 @@ def run_norm_ops(
     out, in_place = torch.empty_like(y), g.clone()
     norm_ops.normalize(y, scale, shift, 0.01, out)
     norm_ops.gradient(in_place, y, scale, shift, mean, inverse, 0.0, in_place)
-    sums = norm_ops.gradient_sums(g, y, scale, shift, mean + 20, inverse, 0.01)
-    return [norm_ops.moments(y), out, in_place, sums]
+    moments, sums = norm_ops.make_sums(y), norm_ops.make_sums(y)
+    for n, part in enumerate((y, y + 1)):
+        norm_ops.add_moments(part, n * y[0, 0].numel(), moments)
+        norm_ops.add_gradient_sums(g, part, scale, shift, mean + 20, inverse, 0.01, not n, sums)
+    return [moments, out, in_place, sums]
 
 
 def check_norms() -> int:
@@ -53,6 +58,35 @@ def check_norms() -> int:
                 if not torch.allclose(a, b, rtol=max(tolerance, 1e-5), atol=20 * tolerance):
                     failures += 1
                     print(shape, dtype, n, (a - b).abs().max(), file=sys.stderr)
+    return failures
+
+
+def check_statistics() -> int:
+    """Compare folded statistics, and their gradient, with those of norms.py in plain PyTorch."""
+    failures = 0
+    for norm in (
+        nn.BatchNorm3d(6),
+        nn.BatchNorm3d(6, affine=False, track_running_stats=False),
+        nn.InstanceNorm3d(6, affine=True),
+        nn.GroupNorm(2, 6),
+    ):
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter)
+        bias, sums = torch.randn(6), torch.randn(2, 3, 6)
+        moments = norms.Moments()
+        moments.count, moments.total = 50, torch.rand(2, 3, 6) * 50
+        results = []
+        for has_kernels in (True, False):
+            statistics_ops.has_kernels = lambda _, value=has_kernels: value  # ty: ignore[invalid-assignment]
+            module = copy.deepcopy(norm)
+            folded = norms.fold_norm(module, nn.ReLU(), bias, moments, torch.empty(3, 6))
+            gradient = folded.gradient(sums)
+            values = (*vars(folded).values(), *vars(gradient).values(), *module.buffers())
+            results.append([x for x in values if isinstance(x, Tensor)])
+        for n, (a, b) in enumerate(zip(*results, strict=True)):
+            if not torch.allclose(a, b, rtol=1e-5, atol=1e-5):
+                failures += 1
+                print(norm, n, (a - b).abs().max(), file=sys.stderr)
     return failures
 
 
@@ -72,4 +106,4 @@ def check_interpolation() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if check_norms() + check_interpolation() else 0)
+    sys.exit(1 if check_norms() + check_statistics() + check_interpolation() else 0)

@@ -43,31 +43,35 @@ class StoredFeatureMap:
         out.copy_(self.layout.narrow_rows(self.x, start, stop))
 
 
-def cast_weights(
-    module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias in the dtype of the step; the weight is channels-last, as maps are."""
-    bias = None if module.bias is None else module.bias.detach().to(dtype)
-    weight = module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
-    return weight, bias
+def cast_weight(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor:
+    """Return the weight in the dtype of the step, channels-last as maps are."""
+    return module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int]) -> Tensor:
+def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
+    """Return the bias in the dtype of the step, if there is one."""
+    return None if module.bias is None else module.bias.detach().to(dtype)
+
+
+def convolve(x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
     """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
-    y = F.conv3d(x, weight, bias, padding=list(padding))
+    y = F.conv3d(x, weight, padding=list(padding))
     return y.contiguous(memory_format=torch.channels_last_3d)
 
 
 class Convolution:
-    """A size-preserving convolution of the concatenation of its sources."""
+    """A size-preserving convolution of the concatenation of its sources, without its bias.
+
+    The norm that follows knows the bias: no map needs a pass that adds it.
+    """
 
     def __init__(self, module: nn.Conv3d, sources: Sequence[FeatureMapSource]):
         self.module, self.sources, self.layout = module, list(sources), sources[0].layout
         self.halo = module.kernel_size[self.layout.axis - 2] // 2
 
-    def weights(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias in the dtype of the step."""
-        return cast_weights(self.module, self.layout.dtype)
+    def weight(self) -> Tensor:
+        """Return the weight in the dtype of the step."""
+        return cast_weight(self.module, self.layout.dtype)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of tiles sized for all that a row of output needs in memory."""
@@ -108,16 +112,16 @@ class Convolution:
             channel += source.channels
         return x, padding, raw
 
-    def rows(self, start: int, stop: int, weights: tuple[Tensor, Tensor | None]) -> Tensor:
+    def rows(self, start: int, stop: int, weight: Tensor) -> Tensor:
         """Return rows [start, stop) of the output."""
         x, padding, _ = self.input(start, stop)
-        return convolve(x, *weights, padding)
+        return convolve(x, weight, padding)
 
     def forward(self, *, store: bool, moments: Moments | None) -> Tensor | None:
         """Convolve tile by tile; return the output if `store`, and add its tiles to `moments`."""
-        weights, output = self.weights(), None
+        weight, output = self.weight(), None
         for start, stop in self.tiles():
-            rows = self.rows(start, stop, weights)
+            rows = self.rows(start, stop, weight)
             if moments is not None:
                 moments.add(rows)
             if store and stop - start == self.layout.rows:
@@ -161,7 +165,7 @@ class ConvOutput:
             return self.convolution.layout.narrow_rows(self.stored, start, stop)
         if self.host is not None:
             return self.host.rows(start, stop)
-        return self.convolution.rows(start, stop, self.convolution.weights())
+        return self.convolution.rows(start, stop, self.convolution.weight())
 
 
 class LazyActivation:

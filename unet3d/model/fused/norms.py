@@ -7,10 +7,12 @@ With m = g * act'(n) and x the normalized value, the gradient is
     dy = scale * m - inv * (mean(gamma * m) + x * mean(gamma * m * x))
 
 with means over the same groups, so backward needs two sums per volume and channel.
+
+y is the output of a convolution without its bias: a norm that computes statistics subtracts the
+bias again, and any other one adds it to its shift.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -18,36 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.fused.ops import norm_ops
+from unet3d.model.fused.ops import norm_ops, statistics_ops
 
 
 class Moments:
-    """Exact mean and squared deviations per volume and channel of a map that is read in tiles."""
+    """Mean and squared deviations per volume and channel of a map that is read in tiles."""
 
     def __init__(self) -> None:
-        self.counts: list[int] = []
-        self.parts: list[Tensor] = []  # (2, B, C) per tile
+        self.count = 0  # values per volume and channel
+        self.total = torch.empty(0)  # (2, B, C): the mean, and the sum of squared deviations
 
     def add(self, rows: Tensor) -> None:
         """Add the rows of a tile."""
-        self.counts.append(prod(rows.shape[2:]))
-        self.parts.append(norm_ops.moments(rows))
-
-    @cached_property
-    def count(self) -> int:
-        """Return the number of values per volume and channel."""
-        return sum(self.counts)
-
-    @cached_property
-    def total(self) -> Tensor:
-        """Return (2, B, C): the mean, and the sum of squared deviations, without cancellation."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        means, squares = torch.stack(self.parts, dim=1)
-        counts = means.new_tensor(self.counts)[:, None, None]
-        mean = (means * counts).sum(0) / self.count
-        between = (means - mean).square_() * counts
-        return torch.stack([mean, squares.sum(0) + between.sum(0)])
+        if not self.count:
+            self.total = norm_ops.make_sums(rows)
+        norm_ops.add_moments(rows, self.count, self.total)
+        self.count += prod(rows.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ class FoldedNorm:
 
     scale: Tensor
     shift: Tensor
-    mean: Tensor
+    mean: Tensor  # of y, so without the convolution's bias
     inverse: Tensor  # 1 / standard deviation
     slope: float  # negative slope of the activation
     stat_groups: "StatGroups | None"  # None: the statistics do not depend on the input
@@ -64,20 +52,26 @@ class FoldedNorm:
 
     def gradient(self, sums: Tensor) -> "NormGradient":
         """Return the gradient, given the sums (2, B, C) of m and of m * x over a map."""
-        a, b = sums
-        gamma_a, gamma_b = (s * self.scale / self.inverse for s in (a, b))
-        constant = linear = torch.zeros_like(self.scale)
-        bias = self.scale * a
-        if self.stat_groups is not None and self.moments is not None:
-            n = self.moments.count
-            p = self.inverse * self.stat_groups.mean(gamma_a) / n
-            q = self.inverse * self.stat_groups.mean(gamma_b) / n
-            linear = -q * self.inverse
-            constant = -p - linear * self.mean
-            bias = bias + n * (constant + linear * self.moments.total[0])
-        return NormGradient(
-            self.scale, constant, linear, weight=b.sum(0), shift=a.sum(0), bias=bias.sum(0)
-        )
+        shift, weight = sums.sum(1)
+        if self.stat_groups is None or self.moments is None:
+            zero = torch.zeros_like(self.scale)
+            bias = (self.scale * sums[0]).sum(0)
+            return NormGradient(self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
+        groups, count = self.stat_groups, self.moments.count
+        if groups.world_size == 1 and statistics_ops.has_kernels(sums):
+            constant, linear = statistics_ops.fold_gradient(
+                sums, self.scale, self.mean, self.inverse, count, groups.groups, groups.over_batch
+            )
+        else:
+            p, q = (groups.mean(s * self.scale / self.inverse) * self.inverse for s in sums)
+            linear = q * self.inverse / -count
+            constant = p / -count - linear * self.mean
+        if groups.groups == sums.shape[2]:
+            bias = torch.zeros_like(shift)  # the norm subtracts it again
+        else:
+            change = constant + linear * self.moments.total[0]
+            bias = (self.scale * sums[0] + count * change).sum(0)
+        return NormGradient(self.scale, constant, linear, weight=weight, shift=shift, bias=bias)
 
 
 @dataclass(frozen=True)
@@ -130,41 +124,67 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
 
 
 def fold_norm(
-    norm: Any, activation: nn.Module, moments: Moments | None, like: Tensor
+    norm: Any, activation: nn.Module, bias: Tensor | None, moments: Moments | None, like: Tensor
 ) -> FoldedNorm:
-    """Fold the norm of a map with these moments; `like` is (B, C) in the dtype of sums."""
+    """Fold the norm of a convolution's output, which is to be understood as `y + bias`.
+
+    `moments` are those of y; `like` is (B, C) in the dtype of sums.
+    """
     slope = float(getattr(activation, "negative_slope", 0.0))
+    bias = None if bias is None else bias.detach().to(like.dtype)
+    groups = make_stat_groups(norm, like.shape[1])
     if isinstance(norm, nn.Identity):
         one, zero = torch.ones_like(like), torch.zeros_like(like)
-        return FoldedNorm(one, zero, zero, one, slope, None, None)
-    groups = make_stat_groups(norm, like.shape[1])
+        shift = zero if bias is None else bias.expand_as(like).contiguous()
+        return FoldedNorm(one, shift, zero - shift, one, slope, None, None)
     if groups is None:
-        mean, variance = (
-            t.to(like.dtype).expand_as(like).contiguous()
-            for t in (norm.running_mean, norm.running_var)
+        mean, variance = (t.to(like.dtype) for t in (norm.running_mean, norm.running_var))
+        return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, None, None)
+    assert moments is not None
+    is_batch_norm = isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm)
+    updates = is_batch_norm and norm.training and norm.running_mean is not None
+    if updates:
+        norm.num_batches_tracked.add_(1)
+    momentum = getattr(norm, "momentum", 0.0)  # None: a cumulative average
+    if groups.world_size == 1 and statistics_ops.has_kernels(like) and momentum is not None:
+        running = (norm.running_mean, norm.running_var) if updates else (None, None)
+        affine = (None, None) if norm.weight is None else (norm.weight, norm.bias)
+        folded = statistics_ops.fold(
+            *(moments.total, moments.count, groups.groups, groups.over_batch, norm.eps),
+            *(t if t is None else t.detach() for t in affine),
+            *(bias, *running, momentum),
         )
-    else:
-        assert moments is not None
-        means, squares = moments.total
-        mean = groups.mean(means)
-        variance = groups.mean(squares / moments.count + (means - mean).square())
-        if isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm):
-            _update_running_stats(
-                norm, mean[0], variance[0], len(like) * moments.count * groups.world_size
-            )
+        return FoldedNorm(*folded, slope, groups, moments)
+    means, squares = moments.total
+    if bias is not None:
+        means = means + bias
+    mean = groups.mean(means)
+    variance = groups.mean(squares / moments.count + (means - mean).square())
+    if updates:
+        count = len(like) * moments.count * groups.world_size
+        _update_running_stats(norm, mean[0], variance[0] * (count / (count - 1)))
+    return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, groups, moments)
+
+
+def _fold(
+    norm: Any, mean: Tensor, variance: Tensor, bias: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scale, shift, mean and inverse of y, given mean and variance of y + bias."""
     inverse = torch.rsqrt(variance + norm.eps)
-    weight, bias = (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
+    weight, shift = (
+        (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
+    )
+    if bias is not None:
+        mean = mean - bias
     scale = inverse * weight
-    return FoldedNorm(scale, bias - mean * scale, mean, inverse, slope, groups, moments)
+    folded = (scale, shift - mean * scale, mean, inverse)
+    scale, shift, mean, inverse = (t.to(like.dtype).expand_as(like).contiguous() for t in folded)
+    return scale, shift, mean, inverse
 
 
 @torch.no_grad()
-def _update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+def _update_running_stats(norm: Any, mean: Tensor, variance: Tensor) -> None:
     """Update the running statistics as nn.BatchNorm3d does."""
-    if norm.running_mean is None or not norm.training:
-        return
-    norm.num_batches_tracked.add_(1)
     momentum = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
-    unbiased = variance * (count / (count - 1))
-    for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+    for running, new in ((norm.running_mean, mean), (norm.running_var, variance)):
         running.mul_(1 - momentum).add_(new.to(running.dtype) * momentum)

@@ -35,10 +35,9 @@ def backward(
     in memory anyway, and returned second.
     """
     layout, halo = convolution.layout, convolution.halo
-    weights = convolution.weights()
-    transposed = None
+    weight, transposed = convolution.weight(), None
     if any(sink is not None for sink in sinks):
-        transposed = weights[0].transpose(0, 1).flip(2, 3, 4)
+        transposed = weight.transpose(0, 1).flip(2, 3, 4)
         transposed = transposed.contiguous(memory_format=torch.channels_last_3d)
     weight_gradient = sums = halo_before = None
     done = 0
@@ -46,11 +45,11 @@ def backward(
         x, padding, raw = convolution.input(start, stop)
         rows = layout.narrow_rows(g, start, stop)
         if activation is not None:
-            y = convolve(x, *weights, padding)
+            y = convolve(x, weight, padding)
             backward_norm_act(rows, y, *activation, out=rows)
             del y
         if needs_weight:
-            part = _weight_gradient(rows, x, weights[0], padding)
+            part = _weight_gradient(rows, x, weight, padding)
             weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
         del x, rows
         if transposed is None:
@@ -58,13 +57,12 @@ def backward(
         end = stop if stop == layout.rows else stop - halo
         padded, padding = _with_halo(convolution, g, done, end, halo_before)
         halo_before = layout.narrow_rows(g, end - halo, end).clone() if end < layout.rows else None
-        to_input = convolve(padded, transposed, None, padding)
+        to_input = convolve(padded, transposed, padding)
         del padded
         if previous is not None and raw is not None:
             first = max(start - halo, 0)
             y = layout.narrow_rows(raw, done - first, end - first)
-            part = compute_norm_gradient_sums(to_input, y, previous)
-            sums = part if sums is None else sums.add_(part)
+            sums = add_norm_gradient_sums(to_input, y, previous, sums)
             del y
         del raw
         channel = 0
@@ -77,10 +75,15 @@ def backward(
     return weight_gradient, sums
 
 
-def compute_norm_gradient_sums(g: Tensor, y: Tensor, activation: LazyActivation) -> Tensor:
-    """Return the sums over these rows that the norm's backward needs, as (2, B, C)."""
-    n = activation.norm
-    return norm_ops.gradient_sums(g, y, n.scale, n.shift, n.mean, n.inverse, n.slope)
+def add_norm_gradient_sums(
+    g: Tensor, y: Tensor, activation: LazyActivation, sums: Tensor | None
+) -> Tensor:
+    """Add the sums over these rows that the norm's backward needs, (2, B, C), to `sums`, if any."""
+    n, first = activation.norm, sums is None
+    if sums is None:
+        sums = norm_ops.make_sums(y)
+    norm_ops.add_gradient_sums(g, y, n.scale, n.shift, n.mean, n.inverse, n.slope, first, sums)
+    return sums
 
 
 def backward_norm_act(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.model.blocks import Interpolate
-from unet3d.model.fused.feature_maps import LazyActivation, cast_weights
+from unet3d.model.fused.feature_maps import LazyActivation, cast_bias, cast_weight
 from unet3d.model.fused.ops.upsample_ops import interpolate, interpolate_gradient
 from unet3d.model.fused.tiling import MapLayout
 
@@ -120,14 +120,14 @@ class _TransposedConv:
         return first // factor, -(-last // factor)
 
     def fill(self, low: Tensor, part: _Part) -> None:
-        weight, bias = cast_weights(self.module, low.dtype)
+        weight, bias = cast_weight(self.module, low.dtype), cast_bias(self.module, low.dtype)
         up = F.conv_transpose3d(low, weight, bias, stride=self.scale_factor)
         start = part.first - part.low[0] * (part.size // part.low_size)
         part.rows.copy_(up.narrow(part.axis, start, part.last - part.first))
 
     def gradient(self, low: LazyActivation, part: _Part, out: Tensor) -> None:
         x = low.rows(*part.low)
-        weight, bias = cast_weights(self.module, x.dtype)
+        weight, bias = cast_weight(self.module, x.dtype), self.module.bias
         factor = part.size // part.low_size
         before = part.first - part.low[0] * factor
         after = part.low[1] * factor - part.last

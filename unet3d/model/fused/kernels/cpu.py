@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unet3d.cpp_kernels import CppKernels, get_data_ptr
+from unet3d.model.fused.tiling import merge_moments
 
 MIN_PARALLEL_ELEMENTS = 1 << 15  # a smaller map runs on one thread
 
@@ -27,10 +28,13 @@ def supports(x: Tensor) -> bool:
     return kernels.supports(x)
 
 
-def moments(y: Tensor, out: Tensor) -> None:
-    """Run norm_ops.moments."""
-    mean, squares = out
+def add_moments(y: Tensor, count: int, total: Tensor) -> None:
+    """Run norm_ops.add_moments."""
+    part = torch.empty_like(total) if count else total
+    mean, squares = part
     kernels[y.dtype].moments(_map(y), get_data_ptr(mean), get_data_ptr(squares), _threads(y))
+    if count:
+        merge_moments(total, count, part, y[0, 0].numel())
 
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
@@ -39,10 +43,24 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
     kernels[y.dtype].normalize(_map(y), _map(out), *pointers, _float(slope), _threads(y))
 
 
-def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """Run norm_ops.gradient_sums."""
+def add_gradient_sums(
+    g: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    slope: float,
+    first: bool,
+    sums: Tensor,
+) -> None:
+    """Run norm_ops.add_gradient_sums."""
+    part = sums if first else torch.empty_like(sums)
+    numbers = _pointers(scale, shift, mean, inverse)
     function = kernels[y.dtype].gradient_sums
-    function(_map(g), _map(y), *_pointers(*numbers), _float(slope), get_data_ptr(out), _threads(y))
+    function(_map(g), _map(y), *numbers, _float(slope), get_data_ptr(part), _threads(y))
+    if not first:
+        sums += part
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unet3d.cpp_kernels import has_triton
+from unet3d.triton_kernels import has_triton, launch
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 2048  # elements that a program holds in registers
 PROGRAMS = 1024  # approximate number of programs that sum up a map
+PART_BLOCK = {"BP": 256, "BN": 8}  # parts and columns that a program adds at a time
 
 
 def supports(x: Tensor) -> bool:
@@ -19,19 +20,16 @@ def supports(x: Tensor) -> bool:
     return x.dtype in TYPES and has_triton("fused-block")
 
 
-def moments(y: Tensor, out: Tensor) -> None:
-    """Run norm_ops.moments."""
-    from unet3d.model.fused.kernels.triton import moments_kernel
+def add_moments(y: Tensor, count: int, total: Tensor) -> None:
+    """Run norm_ops.add_moments."""
+    from unet3d.model.fused.kernels.triton import merge_moments_kernel, moments_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
-    parts = out.new_empty(grid[0], 2, b, c)
-    _launch(moments_kernel, grid, y, parts, *_space(y), *_strides(y), b, **sizes)
-    voxels, per_program = prod(y.shape[2:]), sizes["TILES"] * sizes["BV"]
-    first = torch.arange(grid[0], device=y.device, dtype=out.dtype) * per_program
-    counts = (voxels - first).clamp(max=per_program)[:, None, None]
-    means, squares = parts[:, 0], parts[:, 1]
-    out[0] = (means * counts).sum(0) / voxels
-    out[1] = (squares + (means - out[0]).square() * counts).sum(0)
+    parts = total.new_empty(grid[0], 2, b, c)
+    launch(moments_kernel, y.device, grid, y, parts, *_space(y), *_strides(y), b, **sizes)
+    voxels, per_part = prod(y.shape[2:]), sizes["TILES"] * sizes["BV"]
+    numbers = (grid[0], b * c, count, voxels, per_part)
+    launch(merge_moments_kernel, y.device, *_merge(parts, total), *numbers, **PART_BLOCK)
 
 
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
@@ -40,18 +38,30 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 
     grid, sizes = _elements(y)
     arguments = (y, out, scale, shift, slope, *_space(y), *_strides(y), *_strides(out))
-    _launch(normalize_kernel, grid, *arguments, **sizes)
+    launch(normalize_kernel, y.device, grid, *arguments, **sizes)
 
 
-def gradient_sums(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """Run norm_ops.gradient_sums."""
-    from unet3d.model.fused.kernels.triton import gradient_sums_kernel
+def add_gradient_sums(
+    g: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    slope: float,
+    first: bool,
+    sums: Tensor,
+) -> None:
+    """Run norm_ops.add_gradient_sums."""
+    from unet3d.model.fused.kernels.triton import add_parts_kernel, gradient_sums_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
-    parts = out.new_empty(grid[0], 2, b, c)
-    arguments = (g, y, *numbers, parts, slope, *_space(y), *_strides(g), *_strides(y), b)
-    _launch(gradient_sums_kernel, grid, *arguments, **sizes)
-    torch.sum(parts, 0, out=out)
+    parts = sums.new_empty(grid[0], 2, b, c)
+    tensors = (g, y, scale, shift, mean, inverse, parts)
+    numbers = (slope, *_space(y), *_strides(g), *_strides(y), b)
+    launch(gradient_sums_kernel, y.device, grid, *tensors, *numbers, **sizes)
+    numbers = (grid[0], 2 * b * c, int(first))
+    launch(add_parts_kernel, y.device, *_merge(parts, sums), *numbers, **PART_BLOCK)
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
@@ -60,7 +70,58 @@ def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) 
 
     grid, sizes = _elements(y)
     strides = (*_strides(g), *_strides(y), *_strides(out))
-    _launch(gradient_kernel, grid, g, y, out, *numbers, slope, *_space(y), *strides, **sizes)
+    arguments = (g, y, out, *numbers, slope, *_space(y), *strides)
+    launch(gradient_kernel, y.device, grid, *arguments, **sizes)
+
+
+def fold_statistics(
+    total: Tensor,
+    count: int,
+    groups: int,
+    over_batch: bool,
+    eps: float,
+    weight: Tensor | None,
+    shift: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    out: Tensor,
+) -> None:
+    """Run statistics_ops.fold."""
+    from unet3d.model.fused.kernels.triton import fold_statistics_kernel
+
+    grid, sizes = _groups(total, groups, over_batch)
+    optional = (weight, shift, bias, running_mean, running_var)
+    _, b, c = total.shape
+    values = b * count if over_batch else count * (c // groups)
+    numbers = (b, c, float(count), values / max(1, values - 1), eps, momentum)
+    present = {
+        "AFFINE": weight is not None,
+        "BIAS": bias is not None,
+        "RUNNING": running_mean is not None,
+    }
+    tensors = (total, *(total if t is None else t for t in optional), out)
+    launch(fold_statistics_kernel, total.device, grid, *tensors, *numbers, **present, **sizes)
+
+
+def fold_gradient(
+    sums: Tensor,
+    scale: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    count: int,
+    groups: int,
+    over_batch: bool,
+    out: Tensor,
+) -> None:
+    """Run statistics_ops.fold_gradient."""
+    from unet3d.model.fused.kernels.triton import fold_gradient_kernel
+
+    grid, sizes = _groups(sums, groups, over_batch)
+    _, b, c = sums.shape
+    arguments = (sums, scale, mean, inverse, out, b, c, float(count))
+    launch(fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
@@ -69,7 +130,7 @@ def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> 
 
     grid, sizes = _elements(out)
     arguments = (low, out, *_space(out), *_strides(low), *_strides(out), *axes)
-    _launch(interpolate_kernel, grid, *arguments, LINEAR=linear, **sizes)
+    launch(interpolate_kernel, out.device, grid, *arguments, LINEAR=linear, **sizes)
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
@@ -90,14 +151,9 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
         grid, sizes = _elements(out)
         positions = (first, g.shape[axis + 2], size, low_first, low_size, taps)
         arguments = (g, out, *_space(out), *_strides(g), *_strides(out), *positions)
-        _launch(
-            downsample_kernel, grid, *arguments, AXIS=axis, LINEAR=linear, ADD=axis == 0, **sizes
-        )
+        constants = {"AXIS": axis, "LINEAR": linear, "ADD": axis == 0, **sizes}
+        launch(downsample_kernel, g.device, grid, *arguments, **constants)
         g = out
-
-
-def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any) -> None:
-    kernel[grid](*arguments, **constants)
 
 
 def _space(x: Tensor) -> tuple[int, int, int, int]:
@@ -130,3 +186,17 @@ def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     (tiles, b, c), sizes = _elements(x)
     per_program = max(1, tiles * b * c // PROGRAMS)
     return (-(-tiles // per_program), b, c), {"TILES": per_program, **sizes}
+
+
+def _merge(parts: Tensor, result: Tensor) -> tuple[tuple[int], Tensor, Tensor]:
+    """Return the grid of a kernel that merges parts, and its tensors."""
+    return (-(-result.numel() // PART_BLOCK["BN"]),), parts, result
+
+
+def _groups(sums: Tensor, groups: int, over_batch: bool) -> tuple[tuple[int], dict[str, Any]]:
+    """Return the grid of a kernel with a program per group of statistics, and its sizes."""
+    _, b, c = sums.shape
+    size = c // groups
+    programs, members = (groups, b * size) if over_batch else (b * groups, size)
+    sizes = {"GROUP": size, "OVER_BATCH": over_batch}
+    return (programs,), {**sizes, "MEMBERS": 1 << (members - 1).bit_length()}

@@ -8,7 +8,7 @@ float32, and the sums are added afterwards: without atomics, results are determi
 import triton
 import triton.language as tl
 
-UNSPECIALIZED = """V H W B TILES first count size low_first low_size taps
+UNSPECIALIZED = """V H W B TILES P N count voxels per_part first count size low_first low_size taps
 fd nd ld0 md fh nh lh0 mh fw nw lw0 mw""".split()
 """Arguments that kernels are not specialized for: levels and tiles have many values of them.
 
@@ -97,6 +97,122 @@ def moments_kernel(
     target = out + ((p * 2) * B + b) * C + c
     tl.store(target, mean, mask=c < C)
     tl.store(target + B * C, tl.maximum(s - a * a / n, 0.0), mask=c < C)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def merge_moments_kernel(
+    parts, total, P, N, count, voxels, per_part,
+    BP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Add the moments of P parts (P, 2, N) to those of `count` values in total (2, N)."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    pivot = tl.load(parts + n, mask=n < N, other=0.0)
+    one = tl.zeros([BP, BN], tl.float32)
+    two = tl.zeros([BP, BN], tl.float32)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        mask = (p < P)[:, None] & (n < N)[None, :]
+        at = parts + p[:, None] * (2 * N) + n[None, :]
+        size = tl.minimum(voxels - p * per_part, per_part).to(tl.float32)[:, None]
+        d = tl.where(mask, tl.load(at, mask=mask, other=0.0) - pivot[None, :], 0.0)
+        one += size * d
+        two += tl.load(at + N, mask=mask, other=0.0) + size * d * d
+    v, k = voxels * 1.0, count * 1.0
+    a, s = tl.sum(one, 0), tl.sum(two, 0)
+    mean, squares = pivot + a / v, tl.maximum(s - a * a / v, 0.0)
+    known = n < tl.where(count > 0, N, 0)
+    before = tl.load(total + n, mask=known, other=0.0)
+    change = mean - before
+    tl.store(total + n, before + change * (v / (k + v)), mask=n < N)
+    squares += tl.load(total + N + n, mask=known, other=0.0) + change * change * (k * v / (k + v))
+    tl.store(total + N + n, squares, mask=n < N)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def add_parts_kernel(
+    parts, total, P, N, first,
+    BP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Add the sum over P parts (P, N) to total (N), or overwrite it if `first`."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    one = tl.zeros([BP, BN], tl.float32)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        mask = (p < P)[:, None] & (n < N)[None, :]
+        one += tl.load(parts + p[:, None] * N + n[None, :], mask=mask, other=0.0)
+    before = tl.load(total + n, mask=n < tl.where(first > 0, 0, N), other=0.0)
+    tl.store(total + n, before + tl.sum(one, 0), mask=n < N)
+
+
+@triton.jit
+def _members(B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr):
+    """Return the volumes, channels and mask of the values that a program's group has."""
+    i = tl.arange(0, MEMBERS)
+    if OVER_BATCH:
+        b, c = i // GROUP, tl.program_id(0) * GROUP + i % GROUP
+        return b, c, i < B * GROUP
+    else:
+        groups = C // GROUP
+        b, c = tl.program_id(0) // groups + i * 0, tl.program_id(0) % groups * GROUP + i
+        return b, c, i < GROUP
+
+
+@triton.jit(do_not_specialize=["B", "C", "count"])
+def fold_statistics_kernel(
+    total, weight, shift, bias, running_mean, running_var, out,
+    B, C, count, correction, eps, momentum,
+    AFFINE: tl.constexpr, BIAS: tl.constexpr, RUNNING: tl.constexpr,
+    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
+    """Write scale, shift, mean and 1 / standard deviation of a group to out (4, B, C)."""
+    b, c, inside = _members(B, C, GROUP, OVER_BATCH, MEMBERS)
+    at, size = b * C + c, B * C
+    members = tl.sum(inside.to(tl.float32), 0)
+    extra = tl.zeros([MEMBERS], tl.float32)
+    if BIAS:
+        extra += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.load(total + at, mask=inside, other=0.0) + extra
+    squares = tl.load(total + size + at, mask=inside, other=0.0)
+    center = tl.sum(mean, 0) / members
+    d = tl.where(inside, mean - center, 0.0)
+    variance = (tl.sum(squares, 0) / count + tl.sum(d * d, 0)) / members
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    scale = tl.zeros([MEMBERS], tl.float32) + inverse
+    offset = tl.zeros([MEMBERS], tl.float32)
+    if AFFINE:
+        scale *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+        offset += tl.load(shift + c, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, scale, mask=inside)
+    tl.store(out + size + at, offset - (center - extra) * scale, mask=inside)
+    tl.store(out + 2 * size + at, center - extra, mask=inside)
+    tl.store(out + 3 * size + at, inverse + extra * 0.0, mask=inside)
+    if RUNNING:  # batch norm: a group is one channel
+        channel = tl.program_id(0)
+        old = tl.load(running_mean + channel).to(tl.float32)
+        new = old * (1.0 - momentum) + center * momentum
+        tl.store(running_mean + channel, new.to(running_mean.dtype.element_ty))
+        old = tl.load(running_var + channel).to(tl.float32)
+        new = old * (1.0 - momentum) + variance * correction * momentum
+        tl.store(running_var + channel, new.to(running_var.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["B", "C", "count"])
+def fold_gradient_kernel(
+    sums, scale, mean, inverse, out, B, C, count,
+    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
+    """Write `constant` and `linear` of a group's gradient to out (2, B, C)."""
+    b, c, inside = _members(B, C, GROUP, OVER_BATCH, MEMBERS)
+    at, size = b * C + c, B * C
+    members = tl.sum(inside.to(tl.float32), 0)
+    inv = tl.load(inverse + at, mask=inside, other=1.0)
+    gamma = tl.load(scale + at, mask=inside, other=0.0) / inv
+    p = tl.sum(gamma * tl.load(sums + at, mask=inside, other=0.0), 0) / members
+    q = tl.sum(gamma * tl.load(sums + size + at, mask=inside, other=0.0), 0) / members
+    linear = -q * inv * inv / count
+    constant = -p * inv / count - linear * tl.load(mean + at, mask=inside, other=0.0)
+    tl.store(out + at, constant, mask=inside)
+    tl.store(out + size + at, linear, mask=inside)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

@@ -8,24 +8,27 @@ value, and m = g * act'(n) its gradient.
 import torch
 from torch import Tensor
 
+from unet3d.custom_ops import custom_op
 from unet3d.model.fused.kernels import dispatch
-from unet3d.model.fused.tiling import iter_channels
+from unet3d.model.fused.tiling import iter_channels, merge_moments
 
 
-@torch.library.custom_op("unet3d::moments", mutates_args=())
-def moments(y: Tensor) -> Tensor:
-    """Return (2, B, C): the mean, and the sum of squared deviations from it."""
-    result = _sums_like(y)
+@custom_op("unet3d::add_moments", mutates_args=("total",))
+def add_moments(y: Tensor, count: int, total: Tensor) -> None:
+    """Add y to `total` (2, B, C): the mean, and the sum of squared deviations from it.
+
+    `count` is the number of values per volume and channel in `total`; for 0 it is overwritten.
+    """
     if kernels := dispatch.select_kernels(y):
-        kernels.moments(y, result)
-        return result
+        return kernels.add_moments(y, count, total)
+    result, n = torch.empty_like(total), y[0, 0].numel()
     for c in iter_channels(y):
         variance, mean = torch.var_mean(_upcast(y[:, c]), dim=(2, 3, 4), correction=0)
-        result[0, :, c], result[1, :, c] = mean, variance * y[0, 0].numel()
-    return result
+        result[0, :, c], result[1, :, c] = mean, variance * n
+    merge_moments(total, count, result, n)
 
 
-@torch.library.custom_op("unet3d::normalize", mutates_args=("out",))
+@custom_op("unet3d::normalize", mutates_args=("out",))
 def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
     """Write act(n) to out."""
     if kernels := dispatch.select_kernels(y, out):
@@ -35,8 +38,8 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
         out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
 
 
-@torch.library.custom_op("unet3d::norm_gradient_sums", mutates_args=())
-def gradient_sums(
+@custom_op("unet3d::add_norm_gradient_sums", mutates_args=("sums",))
+def add_gradient_sums(
     g: Tensor,
     y: Tensor,
     scale: Tensor,
@@ -44,20 +47,22 @@ def gradient_sums(
     mean: Tensor,
     inverse: Tensor,
     slope: float,
-) -> Tensor:
-    """Return (2, B, C): the sums of m and of m * (y - mean) * inverse."""
-    result = _sums_like(y)
+    first: bool,
+    sums: Tensor,
+) -> None:
+    """Add the sums of m and of m * (y - mean) * inverse to (2, B, C); if `first`, overwrite it."""
     if kernels := dispatch.select_kernels(y, g):
-        kernels.gradient_sums(g, y, scale, shift, mean, inverse, slope=slope, out=result)
-        return result
+        return kernels.add_gradient_sums(g, y, scale, shift, mean, inverse, slope, first, sums)
+    if first:
+        sums.zero_()
     for c in iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
         x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
-        result[0, :, c], result[1, :, c] = m.sum((2, 3, 4)), (m * x).sum((2, 3, 4))
-    return result
+        sums[0, :, c] += m.sum((2, 3, 4))
+        sums[1, :, c] += (m * x).sum((2, 3, 4))
 
 
-@torch.library.custom_op("unet3d::norm_gradient", mutates_args=("out",))
+@custom_op("unet3d::norm_gradient", mutates_args=("out",))
 def gradient(
     g: Tensor,
     y: Tensor,
@@ -77,23 +82,16 @@ def gradient(
         out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
 
 
-@moments.register_fake
-def _(y: Tensor) -> Tensor:
-    return _sums_like(y)
-
-
-@gradient_sums.register_fake
-def _(g: Tensor, y: Tensor, *others: object) -> Tensor:
-    return _sums_like(y)
-
-
+@add_moments.register_fake
+@add_gradient_sums.register_fake
 @normalize.register_fake
 @gradient.register_fake
 def _(*arguments: object) -> None:
     return None
 
 
-def _sums_like(y: Tensor) -> Tensor:
+def make_sums(y: Tensor) -> Tensor:
+    """Allocate (2, B, C) in the dtype of sums."""
     dtype = torch.promote_types(y.dtype, torch.float32)
     return torch.empty(2, *y.shape[:2], dtype=dtype, device=y.device)
 
