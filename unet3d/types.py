@@ -69,6 +69,7 @@ class Retention:
 
     encoders: tuple[str, ...]  # level 0 (full resolution) first; the last mode repeats
     decoders: tuple[str, ...]
+    tile_bytes: int | None = None  # of a tile's input and output for one volume; None: by device
 
     def encoder_mode(self, level: int) -> str:
         """Return the mode of the encoder block of a level."""

@@ -2,11 +2,13 @@
 
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
 
 from scripts.bench.step import (
     AS_WRITTEN,
@@ -24,7 +26,6 @@ from unet3d.machine.device import resolve_precision
 from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
-from unet3d.model.fused import tiling
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
@@ -189,12 +190,12 @@ def tile_size(context: Context) -> dict[str, Row]:
 
 
 def measure_tile_size(context: Context, make: Factory, nbytes: int) -> dict[str, Any]:
-    default = tiling.TILE_BYTES
-    vars(tiling)["TILE_BYTES"] = nbytes
-    try:
-        return measure(context, make, get_forum_size(context))
-    finally:
-        vars(tiling)["TILE_BYTES"] = default
+    def make_with_tiles() -> nn.Module:
+        model: Any = make()
+        model.retention = replace(model.retention, tile_bytes=nbytes)
+        return model
+
+    return measure(context, make_with_tiles, get_forum_size(context))
 
 
 def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:

@@ -5,6 +5,7 @@ flipped ReLU or pooling choice changes the plain network as much (see tests/mode
 """
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
 from unet3d.model.fused import host_offload, tiling
 from unet3d.model.unet import UNet3D
+from unet3d.simulated_cuda import simulate_cuda
+from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
 STRATEGIES = [
@@ -68,7 +71,7 @@ def assert_bitwise_equal(plain, cheaper):
 @pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
 @pytest.mark.parametrize("tile_bytes", [1 << 10, 1 << 24], ids=["tiles", "one tile"])
 def test_loss_gradients_and_every_buffer_are_equal(strategy, norm, tile_bytes, monkeypatch):
-    monkeypatch.setattr(tiling, "TILE_BYTES", tile_bytes)
+    monkeypatch.setitem(tiling.TILE_BYTES, "cpu", tile_bytes)
     plain, cheaper = build_plain_network(norm), build_plain_network(norm)
     build_strategy(strategy).apply(cheaper)
     (losses, gradients, state), (losses2, gradients2, state2) = train(plain), train(cheaper)
@@ -210,8 +213,40 @@ def test_offloading_leaves_little_of_any_network_on_a_gpu():
 def test_any_rows_of_a_map_can_be_read_back_from_the_host(monkeypatch):
     monkeypatch.setattr(host_offload, "CHUNK_BYTES", 1000)
     for axis in (2, 3):
-        layout = tiling.MapLayout(2, (13, 12, 5), axis, torch.float32, torch.device("cpu"))
+        device = torch.device("cpu")
+        layout = tiling.MapLayout(2, (13, 12, 5), axis, torch.float32, device, tile_bytes=1)
         x = layout.empty(3).normal_()
         host_map = host_offload.HostFeatureMap(x, layout)
         for start, stop in ((0, 4), (2, 9), (8, layout.rows), (0, layout.rows), (5, 6)):
             assert host_map.rows(start, stop).equal(layout.narrow_rows(x, start, stop))
+
+
+def test_tiles_are_larger_on_a_gpu_and_largest_without_gradients():
+    x, sizes = torch.zeros(1), []
+    for context in (nullcontext, simulate_cuda):
+        with context():
+            sizes.append(tiling.choose_tile_bytes(x, None))
+            with torch.no_grad():
+                sizes.append(tiling.choose_tile_bytes(x, None))
+                assert tiling.choose_tile_bytes(x, 5) == 5
+    assert sizes == [n * MIB for n in (16, 16, 64, 256)]
+
+
+def test_smaller_tiles_lower_the_estimate_of_a_gpu():
+    def estimate_peak(*overrides):
+        options = ("model=unet_small", "data.patch_size=[160,144,32]", "checkpointing=lean")
+        settings = parse_training(compose_config([*options, *overrides], "train"))
+        return estimate_memory(settings).peak.allocated
+
+    peaks = [estimate_peak(f"checkpointing.tile_mib={n}") for n in (16, 64, 256)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < 0.9 * peaks[1]
+    assert estimate_peak() == peaks[1]
+
+
+@pytest.mark.parametrize("tile_mib", [0, -1, "large", None])
+def test_a_size_of_tiles_that_is_not_a_size_is_refused(tile_mib):
+    with pytest.raises(
+        UsageError, match=r"checkpointing\.tile_mib must be auto or a number above 0"
+    ):
+        PerLevelStrategy(["store_all"], ["store_all"], tile_mib)

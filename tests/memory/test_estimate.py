@@ -179,7 +179,7 @@ def test_accelerator_cpu_gives_an_estimate_for_a_cpu(composed):
 
 
 def test_savings_are_ranked_by_size(composed):
-    words = ["data.patch_size=[32,64,64]", "model.width=32", "model.depth=2"]
+    words = ["data.patch_size=[64,160,160]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
     savings = rank_savings(request, estimate_memory(request))
     strategies = {f"checkpointing={name}" for name in ("skips", "lean", "leanest")}

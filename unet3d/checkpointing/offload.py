@@ -25,10 +25,16 @@ class OffloadActivations:
     longer than the work.
     """
 
-    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], min_mib: float = 1):
+    def __init__(
+        self,
+        encoders: Sequence[str],
+        decoders: Sequence[str],
+        tile_mib: float | str = "auto",
+        min_mib: float = 1,
+    ):
         if not min_mib >= 0:
             raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
-        self.strategy = PerLevelStrategy(encoders, decoders)
+        self.strategy = PerLevelStrategy(encoders, decoders, tile_mib)
         self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:

@@ -6,15 +6,23 @@ from torch import nn
 
 from unet3d.errors import UsageError
 from unet3d.types import DECODER_MODES, ENCODER_MODES, HasRetention, Retention
+from unet3d.units import MIB
 
 
 class PerLevelStrategy:
     """One mode for each level's encoder and decoder, from full resolution down; the last repeats.
 
-    `allow_plain` accepts networks without fused blocks and leaves them unchanged.
+    `tile_mib` is the size of the tiles that blocks work on, or auto. `allow_plain` accepts networks
+    without fused blocks and leaves them unchanged.
     """
 
-    def __init__(self, encoders: Sequence[str], decoders: Sequence[str], allow_plain: bool = False):
+    def __init__(
+        self,
+        encoders: Sequence[str],
+        decoders: Sequence[str],
+        tile_mib: float | str = "auto",
+        allow_plain: bool = False,
+    ):
         for name, modes, known in (
             ("encoders", encoders, ENCODER_MODES),
             ("decoders", decoders, DECODER_MODES),
@@ -23,7 +31,12 @@ class PerLevelStrategy:
                 raise UsageError(
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {modes!r}"
                 )
-        self.retention = Retention(tuple(encoders), tuple(decoders))
+        if tile_mib != "auto" and (not isinstance(tile_mib, int | float) or tile_mib <= 0):
+            raise UsageError(
+                f"checkpointing.tile_mib must be auto or a number above 0, got {tile_mib!r}"
+            )
+        tile_bytes = None if isinstance(tile_mib, str) else int(tile_mib * MIB)
+        self.retention = Retention(tuple(encoders), tuple(decoders), tile_bytes)
         self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:

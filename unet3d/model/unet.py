@@ -123,7 +123,7 @@ class UNet3D(nn.Module):
                 "or use checkpointing=blocks or none"
             )
         skips, outputs = [], []
-        x = make_input_map(image, next(self.parameters()).dtype)
+        x = make_input_map(image, next(self.parameters()).dtype, retention.tile_bytes)
         for level, module in enumerate(self.encoder):
             x, skip = module(x, retention.encoder_mode(level))
             skips.append(skip)

@@ -24,22 +24,27 @@ from unet3d.model.fused.feature_maps import (
     FeatureMapSource,
     LazyActivation,
     StoredFeatureMap,
-    cast_weights,
+    cast_bias,
+    cast_weight,
 )
 from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat_groups
-from unet3d.model.fused.tiled_conv import Sink, backward_norm_act, compute_norm_gradient_sums
-from unet3d.model.fused.tiling import MapLayout, find_longest_axis
+from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
+from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes, find_longest_axis
 from unet3d.model.fused.upsampling import UpsampledMap
 from unet3d.types import Triple
 
 
-def make_input_map(x: Tensor, dtype: torch.dtype) -> FeatureMap:
-    """Wrap the network's input as a map; `dtype` is that of the step without autocast."""
+def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> FeatureMap:
+    """Wrap the network's input as a map; `dtype` is that of the step without autocast.
+
+    `tile_bytes` is the size of tiles; None leaves it to the device.
+    """
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
-    layout = MapLayout(len(x), (d, h, w), find_longest_axis((d, h, w)), dtype, x.device)
+    axis, tile_bytes = find_longest_axis((d, h, w)), choose_tile_bytes(x, tile_bytes)
+    layout = MapLayout(len(x), (d, h, w), axis, dtype, x.device, tile_bytes)
     return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
 
 
@@ -125,7 +130,8 @@ class _Layer:
             layout.batch, channels, dtype=layout.accumulate_dtype, device=layout.device
         )
         self.output = LazyActivation(
-            self.raw, fold_norm(self.module.norm, self.module.act, moments, like)
+            self.raw,
+            fold_norm(self.module.norm, self.module.act, self.module.conv.bias, moments, like),
         )
         return self.output
 
@@ -237,7 +243,8 @@ class _Block:
         if previous is None or buffer is None:
             return g, torch.empty(0)
         if previous.raw.stored is not None:
-            sums = compute_norm_gradient_sums(buffer.tensor, previous.raw.stored, previous.output)
+            y = previous.raw.stored
+            sums = add_norm_gradient_sums(buffer.tensor, y, previous.output, None)
         assert sums is not None
         return buffer.tensor, sums
 
@@ -324,8 +331,7 @@ class _Encoder(_Block):
                 assert a.grad is not None
                 rows.add_(a.grad)
                 del a, small
-            part_sums = compute_norm_gradient_sums(rows, y, output)
-            sums = part_sums if sums is None else sums.add_(part_sums)
+            sums = add_norm_gradient_sums(rows, y, output, sums)
         assert sums is not None
         return sums
 
@@ -388,7 +394,8 @@ class _Decoder(_Block):
         return [to_low, None if to_skip is None else to_skip.tensor, *self.parameter_gradients()]
 
     def _logits(self, head: nn.Conv3d) -> Tensor:
-        weight, bias = cast_weights(head, self.layout.dtype)
+        dtype = self.layout.dtype
+        weight, bias = cast_weight(head, dtype), cast_bias(head, dtype)
         logits = self.layout.empty(head.out_channels).contiguous()  # the layout that the loss reads
         for start, stop in self.layout.tiles(self.output.channels):
             rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
@@ -409,8 +416,7 @@ class _Decoder(_Block):
             return rows
         if rows is not None and not update:
             return rows
-        weight, _ = cast_weights(self.head, self.layout.dtype)
-        weight = weight.flatten(1)
+        weight = cast_weight(self.head, self.layout.dtype).flatten(1)
         part = _voxels(self.layout.narrow_rows(to_logits, start, stop)).contiguous()
         if update:
             self._add_head_gradients(self.head, part, _voxels(self.output.rows(start, stop)))
@@ -434,10 +440,8 @@ class _Decoder(_Block):
         tiles = list(self.layout.tiles(self.output.channels))
         for start, stop in tiles:
             rows = self._activation_gradient(g, to_logits, start, stop, update=True)
-            part = compute_norm_gradient_sums(
-                rows, self.layout.narrow_rows(y, start, stop), last.output
-            )
-            sums = part if sums is None else sums.add_(part)
+            raw = self.layout.narrow_rows(y, start, stop)
+            sums = add_norm_gradient_sums(rows, raw, last.output, sums)
             del rows
         assert sums is not None
         gradient = self.backward_norm(last, sums)

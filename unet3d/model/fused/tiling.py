@@ -8,8 +8,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-TILE_BYTES = 16 * 2**20
-"""Size of a tile's input and output for one volume, which makes memory affine in the batch size."""
+from unet3d.simulated_cuda import get_device_type
+
+TILE_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
+"""Size of a tile's input and output for one volume, which makes memory affine in the batch size.
+
+A GPU needs large tiles: a launch takes the host longer than the work on a small tile takes the GPU.
+"""
+NO_GRAD_TILE_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+"""The same where no gradient is needed: what is not stored leaves room for larger tiles."""
 MIN_ROWS = 8
 """A tile of fewer rows would be mostly halo."""
 CHUNK = 2**21
@@ -25,6 +32,7 @@ class MapLayout:
     axis: int
     dtype: torch.dtype
     device: torch.device
+    tile_bytes: int
 
     @cached_property
     def rows(self) -> int:
@@ -55,13 +63,13 @@ class MapLayout:
     def tiles(
         self, channels: int, *, min_rows: int = 1, multiple: int = 1
     ) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of tiles of about TILE_BYTES, given input plus output channels.
+        """Yield (start, stop) of tiles of about `tile_bytes`, given input plus output channels.
 
         Every tile but the last has at least `min_rows` rows, and a `multiple` of rows; the last one
         has the rest.
         """
         row_bytes = channels * prod(self.size) // self.rows * self.dtype.itemsize
-        count = max(1, self.rows // max(MIN_ROWS, min_rows, TILE_BYTES // row_bytes))
+        count = max(1, self.rows // max(MIN_ROWS, min_rows, self.tile_bytes // row_bytes))
         # Tiles of one size let the caching allocator reuse their memory.
         step = -(-self.rows // (count * multiple)) * multiple
         starts = range(0, self.rows - multiple + 1, step)
@@ -76,6 +84,24 @@ def iter_channels(x: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+def choose_tile_bytes(x: Tensor, configured: int | None) -> int:
+    """Return the size of tiles: the configured one, or that for the device of x."""
+    if configured is not None:
+        return configured
+    sizes = TILE_BYTES if torch.is_grad_enabled() else NO_GRAD_TILE_BYTES
+    return sizes.get(get_device_type(x), sizes["cpu"])
+
+
 def find_longest_axis(size: Sequence[int]) -> int:
     """Return the axis of (B, C, D, H, W) to tile: D or H, so that rows stay contiguous along W."""
     return 2 if size[0] >= size[1] else 3
+
+
+def merge_moments(total: Tensor, count: int, part: Tensor, n: int) -> None:
+    """Add the moments (2, B, C) of n values per volume and channel to those of `count` values."""
+    if not count:
+        total.copy_(part)
+        return
+    change = part[0] - total[0]
+    total[0] += change * (n / (count + n))
+    total[1] += part[1] + change.square_() * (count * n / (count + n))
