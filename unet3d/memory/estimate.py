@@ -1,8 +1,8 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind and layer."""
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -15,6 +15,7 @@ from unet3d.memory.allocator import replay, round_block_size
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
+from unet3d.simulated_cuda import simulate_cuda
 from unet3d.types import HasBlocks
 
 STEPS = 2
@@ -200,9 +201,16 @@ class MemoryEstimate:
         return Layer(call.name, call.type, call.phase, after, after - before, reserved)
 
 
+@contextmanager
+def simulate_cuda_step() -> Generator[None]:
+    """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
+    with simulate_cuda(), use_cuda_autocast_rules():
+        yield
+
+
 def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimate:
     """Run a step on fake tensors and estimate its memory."""
-    with FakeTensorMode(), use_cuda_autocast_rules() if cuda else nullcontext():
+    with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)
         with trace.record(step.model):

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.memory.allocator import round_block_size
+from unet3d.memory.cudnn import follow_cudnn
 
 aten = torch.ops.aten
 
@@ -151,6 +152,8 @@ class Trace(TorchDispatchMode):
             if func is aten.view.default and _leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
         out = func(*args, **kwargs)
+        if self.cuda:
+            out = follow_cudnn(func, args, out)
         op = str(func.overloadpacket).removeprefix("aten.")
         if self.cuda and kwargs.get("pin_memory"):
             self._in_host.add(out.untyped_storage())

@@ -1,0 +1,34 @@
+"""Give convolutions on fake CPU tensors the memory format that cuDNN gives them.
+
+A CPU's kernels choose formats of their own, which depend on the dtype and on the CPU: without this,
+half-precision outputs are contiguous on some machines, and the copies back to channels-last look
+like those of a GPU.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+
+def follow_cudnn(func: Any, args: tuple, out: Any) -> Any:
+    """Return the outputs of a convolution channels-last if its input or its weight is."""
+    if func.overloadpacket not in (aten.convolution, aten.convolution_backward):
+        return out
+    if any(_is_channels_last(x) for x in tree_leaves(args) if isinstance(x, Tensor)):
+        return tree_map_only(Tensor, _make_channels_last, out)
+    return out
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    last = x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d)
+    return last and not x.is_contiguous()
+
+
+def _make_channels_last(x: Tensor) -> Tensor:
+    if x.dim() != 5 or x.is_contiguous(memory_format=torch.channels_last_3d):
+        return x
+    return torch.empty_like(x, memory_format=torch.channels_last_3d)

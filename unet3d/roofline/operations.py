@@ -1,0 +1,178 @@
+"""Count what a step asks of a GPU: kernel launches, bytes and floating-point operations.
+
+The step runs on fake tensors. A dispatch mode sees each operation with its shapes and dtypes, from
+which all three follow; what the step computes is not needed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from unet3d.memory.cudnn import follow_cudnn
+from unet3d.memory.estimate import Step, simulate_cuda_step
+
+aten = torch.ops.aten
+
+CUSTOM_LAUNCHES = {
+    "unet3d::add_moments": 2,
+    "unet3d::normalize": 1,
+    "unet3d::add_norm_gradient_sums": 2,
+    "unet3d::norm_gradient": 1,
+    "unet3d::fold_statistics": 1,
+    "unet3d::fold_gradient": 1,
+    "unet3d::interpolate": 1,
+    "unet3d::interpolate_gradient": 3,
+    "unet3d::dice_ce_sums": 2,
+    "unet3d::dice_ce_gradient": 1,
+    "unet3d::max_pool3d": 1,
+    "unet3d::median_pool3d": 1,
+    "unet3d::avg_pool3d": 1,
+    "unet3d::approx_median_pool3d": 1,
+    "unet3d::pool_scatter": 1,
+    "unet3d::avg_pool3d_backward": 1,
+    "unet3d::approx_median_pool3d_backward": 1,
+}
+"""Kernels that our own operators launch; a test compares them with what the CUDA code launches."""
+
+FREE = frozenset(
+    """alias as_strided chunk detach detach_ device empty empty_like empty_strided expand
+    is_pinned is_same_size movedim narrow new_empty new_empty_strided numel permute promote_types
+    reshape scalar_tensor select set_ slice split split_with_sizes squeeze t transpose unbind
+    unflatten unsafe_split unsqueeze view view_as _reshape_alias _unsafe_view
+    profiler::_record_function_enter_new profiler::_record_function_exit""".split()
+)
+"""Operations that launch nothing: views, and tensors without or with one value on the host."""
+
+WAITS = frozenset({"_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "unique"})
+"""Operations that make the host wait for the GPU: they read from it, or copy from pageable memory.
+
+`lift_fresh` comes from `torch.tensor` and `Tensor.new_tensor`, which copy numbers to the device.
+"""
+
+FOREACH_TENSORS = 60
+"""Tensors that one launch of a `_foreach` or `_fused` operation takes, approximately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a step; `nbytes` are read and written, without caches."""
+
+    phase: str
+    name: str
+    launches: int
+    nbytes: int
+    flops: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the first output
+
+    @property
+    def waits(self) -> bool:
+        """Return whether the host waits for the GPU."""
+        return self.name in WAITS
+
+
+class OperationCounter(TorchDispatchMode):
+    """Lists the operations of a step; the code that runs the step sets the phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.phase = ""
+
+    def begin_phase(self, phase: str) -> None:
+        """Note that a phase begins."""
+        self.phase = phase
+
+    def label(self, tensors: Any, kind: str) -> None:
+        """Ignore what tensors hold."""
+
+    def count_live_bytes(self) -> int:
+        """Return 0: memory is not counted."""
+        return 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        name = get_name(func)
+        out = follow_cudnn(func, args, run_without_values(func, args, kwargs))
+        if name not in FREE and not self._is_on_host(args):
+            self.operations.append(self._describe(func, name, args, kwargs, out))
+        return out
+
+    def _is_on_host(self, args: tuple) -> bool:
+        """Return whether an operation counts an optimizer's steps, whose tensors stay there."""
+        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+        return self.phase == "optimizer" and bool(tensors) and not any(x.dim() for x in tensors)
+
+    def _describe(self, func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Operation:
+        inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        first = next(iter([*outputs, *inputs.values()]), None)
+        return Operation(
+            phase=self.phase,
+            name=name,
+            launches=count_launches(name, args),
+            nbytes=sum(map(count_bytes, [*inputs.values(), *outputs])),
+            flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
+            dtype=torch.float32 if first is None else first.dtype,
+            shape=() if first is None else tuple(first.shape),
+        )
+
+
+def get_name(func: Any) -> str:
+    """Return the name of an operation, without `aten::` and without its overload."""
+    return func._schema.name.removeprefix("aten::")
+
+
+def run_without_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation on fake tensors; `.item()` of a tensor without a value gives 0."""
+    try:
+        return func(*args, **kwargs)
+    except DataDependentOutputException:
+        return False if args[0].dtype == torch.bool else 0
+
+
+def count_launches(name: str, args: tuple) -> int:
+    """Return the number of kernels that an operation launches."""
+    if name in WAITS:
+        return int(name != "lift_fresh")
+    if name == "convolution_backward":
+        return sum(args[-1])  # gradients of input, weight and bias
+    if name.startswith(("_foreach", "_fused")):
+        tensors = len(args[0]) if isinstance(args[0], list | tuple) else 1
+        return max(1, -(-tensors // FOREACH_TENSORS))
+    return CUSTOM_LAUNCHES.get(name, 1)
+
+
+def count_bytes(x: Tensor) -> int:
+    """Return the bytes of a tensor's elements; those of an expanded axis are read once."""
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return prod(n for n, stride in sizes if stride) * x.element_size()
+
+
+def count_operations(make_step: Callable[[], Step]) -> list[Operation]:
+    """Return the operations of a steady training step on a GPU."""
+    with FakeTensorMode(), simulate_cuda_step():
+        step = make_step()
+        counter: Any = OperationCounter()
+        step.train(counter)  # the first step allocates the optimizer's state
+        with counter:
+            step.train(counter)
+    return counter.operations
+
+
+def sum_launches(operations: Iterable[Operation]) -> int:
+    """Return the number of kernels that the operations launch."""
+    return sum(operation.launches for operation in operations)
