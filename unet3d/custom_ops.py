@@ -18,7 +18,7 @@ class CustomOp:
     transforms and autograd need it.
     """
 
-    def __init__(self, name: str, body: Callable[..., Any], mutates_args: Iterable[str]):
+    def __init__(self, name: str, body: Callable[..., Any], mutates_args: Iterable[str] = ()):
         self.body = body
         self.op = torch.library.custom_op(name, body, mutates_args=tuple(mutates_args))
         update_wrapper(self, body)

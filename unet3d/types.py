@@ -32,6 +32,15 @@ class PoolFactory(Protocol):
 
 
 @runtime_checkable
+class HasInputGradient(Protocol):
+    """A layer without parameters whose gradient can be computed without an autograd graph."""
+
+    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of x, given that of the output."""
+        ...
+
+
+@runtime_checkable
 class HasBlocks(Protocol):
     """A network that lists its blocks, for checkpointing and for memory by level."""
 

@@ -1,11 +1,15 @@
 """The compiled kernels of fused blocks against plain PyTorch, which defines them."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
 from tests.model.helpers.interpolation import interpolate_in_parts
+from unet3d.model.blocks import Interpolate
 from unet3d.model.fused.kernels import cpu, dispatch
 from unet3d.model.fused.ops import norm_ops
+from unet3d.model.fused.upsampling import _Interpolation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHANNELS_LAST = {"memory_format": torch.channels_last_3d}
@@ -122,3 +126,15 @@ def test_nan_propagates():
     total = norm_ops.make_sums(y)
     norm_ops.add_moments(y, 0, total)
     assert total[0, 0, 3].isnan()
+
+
+def test_a_tile_has_the_coarser_rows_that_its_rows_are_computed_from():
+    method = _Interpolation(Interpolate((2, 2, 2), "trilinear"))
+    for low_size in range(1, 40):
+        for size in (2 * low_size, 3 * low_size, 7 * low_size):
+            for first in range(0, size, 5):
+                last = min(first + 5, size)
+                a, b = method.source_rows(first, last, size, low_size)
+                exact = [Fraction(n * (low_size - 1), size - 1) for n in (first, last - 1)]
+                assert a == exact[0].__floor__()
+                assert b == min(exact[1].__floor__() + 2, low_size)

@@ -94,7 +94,7 @@ def test_every_operator_passes_opcheck(window, layout):
     x = torch.randn(1, 2, 4, 5, 6).contiguous(memory_format=layout).requires_grad_()
 
     def check(op, arguments):
-        torch.library.opcheck(op, arguments, test_utils=QUICK)
+        torch.library.opcheck(op.op, arguments, test_utils=QUICK)
 
     for name, op in (("median", exact.median_pool3d), ("max", maximum.max_pool3d)):
         check(op, (x, *axes))
@@ -115,7 +115,7 @@ def test_opcheck_traces_every_pooling_with_symbolic_sizes():
         (avg.avg_pool3d, ()),
         (approx_median.approx_median_pool3d, (0.2,)),
     ):
-        torch.library.opcheck(op, (x, *axes, *rest), test_utils=TRACING)
+        torch.library.opcheck(op.op, (x, *axes, *rest), test_utils=TRACING)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -12,6 +12,7 @@ from math import e, exp
 import torch
 from torch import Tensor, nn
 
+from unet3d.custom_ops import custom_op
 from unet3d.errors import UsageError
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
@@ -44,6 +45,12 @@ class ApproxMedianPool3d(nn.Module):
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
         return approx_median_pool3d(to_supported_layout(x), *self.windows.axes, self.tau)
 
+    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of x, given that of the output."""
+        x = to_supported_layout(x)
+        grad = grad.contiguous(memory_format=get_memory_format(is_channels_last(x)))
+        return approx_median_pool3d_backward(grad, x, *self.windows.axes, self.tau)
+
     def extra_repr(self) -> str:
         """Return what print(model) shows."""
         return f"{self.windows}, tau={self.tau}"
@@ -65,7 +72,7 @@ def compute_error_bound(elements: int) -> float:
     return w
 
 
-@torch.library.custom_op("unet3d::approx_median_pool3d", mutates_args=())
+@custom_op("unet3d::approx_median_pool3d")
 def approx_median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
 ) -> Tensor:
@@ -84,7 +91,7 @@ def _(
     return allocate_outputs(x, "approx_median", PoolWindows.from_args(size, stride, padding))[0]
 
 
-@torch.library.custom_op("unet3d::approx_median_pool3d_backward", mutates_args=())
+@custom_op("unet3d::approx_median_pool3d_backward")
 def approx_median_pool3d_backward(
     grad: Tensor,
     x: Tensor,

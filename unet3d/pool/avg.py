@@ -5,9 +5,9 @@ torch's own stores its input and has no half precision on CPUs.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
+from unet3d.custom_ops import custom_op
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
@@ -32,12 +32,18 @@ class AvgPool3d(nn.Module):
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
         return avg_pool3d(to_supported_layout(x), *self.windows.axes)
 
+    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of x, given that of the output."""
+        last = is_channels_last(to_supported_layout(x))
+        grad = grad.contiguous(memory_format=get_memory_format(last))
+        return avg_pool3d_backward(grad, x.shape, *self.windows.axes, last)
+
     def extra_repr(self) -> str:
         """Return what print(model) shows."""
         return str(self.windows)
 
 
-@torch.library.custom_op("unet3d::avg_pool3d", mutates_args=())
+@custom_op("unet3d::avg_pool3d")
 def avg_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
@@ -53,7 +59,7 @@ def _(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[i
     return allocate_outputs(x, "avg", PoolWindows.from_args(size, stride, padding))[0]
 
 
-@torch.library.custom_op("unet3d::avg_pool3d_backward", mutates_args=())
+@custom_op("unet3d::avg_pool3d_backward")
 def avg_pool3d_backward(
     grad: Tensor,
     shape: Sequence[int],

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from unet3d.pool.layout import to_supported_layout
 from unet3d.pool.reference.max import maximum
+from unet3d.pool.select_backward import recompute_gradient
 from unet3d.pool.selection_op import define_selection_op
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
@@ -23,6 +24,10 @@ class MaxPool3d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
         return max_pool3d(to_supported_layout(x), *self.windows.axes)[0]
+
+    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of x, given that of the output."""
+        return recompute_gradient(max_pool3d, "max", x, grad, self.windows)
 
     def extra_repr(self) -> str:
         """Return what print(model) shows."""

@@ -9,13 +9,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unet3d.custom_ops import CustomOp, custom_op
 from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode
 from unet3d.pool.kernels import dispatch
-from unet3d.pool.layout import get_memory_format, is_channels_last, make_empty_like
+from unet3d.pool.layout import (
+    get_memory_format,
+    is_channels_last,
+    make_empty_like,
+    to_supported_layout,
+)
 from unet3d.pool.windows import PoolWindows
 
 
-@torch.library.custom_op("unet3d::pool_scatter", mutates_args=())
+@custom_op("unet3d::pool_scatter")
 def pool_scatter(
     grad: Tensor,
     codes: Tensor,
@@ -50,7 +56,7 @@ def _(
     return make_empty_like(shape, grad, channels_last)
 
 
-@torch.library.custom_op("unet3d::pool_gather", mutates_args=())
+@custom_op("unet3d::pool_gather")
 def pool_gather(
     x: Tensor,
     codes: Tensor,
@@ -134,6 +140,17 @@ def _gather_backward(ctx, grad: Tensor) -> tuple:
 
 pool_scatter.register_autograd(_scatter_backward, setup_context=_scatter_context)
 pool_gather.register_autograd(_gather_backward, setup_context=_gather_context)
+
+
+def recompute_gradient(
+    op: CustomOp, pool: str, x: Tensor, grad: Tensor, windows: PoolWindows
+) -> Tensor:
+    """Return the input's gradient of an operator of selection_op.py, without an autograd graph."""
+    x = to_supported_layout(x)
+    last = is_channels_last(x)
+    _, codes = op(x, *windows.axes)
+    grad = grad.contiguous(memory_format=get_memory_format(last))
+    return pool_scatter(grad, codes, pool, x.shape, *windows.axes, last)
 
 
 def setup_selection_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

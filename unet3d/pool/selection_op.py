@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
-from torch.library import CustomOpDef
 
+from unet3d.custom_ops import CustomOp
 from unet3d.pool.argmax_codes import SelectedIndices, choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import allocate_outputs, get_memory_format, is_channels_last
@@ -15,7 +14,7 @@ from unet3d.pool.windows import PoolWindows
 
 def define_selection_op(
     pool: str, select: Callable[[Tensor, PoolWindows], tuple[Tensor, SelectedIndices]]
-) -> CustomOpDef:
+) -> CustomOp:
     """Return unet3d::{pool}_pool3d: the outputs, and the codes of the elements that they select.
 
     `select` is its reference implementation in plain PyTorch.
@@ -37,7 +36,7 @@ def define_selection_op(
     ) -> tuple[Tensor, Tensor]:
         return allocate_outputs(x, pool, PoolWindows.from_args(size, stride, padding))
 
-    op = torch.library.custom_op(f"unet3d::{pool}_pool3d", forward, mutates_args=())
+    op = CustomOp(f"unet3d::{pool}_pool3d", forward)
     op.register_fake(allocate)
     op.register_autograd(make_selection_backward(pool), setup_context=setup_selection_context)
     return op

@@ -31,7 +31,8 @@ from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat
 from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
 from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes, find_longest_axis
 from unet3d.model.fused.upsampling import UpsampledMap
-from unet3d.types import Triple
+from unet3d.simulated_cuda import get_device_type
+from unet3d.types import HasInputGradient, Triple
 
 
 def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> FeatureMap:
@@ -322,15 +323,9 @@ class _Encoder(_Block):
             y, rows = output.raw.rows(start, stop), self.layout.narrow_rows(g, start, stop)
             if self.pool is not None and to_small is not None:
                 part = self.layout.narrow_rows(to_small, start // kernel, stop // kernel)
-                a = output.activate(
-                    y, self.layout.empty(output.channels, stop - start)
-                ).requires_grad_()
-                with torch.enable_grad():
-                    small = self.pool.forward(a)
-                small.backward(part)
-                assert a.grad is not None
-                rows.add_(a.grad)
-                del a, small
+                a = output.activate(y, self.layout.empty(output.channels, stop - start))
+                rows.add_(compute_input_gradient(self.pool, a, part))
+                del a
             sums = add_norm_gradient_sums(rows, y, output, sums)
         assert sums is not None
         return sums
@@ -426,7 +421,7 @@ class _Decoder(_Block):
     def _add_head_gradients(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
         """Add the head's gradients, given `g` (B, D, H, W, K) and activations (B, D, H, W, C)."""
         g, dtype = g.flatten(0, 3), self.layout.accumulate_dtype
-        parts: dict[Tensor, Tensor] = {head.weight: (g.t() @ a.flatten(0, 3)).to(dtype)}
+        parts: dict[Tensor, Tensor] = {head.weight: multiply(g.t(), a.flatten(0, 3), dtype)}
         if head.bias is not None:
             parts[head.bias] = g.sum(0, dtype=dtype)
         for p, part in parts.items():
@@ -455,6 +450,24 @@ class _Decoder(_Block):
             del rows
         last.raw.stored = None
         return out
+
+
+def compute_input_gradient(layer: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of a layer's input, given that of its output."""
+    if isinstance(layer, HasInputGradient):
+        return layer.compute_input_gradient(x, grad)
+    with torch.enable_grad():
+        y = layer.forward(x.requires_grad_())
+    y.backward(grad)
+    assert x.grad is not None
+    return x.grad
+
+
+def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a @ b in a wider dtype, which a GPU computes without rounding to that of a and b."""
+    if a.dtype != dtype and get_device_type(a) == "cuda":
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
 
 
 def _voxels(x: Tensor) -> Tensor:

@@ -95,8 +95,9 @@ class _Interpolation:
         """Return the range of coarser rows that rows [first, last) are computed from."""
         if not self.linear:
             return first * low_size // size, (last - 1) * low_size // size + 1
-        reach = (low_size - 1) / max(1, size - 1)
-        return int(first * reach), min(int((last - 1) * reach) + 2, low_size)
+        # In integers, as in the kernels: a rounded product may be one row off.
+        a, b = (n * (low_size - 1) // max(1, size - 1) for n in (first, last - 1))
+        return a, min(b + 2, low_size)
 
     def fill(self, low: Tensor, part: _Part) -> None:
         interpolate(low, part.axes(low), self.linear, part.rows)

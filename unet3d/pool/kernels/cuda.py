@@ -82,7 +82,7 @@ def forward_launch(
     planes, per_plane = (b * d * h, w * c) if last else (b * c * d, h * w)
     block = _block(per_plane, windows)
     return (planes, -(-per_plane // block)), {
-        "x": x.view(PAIR_TYPES[x.dtype]) if pairs else x,
+        "x": _view_pairs(x) if pairs else x,
         "y": y,
         "code": codes,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
@@ -114,13 +114,12 @@ def tiled_launch(
     if last:
         planes, per_plane = b * depth * height, width * c
     block = _block(per_plane, windows)
-    wide = PAIR_TYPES[result.dtype]
     source = result if x is None else x
     return (planes, -(-per_plane // block)), {
         "grad": grad,
         "code": codes,
-        "x": source.view(wide) if pairs else source,
-        "to": result.view(wide) if pairs else result,
+        "x": _view_pairs(source) if pairs else source,
+        "to": _view_pairs(result) if pairs else result,
         **dict(zip("DHW", (*space[:2], space[2] // 2 if pairs else space[2]), strict=True)),
         **{"DO": d, "HO": h, "WO": w, "DC": depth, "HC": height, "LANES": per_plane, "tau": tau},
         "POOL": pool,
@@ -167,6 +166,11 @@ def _in_pairs(x: Tensor, windows: PoolWindows) -> bool:
     """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
     return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
+
+
+def _view_pairs(x: Tensor) -> Tensor:
+    """View two elements as one; a contiguous map of one channel may have any stride there."""
+    return x.view(-1).view(PAIR_TYPES[x.dtype])
 
 
 def _block(per_plane: int, windows: PoolWindows) -> int:

@@ -248,9 +248,10 @@ def gradient_sums_kernel(
 def _neighbors(position, size, low_first, low_size, LINEAR: tl.constexpr):
     """Return the two coarser neighbors, counted from low_first, and the second's weight."""
     if LINEAR:
-        at = position.to(tl.float32) * ((low_size - 1) * 1.0 / tl.maximum(size - 1, 1))
-        a = tl.minimum(at.to(tl.int32), low_size - 1)
-        weight = at - a.to(tl.float32)
+        # In integers: a rounded product may be one row off, outside of the rows that there are.
+        reach, step = position * (low_size - 1), tl.maximum(size - 1, 1)
+        a = reach // step
+        weight = (reach - a * step).to(tl.float32) / step
         return a - low_first, tl.minimum(a + 1, low_size - 1) - low_first, weight
     else:
         a = position * low_size // size - low_first
