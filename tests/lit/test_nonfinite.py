@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -256,7 +257,9 @@ def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):
     lines = []
     monkeypatch.setattr(nonfinite, "is_set_on_any_rank", lambda trainer, flag: True)
     trainer = SimpleNamespace(world_size=2)
-    task = SimpleNamespace(trainer=trainer, global_step=7, log=lambda *_: None, print=lines.append)
+    task = SimpleNamespace(
+        trainer=trainer, global_step=7, log_dict=lambda _: None, print=lines.append
+    )
     model = nn.Sequential(nn.BatchNorm3d(1))
     guard = NonFiniteGuard(max_skipped=1)
     guard.begin(model)
@@ -295,3 +298,48 @@ def test_on_a_gpu_non_finite_gradients_change_nothing_and_no_step_waits(
     assert run.module.nonfinite_guard.skipped == 1
     assert getattr(run.trainer.optimizers[0], "_step_supports_amp_scaling", False)
     assert math.isfinite(run.trainer.callback_metrics["train/loss"])
+
+
+def scale_gradients(run, initial):
+    """Train with a gradient scaler, as on a GPU with precision=16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=initial)
+    run.trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    return scaler
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("fused", ["null", "false"])
+def test_overflows_of_scaled_gradients_change_nothing_and_are_not_counted(
+    composed, tmp_path, optimizer, fused
+):
+    options = (f"optimizer={optimizer}", f"optimizer.fused={fused}", "trainer.max_steps=8")
+    run = build(composed, tmp_path, *options, "data.patches_per_case=8")
+    scaler, states = scale_gradients(run, 2.0**24), States(run)
+    fit(run)
+    assert scaler.get_scale() < 2.0**24
+    assert states.finite()
+    assert not states.equal(6, 7)
+    assert run.module.nonfinite_guard.skipped == 0
+
+
+def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path):
+    run = build(composed, tmp_path, "trainer.max_steps=30", "data.patches_per_case=16")
+    scale_gradients(run, 2.0**16)
+    spoil_gradients(run, *range(100))
+    with pytest.raises(RunError, match="not finite after 21 steps in which the scale fell"):
+        fit(run)
+
+
+def test_clipping_of_scaled_gradients_equals_that_of_unscaled_ones(composed, tmp_path):
+    norms = []
+    for initial in (1.0, 2.0**10):
+        options = ("trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd")
+        sgd = ("lr=1.0", "weight_decay=0", "momentum=0", "nesterov=false")
+        run = build(composed, tmp_path, *options, *(f"optimizer.{option}" for option in sgd))
+        before = [p.detach().clone() for p in run.module.model.parameters()]
+        scale_gradients(run, initial)
+        fit(run)
+        after = [p.detach() for p in run.module.model.parameters()]
+        changes = [p - q for p, q in zip(after, before, strict=True)]
+        norms.append(float(torch.linalg.vector_norm(torch.cat([c.flatten() for c in changes]))))
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-2)

@@ -20,7 +20,7 @@ MIN_IMPORTANCE = 1e-3
 
 def make_gaussian_importance(patch: Triple) -> Tensor:
     """Return a window's importance map: a Gaussian with an eighth of its sides as sigma."""
-    weights = torch.ones(())
+    weights = torch.ones((), dtype=torch.float32)
     for side in patch:
         offset = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
         weights = weights[..., None] * torch.exp(-(offset**2) / (2 * (side / 8) ** 2))
@@ -77,7 +77,8 @@ class Accumulator:
 
     def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
         shape = map(compute_span_length, self.schedule.get_tile_box(rows, columns))
-        return torch.zeros(classes + 1, *shape, device=self.weights.device)
+        # In float32 also where pure half precision has made half the default dtype.
+        return torch.zeros(classes + 1, *shape, dtype=torch.float32, device=self.weights.device)
 
 
 def run_windows(

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.lit.distributed import gather_in_case_order
 from unet3d.lit.nonfinite import NonFiniteGuard
+from unet3d.lit.step_values import log_values
 from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.types import Sample
@@ -50,9 +51,10 @@ class SegmentationModule(pl.LightningModule):
         self.nonfinite_guard.begin(self.model)
         outputs = self.model(batch["image"])
         loss = self.loss(outputs, batch["label"])
-        self.log("loss", loss, prog_bar=True, logger=False)
-        self.log("train/loss", loss)
         self.nonfinite_guard.check_loss(self, self.model, batch, outputs, loss)
+        value = self.nonfinite_guard.loss  # has been read from the device
+        log_values(self, {"loss": value}, prog_bar=True, logger=False)
+        log_values(self, {"train/loss": value})
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -106,9 +108,7 @@ class SegmentationModule(pl.LightningModule):
     ) -> None:
         """Clip with the norm that the check for finite gradients has computed anyway."""
         norm = self.nonfinite_guard.check_gradients(self, self.model, optimizer)
-        if norm is None or gradient_clip_algorithm == "value":
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif gradient_clip_val is not None:
+        if norm is not None and gradient_clip_val is not None:
             clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
 
     def optimizer_step(

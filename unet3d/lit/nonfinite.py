@@ -13,7 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError, UsageError
 from unet3d.lit.distributed import is_set_on_any_rank
+from unet3d.lit.step_values import log_values
 from unet3d.types import HasRetention
+
+MAX_OVERFLOWS = 20
+"""Steps in a row whose scaled gradients may overflow: by then a scale of 65,536 is below 1."""
 
 
 class NonFiniteGuard:
@@ -33,6 +37,8 @@ class NonFiniteGuard:
         self.skipping = False  # whether the current optimizer step is skipped, with all its batches
         self.cases: list[str] = []  # of the current optimizer step
         self.saved_stats: list[Tensor] = []  # running statistics of norms before the batch
+        self.is_scaled = False  # by a gradient scaler, which expects some overflows
+        self.overflows = 0  # of steps in a row
         self.norms: Tensor | None = None  # of the last step's gradients, until the host reads them
         self.names: list[str] = []  # of the parameters with these gradients
         self.place = ""  # step and cases of these gradients
@@ -54,9 +60,8 @@ class NonFiniteGuard:
             values.append(self.norms.isfinite().all().float())
         self.loss, *gradients_finite = torch.stack(values).tolist()
         loss_finite = math.isfinite(self.loss)
-        if not all(gradients_finite):
-            self._skip(task, self._describe_gradients)
-        self.norms = None
+        if gradients_finite:
+            self._judge_gradients(task, finite=bool(gradients_finite[0]))
         self.cases += batch["case"]
         if not is_set_on_any_rank(task.trainer, not loss_finite):  # all ranks step, or none
             return
@@ -82,10 +87,13 @@ class NonFiniteGuard:
     ) -> Tensor | None:
         """Return the norm of all gradients; unless it is finite, the optimizer changes nothing.
 
-        Return None if a gradient scaler checks them: in float16 it expects some overflows.
+        A gradient scaler skips such a step itself; in float16 some overflows are expected.
         """
-        if getattr(task.trainer.precision_plugin, "scaler", None) is not None:
-            return None
+        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.is_scaled = scaler is not None
+        if scaler is not None and is_fused:  # Lightning has unscaled the gradients of any other
+            scaler.unscale_(optimizer)
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         if not gradients:
             return None
@@ -94,16 +102,23 @@ class NonFiniteGuard:
         self.norms, self.names = norms, list(gradients)
         self.place = f"step {task.global_step}, cases {', '.join(dict.fromkeys(self.cases))}"
         # Not on the first step: a fused SGD that skips it has uninitialized momentum.
-        if getattr(optimizer, "_step_supports_amp_scaling", False) and optimizer.state:
+        if is_fused and optimizer.state:
             fused: Any = optimizer
-            fused.found_inf = (~total.isfinite()).float()  # as a gradient scaler sets it
-        elif not total.isfinite():
+            if scaler is None:
+                fused.found_inf = (~total.isfinite()).float()  # as a gradient scaler sets it
+        elif (scaler is None or is_fused) and not total.isfinite():
             optimizer.zero_grad()  # without gradients the optimizer changes nothing
         return total
 
     def finish(self, task: pl.LightningModule) -> None:
         """Check the last gradients of an epoch."""
-        if self.norms is not None and not self.norms.isfinite().all():
+        if self.norms is not None:
+            self._judge_gradients(task, finite=bool(self.norms.isfinite().all()))
+
+    def _judge_gradients(self, task: pl.LightningModule, *, finite: bool) -> None:
+        """Count a step whose gradients are not finite, unless a lower scale may still help."""
+        self.overflows = 0 if finite else self.overflows + 1
+        if not finite and (not self.is_scaled or self.overflows > MAX_OVERFLOWS):
             self._skip(task, self._describe_gradients)
         self.norms = None
 
@@ -122,7 +137,7 @@ class NonFiniteGuard:
                     "check the named cases with unet3d check"
                 )
             raise RunError(f"{describe()}; {advice}")
-        task.log("train/skipped_steps", float(self.skipped))
+        log_values(task, {"train/skipped_steps": self.skipped})
         if self.skipped.bit_count() == 1:  # 1, 2, 4, 8, ...
             task.print(f"{describe()}; step skipped ({self.skipped} of at most {self.max_skipped})")
 
@@ -130,9 +145,10 @@ class NonFiniteGuard:
         assert self.norms is not None
         finite = self.norms.isfinite().tolist()
         bad = [name for name, ok in zip(self.names, finite, strict=True) if not ok]
+        scale = f" after {self.overflows} steps in which the scale fell" if self.is_scaled else ""
         others = f" (and {len(bad) - 1} more parameters)" if len(bad) > 1 else ""
         # The last parameter is the first one in backward.
-        return f"the gradient is not finite at {self.place}: first in {bad[-1]}{others}"
+        return f"the gradient is not finite{scale} at {self.place}: first in {bad[-1]}{others}"
 
 
 def get_running_stats(model: nn.Module) -> list[Tensor]:

@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.lr_schedule import Cosine, Poly
+from unet3d.lit.step_values import log_values
 
 
 class LRSchedule(Callback):
@@ -21,8 +22,8 @@ class LRSchedule(Callback):
         factor = self.schedule(self.limits.fraction_done(trainer))
         for optimizer in trainer.optimizers:
             set_lr(optimizer, factor)
-        lr = trainer.optimizers[0].param_groups[0]["lr"]
-        pl_module.log("train/lr", float(lr))
+        lr = trainer.optimizers[0].param_groups[0]["initial_lr"] * factor
+        log_values(pl_module, {"train/lr": lr})
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:

@@ -9,7 +9,7 @@ from unet3d.data.loading.loaders import TrainLoader
 
 
 class Prefetch(Callback):
-    """Fetch the next batch once a step is queued on the GPU, before logging synchronizes."""
+    """Fetch the next batch once a step is queued on the GPU, which is then in backward."""
 
     def __init__(self, train_loader: TrainLoader):
         self.train_loader = train_loader

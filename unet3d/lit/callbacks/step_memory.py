@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.lit.step_values import log_values
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
@@ -56,8 +57,9 @@ class StepMemory(Callback):
             tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
         for phase, record in self.step.items():
             tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
-        pl_module.log_dict(tags)
-        pl_module.log("peak_mib", peak.headline / MIB, prog_bar=True, logger=False)
+        log_values(pl_module, tags)
+        headline = {"peak_mib": peak.headline / MIB}
+        log_values(pl_module, headline, prog_bar=True, logger=False)
         if self.first is None:
             self.first = self.step
         else:

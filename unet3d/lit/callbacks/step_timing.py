@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from unet3d import nvml
+from unet3d.lit.step_values import log_values
 from unet3d.machine.system import count_usable_cores
 
 WINDOW = 50
@@ -93,14 +94,12 @@ class StepTimer(Callback):
         self.seconds.append(step.total)
         self.shares.append(share)
         self.recent.append(step)
-        pl_module.log_dict(
-            {
-                "speed/step_seconds": step.total,
-                "speed/volumes_per_second": self.volumes / step.total,
-                "speed/data_wait_share": share,
-                **self._query_gpu(pl_module.device, now),
-            }
-        )
+        values = {
+            "speed/step_seconds": step.total,
+            "speed/volumes_per_second": self.volumes / step.total,
+            "speed/data_wait_share": share,
+        }
+        log_values(pl_module, values | self._query_gpu(pl_module.device, now))
         self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
         if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # step 1 is warmup
             self._warn_if_waiting(pl_module)

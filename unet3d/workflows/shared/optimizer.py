@@ -21,9 +21,7 @@ def make_optimizer_factory(settings: TrainingSettings, precision: Precision) -> 
     """
     optimizer, arguments = settings.optimizer, settings.optimizer.arguments
     if "fused" in arguments and arguments["fused"] is None:
-        # With a gradient scaler Lightning does not clip for an optimizer that unscales by itself.
-        is_clipped = settings.trainer.gradient_clip_val is not None
-        optimizer = optimizer.bind(fused=None if precision.used == "16" and is_clipped else True)
+        optimizer = optimizer.bind(fused=True)
     if precision.used == "16-true" and arguments.get("eps") is not None:
         optimizer = optimizer.bind(eps=max(arguments["eps"], MIN_HALF_EPSILON))
 

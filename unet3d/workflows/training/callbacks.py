@@ -76,10 +76,11 @@ def build_callbacks(
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
     progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
     ordered: list[Callback] = [
+        # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
+        *([Prefetch(train_loader)] if device == "cuda" else []),
         LRSchedule(settings.scheduler(), limits),
         memory,
         timing,
-        *([Prefetch(train_loader)] if device == "cuda" else []),
         CaseImages(
             class_names=class_names,
             orientation=data.preprocessing.orientation,
