@@ -101,10 +101,10 @@ def _make_sampling_grid(transform: SpatialTransform, patch: Sequence[int], image
     """Return (*patch, 3) for grid_sample: the last axis first, -1..1 from edge to edge."""
     assert transform.matrix is not None
     device, is_thin = image.device, get_thin_axes(patch)
-    centered = [torch.arange(n, device=device) - (n - 1) / 2 for n in patch]
+    centered = [torch.arange(n, device=device, dtype=torch.float32) - (n - 1) / 2 for n in patch]
     d, h, w = centered[0][:, None, None], centered[1][:, None], centered[2]
     field = make_elastic_field(transform, patch, device) if transform.displacement else None
-    grid = torch.empty(*patch, 3, device=device)
+    grid = torch.empty(*patch, 3, device=device, dtype=torch.float32)
     for axis, (a, b, c) in enumerate(transform.matrix.tolist()):
         position = a * d + b * h + c * w
         if field is not None and not is_thin[axis]:
@@ -122,7 +122,8 @@ def make_elastic_field(
     """
     generator = torch.Generator(device).manual_seed(transform.seed)
     splines = [_make_spline_matrix(n, transform.grid_spacing, device) for n in patch]
-    points = torch.rand(3, *(s.shape[1] for s in splines), generator=generator, device=device)
+    shape = (3, *(s.shape[1] for s in splines))
+    points = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
     field = (2 * points - 1) * transform.displacement
     for spline in splines:  # turns the first spatial axis into voxels and moves it to the end
         field = torch.tensordot(field, spline, dims=([1], [1]))
@@ -136,7 +137,7 @@ def _make_spline_matrix(size: int, spacing: int, device: torch.device) -> Tensor
     would wait for the GPU.
     """
     count = floor((size - 1) / spacing) + 4
-    voxel = torch.arange(size, device=device)[:, None] / spacing + 1
+    voxel = torch.arange(size, device=device, dtype=torch.float32)[:, None] / spacing + 1
     distance = (voxel - torch.arange(count, device=device)).abs()
     inner = 2 / 3 - distance**2 + distance**3 / 2
     return torch.where(distance < 1, inner, (2 - distance).clamp(min=0) ** 3 / 6)
