@@ -1,8 +1,11 @@
-"""Byte units."""
+"""Byte units, and the bytes that CUDA takes for itself."""
 
 from __future__ import annotations
 
 MIB, GIB = 2**20, 2**30
+
+CUDA_CONTEXT_BYTES = 600 * MIB
+"""GPU memory that torch's allocator does not see: CUDA's context and cuDNN's kernels."""
 
 
 def format_bytes(nbytes: float) -> str:

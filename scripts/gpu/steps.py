@@ -23,10 +23,10 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.machine.device import resolve_precision
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
-from unet3d.units import MIB
+from unet3d.units import CUDA_CONTEXT_BYTES, MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES

@@ -10,8 +10,7 @@ from tests.data.helpers.datasets import make_image, make_label, save_volume, wri
 from unet3d.cli.main import main
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.settings.training import parse_training
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
-from unet3d.units import GIB
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
 pytestmark = pytest.mark.slow

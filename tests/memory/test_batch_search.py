@@ -7,7 +7,9 @@ import torch
 from unet3d.cli.main import main
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
+from unet3d.lit.module import SegmentationModule
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
+from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory import oom_advice, suggest
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import (
@@ -214,6 +216,30 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
     assert last["global_step"] >= 1
 
 
+def test_auto_goes_on_with_the_next_strategy_where_memory_runs_out(
+    unet3d, tmp_path, capsys, monkeypatch
+):
+    """Memory runs out in the third step, and again in the one after it."""
+    original, calls = SegmentationModule.training_step, []
+
+    def fails(self, batch, batch_idx):
+        calls.append(1)
+        if len(calls) in (3, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(SegmentationModule, "training_step", fails)
+    options = ("checkpointing=auto", "trainer.max_steps=8", "data.patches_per_case=4")
+    assert unet3d(*options, "save_every_seconds=0", "fold=none", "model.depth=2") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("out of GPU memory") == 2
+    assert "continuing from step 2 with checkpointing=skips" in shown
+    assert "continuing from step 3 with checkpointing=lean" in shown
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["steps"] == 8
+    assert report["choices"]["checkpointing"] == "lean"
+
+
 def test_the_report_of_a_gpu_states_reserved_but_unallocated_memory(
     request_, tmp_path, monkeypatch
 ):
@@ -223,6 +249,7 @@ def test_the_report_of_a_gpu_states_reserved_but_unallocated_memory(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 20 * GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 23 * GIB)
+    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: 24 * GIB)
     message = format_oom_report(
         torch.OutOfMemoryError("x"),
         settings=request_,

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from unet3d import nvml
+from unet3d.memory import peak
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
@@ -32,6 +34,18 @@ def test_merged_records_have_the_larger_figure_of_each_kind():
     b = MemoryRecord(allocated=5, process=1)
     assert a | b == MemoryRecord(allocated=5, reserved=10, process=1)
     assert (a | b).known() == {"allocated": 5, "reserved": 10, "process": 1}
+
+
+def test_the_driver_is_asked_for_the_process_once_a_second(monkeypatch):
+    queries, seconds = [], [0.0]
+    monkeypatch.setattr(nvml, "get_process_bytes", lambda device: queries.append(1) or len(queries))
+    monkeypatch.setattr(peak.time, "monotonic", lambda: seconds[0])
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    meter, records = PeakMeter(), []
+    for seconds[0] in (0.0, 0.4, 0.9, 1.0, 1.9):
+        records.append(meter.read(torch.device("cuda", 0)).process)
+    assert records == [1, 1, 1, 2, 2]
 
 
 @pytest.mark.gpu

@@ -28,6 +28,8 @@ def gpu(driver, monkeypatch):
         "get_device_capability": lambda: (9, 0),
         "get_arch_list": lambda: ["sm_80", "sm_90"],
         "is_bf16_supported": lambda **options: True,
+        "mem_get_info": lambda device: (60 * GIB, 80 * GIB),
+        "memory_reserved": lambda device: 0,
     }
     for name, function in functions.items():
         monkeypatch.setattr(torch.cuda, name, function)

@@ -1,7 +1,9 @@
 """`unet3d train`: train a network and report its results and its cost."""
 
+import gc
 import json
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import yaml
 
 from unet3d.cli.launch import launch_ranks
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.training import parse_training
+from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import DoesNotFitError, Interrupted, RunError
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.distributed import is_communication_error, process_group
 from unet3d.machine.device import resolve_device
-from unet3d.machine.distributed_env import read_process_rank
+from unet3d.machine.distributed_env import ProcessRank, read_process_rank
 from unet3d.report import run_report
+from unet3d.workflows.memory.strategies import list_leaner_strategies
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.workflows.training.preflight import count_local_processes
@@ -49,13 +52,36 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     # Until all ranks have joined, a process cannot handle signals: they just end it.
     with stdout, group as heartbeat, SignalListener().listening() as signals:
         try:
-            return run_training(build_training(settings, folder, signals, process), signals)
+            return train_within_memory(settings, folder, signals, process)
         except Exception as error:
             if heartbeat is not None and is_communication_error(error):
                 raise RunError(
                     f"{heartbeat.find_unresponsive()} stopped responding; rerun with resume=auto"
                 ) from error
             raise
+
+
+def train_within_memory(
+    settings: TrainingSettings, folder: Path, signals: SignalListener, process: ProcessRank
+) -> int:
+    """Train; where checkpointing=auto runs out of memory, go on with a leaner strategy."""
+    is_auto = settings.strategy == "auto" and process.world_size == 1
+    while True:
+        run = build_training(settings, folder, signals, process)
+        try:
+            return run_training(run, signals)
+        except DoesNotFitError as error:
+            leaner = list_leaner_strategies(run.settings)
+            if not is_auto or not leaner:
+                raise
+            saved = run.callbacks.last.saved_step
+            print(f"{error}\ncontinuing from step {max(saved, 0)} with checkpointing={leaner[0]}")
+        settings = settings.with_strategy(leaner[0])
+        if saved > 0:
+            settings = replace(settings, resume="auto")
+        del run
+        gc.collect()  # autograd's graph of the failed step
+        torch.cuda.empty_cache()
 
 
 def run_training(run: TrainingRun, signals: SignalListener) -> int:

@@ -4,15 +4,23 @@ from pathlib import Path
 
 import torch
 
+from unet3d import nvml
 from unet3d.machine.cgroups import get_available_memory
+from unet3d.units import CUDA_CONTEXT_BYTES
 
 MEMINFO = Path("/proc/meminfo")
 
 
 def get_available_bytes(device: torch.device) -> int | None:
-    """Return a GPU's total memory, or the RAM that is still available; None if unknown."""
+    """Return what this process may take of a GPU, or the RAM that is still available.
+
+    Of a GPU that is what it already holds, its CUDA context included, and what is free: other
+    processes and a screen hold the rest. None: unknown.
+    """
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) + CUDA_CONTEXT_BYTES
+        return min(total, free + (nvml.get_process_bytes(device) or held))
     known = [read_meminfo().get("MemAvailable"), get_available_memory()]
     return min((n for n in known if n is not None), default=None)
 

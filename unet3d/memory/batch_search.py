@@ -7,10 +7,7 @@ import numpy as np
 from unet3d.memory.allocator import UNIT, replay
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
-from unet3d.units import MIB
-
-CUDA_CONTEXT_BYTES = 600 * MIB
-"""GPU memory that torch's allocator does not see: CUDA's context and cuDNN's kernels."""
+from unet3d.units import CUDA_CONTEXT_BYTES
 
 
 class BatchExtrapolation:

@@ -1,5 +1,7 @@
 """Measure the peak memory of a piece of work, not that of the process's lifetime."""
 
+import time
+from math import inf
 from pathlib import Path
 
 import torch
@@ -11,8 +13,16 @@ STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
+PROCESS_QUERY_SECONDS = 1.0
+"""Seconds between queries of the driver, which take longer than those of torch's allocator."""
+
+
 class PeakMeter:
     """Measures the peak memory of a device; for the CPU, the resident memory of the process."""
+
+    def __init__(self) -> None:
+        self.process_bytes: int | None = None  # on the GPU, as the driver reports them
+        self.queried_at = -inf
 
     def start(self, device: torch.device) -> None:
         """Reset the peak."""
@@ -28,9 +38,16 @@ class PeakMeter:
             return MemoryRecord(
                 allocated=torch.cuda.max_memory_allocated(device),
                 reserved=torch.cuda.max_memory_reserved(device),
-                process=nvml.get_process_bytes(device),
+                process=self._query_process(device),
             )
         return MemoryRecord(resident=read_resident_peak())
+
+    def _query_process(self, device: torch.device) -> int | None:
+        """Return the bytes of this process on the GPU, queried once a second."""
+        now = time.monotonic()
+        if now - self.queried_at >= PROCESS_QUERY_SECONDS:
+            self.process_bytes, self.queried_at = nvml.get_process_bytes(device), now
+        return self.process_bytes
 
 
 def _reset_resident_peak() -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
+from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory import strategies
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.strategies import (
@@ -69,3 +69,18 @@ def test_strategies_are_listed_from_the_least_work_to_the_least_memory(composed)
 )
 def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
     assert list_leaner_strategies(composed(f"checkpointing={strategy}")) == leaner
+
+
+@pytest.mark.parametrize(("tile_mib", "extra_bytes"), [("auto", 0), (256, 2**30)])
+def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
+    composed, monkeypatch, tile_mib, extra_bytes
+):
+    overrides = ["data.patch_size=[96,96,64]", "model.width=32", "trainer.accelerator=gpu"]
+    peak = estimate_memory(composed(*overrides, "checkpointing=fused")).peak.reserved
+    available = CUDA_CONTEXT_BYTES + peak + extra_bytes
+    monkeypatch.setattr(strategies, "get_available_bytes", lambda device: available)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = composed(*overrides, "checkpointing=auto")
+    resolved = resolve_strategy(settings, FULL_PRECISION, cuda=True)
+    assert resolved.strategy == "fused"
+    assert resolved.checkpointing.arguments["tile_mib"] == tile_mib

@@ -121,10 +121,11 @@ class TrainingSettings:
         all_overrides = [*self.composition.overrides, *overrides]
         return parse_training(compose_config(all_overrides, self.composition.command))
 
-    def with_strategy(self, name: str) -> "TrainingSettings":
-        """Return the settings with another option of the group `checkpointing`."""
+    def with_strategy(self, name: str, **changes: Any) -> "TrainingSettings":
+        """Return the settings with another option of the group `checkpointing`, changed."""
         node = OmegaConf.load(get_config_dir() / "checkpointing" / f"{name}.yaml")
         assert isinstance(node, DictConfig)
+        node.update(changes)
         factory = Factory("checkpointing", to_plain(node), self.allow_targets)
         choices = {**self.composition.choices, "checkpointing": name}
         return replace(

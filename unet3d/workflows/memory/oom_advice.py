@@ -11,9 +11,8 @@ from torch import nn
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, PredictedOutOfMemoryError, UsageError
 from unet3d.machine.memory import get_available_bytes
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.units import format_bytes
+from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.strategies import get_device_bytes, list_leaner_strategies
 
@@ -129,7 +128,6 @@ def format_oom_report(
     """Say where memory ran out, what holds it, and what to change."""
     module = find_failing_module(error.__traceback__, model)
     lines = [f"out of GPU memory in the {phase}" + (f", in module {module}" if module else "")]
-    total = None
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         allocated = torch.cuda.max_memory_allocated(device)
@@ -143,7 +141,7 @@ def format_oom_report(
         holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"predicted to hold the most at the peak: {largest}")
-    fixes = find_fixes(settings, total)
+    fixes = find_fixes(settings, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
     if fixes and (folder / "checkpoints" / "last.ckpt").exists():
         overrides = " ".join([*settings.composition.overrides, *fixes[0].overrides])

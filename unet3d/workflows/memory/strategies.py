@@ -1,5 +1,7 @@
 """Which checkpointing strategies a network supports, and which one `auto` stands for."""
 
+from collections.abc import Callable
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -7,11 +9,14 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.types import HasBlocks, HasRetention
+from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory.training_step import make_step_factory
 from unet3d.workflows.shared.network import build_network
+
+LARGEST_TILE_MIB = 256
+"""Larger tiles launch hardly fewer kernels: most maps are one tile then."""
 
 FUSED_STRATEGIES = ("fused", "skips", "lean", "leanest")
 
@@ -46,7 +51,7 @@ def resolve_strategy(
     """Replace `checkpointing=auto`, and `fused` for a network without fused blocks.
 
     `auto` becomes the first strategy that is predicted to fit the device, or the leanest if none
-    is.
+    is; on a GPU with room for them, with the largest tiles, which launch the fewest kernels.
     """
     if settings.strategy != "auto":
         return resolve_fused(settings)
@@ -59,12 +64,29 @@ def resolve_strategy(
             "checkpointing=auto needs to know the GPU's memory, and this machine has no GPU: use "
             f"checkpointing={', '.join(strategies)} or trainer.accelerator=cpu"
         )
+    budget = available - CUDA_CONTEXT_BYTES
+
+    def fits(candidate: TrainingSettings) -> bool:
+        step = make_step_factory(candidate, precision, cuda=cuda)
+        return get_device_bytes(estimate_step(step, cuda=cuda)) <= budget
+
     for name in strategies[:-1]:
         candidate = settings.with_strategy(name)
-        step = make_step_factory(candidate, precision, cuda=cuda)
-        if get_device_bytes(estimate_step(step, cuda=cuda)) + CUDA_CONTEXT_BYTES <= available:
-            return candidate
+        if fits(candidate):
+            return (
+                choose_tile_size(candidate, fits)
+                if cuda and name in FUSED_STRATEGIES
+                else candidate
+            )
     return settings.with_strategy(strategies[-1])
+
+
+def choose_tile_size(
+    settings: TrainingSettings, fits: Callable[[TrainingSettings], bool]
+) -> TrainingSettings:
+    """Return the settings with the largest tiles, if they fit."""
+    larger = settings.with_strategy(settings.strategy, tile_mib=LARGEST_TILE_MIB)
+    return larger if fits(larger) else settings
 
 
 def get_device_bytes(estimate: MemoryEstimate) -> int:

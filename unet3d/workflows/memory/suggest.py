@@ -13,11 +13,12 @@ from unet3d.config.settings.memory import SuggestSettings
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine.device import Precision
-from unet3d.memory.batch_search import CUDA_CONTEXT_BYTES, BatchExtrapolation, search_largest_batch
+from unet3d.machine.memory import get_available_bytes
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
-from unet3d.units import GIB, format_bytes
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import make_step_factory
@@ -35,11 +36,13 @@ class MemoryCandidate:
 
 
 def get_budget_bytes(budget_gib: float | None) -> int:
-    """Return a budget in bytes; None is the memory of this machine's GPU."""
+    """Return a budget in bytes; None is what this machine's GPU has left for a process."""
     if budget_gib is None:
         if not torch.cuda.is_available():
             raise UsageError("budget_gib=auto: torch finds no GPU; give the GPU's memory in GiB")
-        return torch.cuda.get_device_properties(0).total_memory
+        available = get_available_bytes(torch.device("cuda", 0))
+        assert available is not None
+        return available
     if budget_gib * GIB <= CUDA_CONTEXT_BYTES:
         context = format_bytes(CUDA_CONTEXT_BYTES)
         raise DoesNotFitError(

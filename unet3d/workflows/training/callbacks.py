@@ -39,6 +39,7 @@ class RunCallbacks:
     ordered: list[Callback]
     limits: StoppingLimits
     resume_state: ResumeState
+    last: LastCheckpoint
     memory: StepMemory
     timing: StepTimer
     dashboard: Dashboard
@@ -99,6 +100,7 @@ def build_callbacks(
         ordered=ordered,
         limits=limits,
         resume_state=resume_state,
+        last=last,
         memory=memory,
         timing=timing,
         dashboard=dashboard,
