@@ -33,12 +33,12 @@ def test_an_interrupted_rank_interrupts_the_run_however_the_others_end(other):
 def test_a_stopped_rank_is_killed_once_another_has_failed():
     begun = time.monotonic()
     processes = ranks("sleep 0.5; exit 4", "kill -STOP $$")
-    with pytest.raises(RunError, match="rank 0 exited with code 4"):
+    with pytest.raises(RunError, match="rank 0 reported the error above"):
         wait_for_ranks(processes, [])
     assert time.monotonic() - begun < 5
     assert processes[1].poll() == -9
 
 
 def test_a_rank_that_fails_is_named_even_if_others_were_interrupted():
-    with pytest.raises(RunError, match="rank 1 exited with code 4"):
+    with pytest.raises(RunError, match="rank 1 reported the error above"):
         wait_for_ranks(ranks("sleep 0.5; exit 143", "exit 4"), [])

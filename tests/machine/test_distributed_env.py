@@ -121,3 +121,12 @@ def test_torchruns_own_store_with_its_dead_addresses_is_not_used():
     host, port = resolve_rendezvous("torchrun", environ)
     assert host == "n1"
     assert 20000 <= port < 32000
+
+
+def test_a_process_that_sees_one_gpu_uses_it_whatever_its_rank():
+    process = ProcessRank(rank=5, local_rank=1, world_size=8, local_world_size=4)
+    assert (process.assign_gpu(4).gpu_index, process.assign_gpu(4).num_nodes) == (1, 2)
+    alone = process.assign_gpu(1)
+    assert (alone.gpu_index, alone.visible_devices, alone.num_nodes) == (0, 1, 8)
+    with pytest.raises(UsageError, match="4 processes on this machine, but rank 5 sees 2 GPUs"):
+        process.assign_gpu(2)

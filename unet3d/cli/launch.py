@@ -113,6 +113,8 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -
         how = f"was killed by {signal.Signals(-code).name}"
     elif code in (2, 3):
         return code  # the rank has printed why
+    elif code == 4:
+        how = "reported the error above"  # which may name another rank
     else:
         how = f"exited with code {code}"
     raise RunError(f"rank {rank} {how}, which ended the run; rerun with resume=auto")

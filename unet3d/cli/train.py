@@ -16,7 +16,11 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import DoesNotFitError, Interrupted, RunError
 from unet3d.lit.callbacks.preemption import SignalListener
-from unet3d.lit.distributed import is_communication_error, process_group
+from unet3d.lit.distributed import (
+    is_communication_error,
+    leave_process_group,
+    process_group,
+)
 from unet3d.machine.device import resolve_device
 from unet3d.machine.distributed_env import ProcessRank, read_process_rank
 from unet3d.report import run_report
@@ -42,10 +46,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         if processes > 1:
             extra = ["memory.if_too_large=error"] if composition.sweeping else []
             return launch_ranks([*composition.overrides, *extra], folder, processes)
+    device = resolve_device(trainer.accelerator)
+    if device == "cuda":
+        process = process.assign_gpu(torch.cuda.device_count())
     group = process_group(
         process,
         launch=trainer.launch,
-        device=resolve_device(trainer.accelerator),
+        device=device,
         timeout_seconds=trainer.timeout_seconds,
     )
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
@@ -123,6 +130,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
             unwritten += try_write_report(report, path) if is_main else []
             if not finished:
                 run.callbacks.dashboard.finish({}, 0)
+    leave_process_group()  # the other ranks do not wait for the evaluation
     if not is_main:
         return 0
     if should_evaluate(run) and not unwritten:

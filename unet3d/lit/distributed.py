@@ -20,6 +20,9 @@ from unet3d.lit.lightning_internals import disable_sigterm_broadcast
 from unet3d.machine.distributed_env import ProcessRank, resolve_rendezvous
 
 HEARTBEAT_SECONDS = 1.0
+SILENCE_FRACTION = 0.8
+"""Part of the timeout of collectives after which a silent rank ends the run."""
+EXIT_CODE = 4  # of errors other than usage and memory
 PREPROCESSING_TIMEOUT = timedelta(days=30)
 """How long other ranks wait while rank 0 preprocesses the data."""
 
@@ -60,10 +63,10 @@ class RankEnvironment(ClusterEnvironment):
         pass
 
     def local_rank(self) -> int:
-        return self.process.local_rank
+        return self.process.gpu_index
 
     def node_rank(self) -> int:
-        return self.process.rank // self.process.local_world_size
+        return self.process.rank // self.process.visible_devices
 
 
 class DDPWithoutSigtermBroadcast(DDPStrategy):
@@ -86,7 +89,7 @@ def process_group(
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the port is ours, not torchrun's
     if device == "cuda":
-        torch.cuda.set_device(process.local_rank)
+        torch.cuda.set_device(process.gpu_index)
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
@@ -100,12 +103,21 @@ def process_group(
         ) from error
     heartbeat = HeartbeatThread(process)
     heartbeat.start()
+    SilenceWatcher(heartbeat, SILENCE_FRACTION * timeout_seconds).start()
     yield heartbeat
-    dist.destroy_process_group()  # not after an error: it would wait for the other ranks
+    leave_process_group()  # not after an error: it would wait for the other ranks
+
+
+def leave_process_group() -> None:
+    """Leave the process group, if there is one, once all ranks are ready to."""
+    if dist.is_initialized():
+        is_nccl = dist.get_backend() == "nccl"
+        dist.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
+        dist.destroy_process_group()
 
 
 class HeartbeatThread(threading.Thread):
-    """Show the other ranks that this process is alive.
+    """Show the other ranks that this process is alive, and note when they last did.
 
     If the process that launched it has been killed, nobody could stop the run, and the next one
     would write into the same folder: then the thread sends SIGTERM to its own process.
@@ -116,6 +128,8 @@ class HeartbeatThread(threading.Thread):
         self.process = process
         self.store = dist.distributed_c10d._get_default_store()
         self.answered = time.monotonic()  # when the store last answered
+        self.beats = dict.fromkeys(range(process.world_size), b"")  # the last one of each rank
+        self.heard = dict.fromkeys(range(process.world_size), self.answered)  # when it changed
 
     def run(self) -> None:
         has_launcher = self.process.launcher_pid is not None
@@ -125,6 +139,7 @@ class HeartbeatThread(threading.Thread):
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
                 self.store.add(f"heartbeat/{self.process.rank}", 1)  # waits for an answer
+                self._listen()
                 self.answered = time.monotonic()
             except RuntimeError:
                 return  # rank 0, which hosts the store, has exited
@@ -132,28 +147,46 @@ class HeartbeatThread(threading.Thread):
 
     def find_unresponsive(self) -> str:
         """Return the ranks whose heartbeat has stopped, as text for a message."""
-        if time.monotonic() - self.answered > 3 * HEARTBEAT_SECONDS:
-            return "rank 0"  # it hosts the store; another query would hang, too
-        before = self._read_heartbeats()
         time.sleep(3 * HEARTBEAT_SECONDS)
-        after = self._read_heartbeats()
-        if before is None or after is None:
-            return "rank 0"
-        others = [rank for rank in after if rank != self.process.rank]
-        silent = [rank for rank in others if after[rank] == before[rank]]
+        return self.find_silent(3 * HEARTBEAT_SECONDS) or "another rank"
+
+    def find_silent(self, seconds: float) -> str:
+        """Return the ranks without a heartbeat for so long, as text; empty if there are none."""
+        now = time.monotonic()
+        if now - self.answered > seconds:
+            return "rank 0"  # it hosts the store; nothing is known of the others
+        silent = [rank for rank, heard in self.heard.items() if now - heard > seconds]
         if not silent:
-            return "another rank"
+            return ""
         return f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
 
-    def _read_heartbeats(self) -> dict[int, bytes] | None:
-        beats = {}
-        try:
-            for rank in range(self.process.world_size):
-                key = f"heartbeat/{rank}"
-                beats[rank] = self.store.get(key) if self.store.check([key]) else b""
-        except RuntimeError:
-            return None
-        return beats
+    def _listen(self) -> None:
+        for rank in range(self.process.world_size):
+            key = f"heartbeat/{rank}"
+            beat = self.store.get(key) if self.store.check([key]) else b""
+            if beat != self.beats[rank]:
+                self.beats[rank], self.heard[rank] = beat, time.monotonic()
+
+
+class SilenceWatcher(threading.Thread):
+    """End this process if another rank is silent for so long that collectives will time out.
+
+    After the timeout of a collective, NCCL aborts the process without a Python exception: nobody
+    would learn which rank was silent, and the launcher would name a healthy one.
+    """
+
+    def __init__(self, heartbeat: HeartbeatThread, seconds: float):
+        super().__init__(daemon=True)
+        self.heartbeat, self.seconds = heartbeat, seconds
+
+    def run(self) -> None:
+        while dist.is_initialized():
+            silent = self.heartbeat.find_silent(self.seconds)
+            if silent and dist.is_initialized():
+                line = f"unet3d: {silent} stopped responding; rerun with resume=auto\n"
+                os.write(2, line.encode())
+                os._exit(EXIT_CODE)
+            time.sleep(HEARTBEAT_SECONDS)
 
 
 @contextmanager

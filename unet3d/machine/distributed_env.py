@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unet3d.errors import UsageError
 
@@ -24,11 +24,36 @@ class ProcessRank:
     local_world_size: int = 1
     # The process id of the unet3d process that started and watches this one.
     launcher_pid: int | None = None
+    has_own_gpu: bool = False  # whether the launcher lets this process see one GPU only
+
+    @property
+    def gpu_index(self) -> int:
+        """Return the GPU of this process among those that it sees."""
+        return 0 if self.has_own_gpu else self.local_rank
+
+    @property
+    def visible_devices(self) -> int:
+        """Return the number of processes that share the devices that this one sees."""
+        return 1 if self.has_own_gpu else self.local_world_size
 
     @property
     def num_nodes(self) -> int:
-        """Return the number of machines."""
-        return self.world_size // self.local_world_size
+        """Return the number of machines, or of processes that each see one GPU."""
+        return self.world_size // self.visible_devices
+
+    def assign_gpu(self, num_gpus: int) -> "ProcessRank":
+        """Return this process with its GPU among the visible ones.
+
+        SLURM's --gpus-per-task shows each process one GPU, which then has the index 0.
+        """
+        if num_gpus == 1 and self.local_world_size > 1:
+            return replace(self, has_own_gpu=True)
+        if num_gpus < self.local_world_size:
+            raise UsageError(
+                f"{self.local_world_size} processes on this machine, but rank {self.rank} sees "
+                f"{num_gpus} GPUs: start one process per GPU"
+            )
+        return self
 
 
 def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -47,7 +47,7 @@ def build_trainer(
     try:
         return trainer.factory(
             accelerator=device,
-            devices=process.local_world_size,
+            devices=process.visible_devices,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=-1,
             max_time=None,
