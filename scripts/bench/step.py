@@ -2,6 +2,7 @@
 
     pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
     python -m scripts.bench.step predict       # predicted CUDA peaks; needs no GPU
+    python -m scripts.bench.step model         # launches and modeled times on GPUs; needs no GPU
     python -m scripts.bench.step time          # time and peaks on this machine, interleaved
     python -m scripts.bench.step plot          # draw the recorded times again
 
@@ -18,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.recorded_names import use_current_names
+from unet3d.gpu_specs import GPUS
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
@@ -39,6 +42,8 @@ from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
+from unet3d.roofline.operations import count_operations, sum_launches
+from unet3d.roofline.step_time import model_step_time
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
@@ -46,6 +51,8 @@ from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
 ROOT = Path(__file__).resolve().parents[2]
 
 AS_WRITTEN = "as written"
+TILE_SIZES_MIB = (16, 64, 256)
+MODELED_GPUS = ("h100", "a100", "rtx4090")
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
 
@@ -238,6 +245,51 @@ def predict_huge() -> dict[str, Any]:
     return {"size": size, "batch": 1, "precision": "bf16", "rows": rows}
 
 
+def model_times() -> dict[str, Any]:
+    """Count the launches of forum_small and model its time on GPUs, with tiles of several sizes."""
+    size, rows = [320, 150, 26], {}
+    networks = list_forum_networks("small")
+    variants: dict[str, Factory] = {AS_WRITTEN: networks[AS_WRITTEN]}
+    for strategy in FUSED_STRATEGIES:
+        for mib in TILE_SIZES_MIB:
+            variants[f"{strategy}, {mib} MiB"] = set_tile_size(networks[strategy], mib)
+    for name, make in variants.items():
+
+        def make_step(make: Factory = make) -> TrainingStep:
+            step = build_step(make, size, 2, "16", "cpu")
+            for group in step.optimizer.param_groups:
+                group["foreach"] = True
+            return step
+
+        operations = count_operations(make_step)
+        models = {gpu: model_step_time(operations, GPUS[gpu], tf32=True) for gpu in MODELED_GPUS}
+        rows[name] = {
+            "launches": sum_launches(operations),
+            "waits": sum(operation.waits for operation in operations),
+            "tflop": round(sum(o.flops for o in operations) / 1e12, 2),
+            "gigabytes": round(sum(o.nbytes for o in operations) / 1e9, 1),
+            "host_ms": round(models["h100"].host_ms, 1),
+            "gpu_ms": {gpu: round(model.gpu_ms, 1) for gpu, model in models.items()},
+            "peak_allocated_mib": to_mib(estimate(make, size, 2, "16", cuda=True).peak.allocated),
+        }
+        base = rows[AS_WRITTEN]["gpu_ms"]
+        ratios = {gpu: round(ms / base[gpu], 2) for gpu, ms in rows[name]["gpu_ms"].items()}
+        rows[name]["time_ratio"] = ratios
+        print(name, rows[name], flush=True)
+    return {"size": size, "batch": 2, "precision": "16", "optimizer": "AdamW", "rows": rows}
+
+
+def set_tile_size(make: Factory, mib: int) -> Factory:
+    """Return a factory of the same network with tiles of another size."""
+
+    def make_with_tiles() -> nn.Module:
+        model: Any = make()
+        model.retention = replace(model.retention, tile_bytes=mib * MIB)
+        return model
+
+    return make_with_tiles
+
+
 def time_networks(options: argparse.Namespace) -> dict[str, Any]:
     """Time all networks in interleaved rounds, so that other load affects all of them."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -338,7 +390,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=("predict", "time", "plot"))
+    parser.add_argument("part", choices=("predict", "model", "time", "plot"))
     parser.add_argument("--name", default="cpu", help="prefix of the result file")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
     parser.add_argument("--precision", choices=("32", "16", "bf16"), default="32", help="of time")
@@ -359,6 +411,8 @@ def main() -> int:
             "peers": predict_peers(),
             "huge": predict_huge(),
         }
+    elif options.part == "model":
+        results["modeled"] = model_times()
     elif options.part == "time":
         results[key] = time_networks(options)
     elif key not in results:
@@ -366,7 +420,7 @@ def main() -> int:
     if options.part != "plot":
         path.write_text(json.dumps(results, indent=1) + "\n")
         print(f"wrote {path}")
-    if options.part != "predict":
+    if options.part in ("time", "plot"):
         plot(results[key], path.with_suffix(".png"))
         print(f"wrote {path.with_suffix('.png')}")
     return 0

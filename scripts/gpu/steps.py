@@ -2,13 +2,11 @@
 
 import statistics
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
 
 from scripts.bench.step import (
     AS_WRITTEN,
@@ -18,6 +16,7 @@ from scripts.bench.step import (
     estimate,
     list_comparable_networks,
     list_forum_networks,
+    set_tile_size,
 )
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
@@ -185,17 +184,12 @@ def tile_size(context: Context) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for strategy, mib in product(("fused", "leanest"), (4, 16, 64, 256)):
         make = networks[strategy]
-        rows[f"{strategy}, {mib} MiB"] = partial(measure_tile_size, context, make, mib * MIB)
+        rows[f"{strategy}, {mib} MiB"] = partial(measure_tile_size, context, make, mib)
     return shorten(context, rows)
 
 
-def measure_tile_size(context: Context, make: Factory, nbytes: int) -> dict[str, Any]:
-    def make_with_tiles() -> nn.Module:
-        model: Any = make()
-        model.retention = replace(model.retention, tile_bytes=nbytes)
-        return model
-
-    return measure(context, make_with_tiles, get_forum_size(context))
+def measure_tile_size(context: Context, make: Factory, mib: int) -> dict[str, Any]:
+    return measure(context, set_tile_size(make, mib), get_forum_size(context))
 
 
 def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:

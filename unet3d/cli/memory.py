@@ -18,9 +18,11 @@ from unet3d.memory.tables import (
     layers_to_dicts,
     summarize_estimate,
 )
+from unet3d.roofline.tables import format_step_time, step_time_to_dict
 from unet3d.workflows.memory.estimate import estimate_memory, make_figure_title, rank_savings
 from unet3d.workflows.memory.measure import Measurement, measure_step
 from unet3d.workflows.memory.strategies import resolve_fused
+from unet3d.workflows.memory.time import model_training_time
 from unet3d.workflows.memory.variants import estimate_variants
 
 
@@ -30,6 +32,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if settings.vary is not None:
         return print_variants(settings, settings.vary)
     training, output = settings.training, settings.output
+    if settings.view == "time":
+        model = model_training_time(training, settings.gpu)
+        is_json = output.format == "json"
+        text = json.dumps(step_time_to_dict(model)) if is_json else format_step_time(model)
+        write_output(text, output.path)
+        return 0
     estimate = estimate_memory(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
     summary = summarize_estimate(estimate, rank_savings(training, estimate))

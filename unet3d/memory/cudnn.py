@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -24,11 +25,10 @@ def follow_cudnn(func: Any, args: tuple, out: Any) -> Any:
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    last = x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d)
-    return last and not x.is_contiguous()
+    return x.dim() == 5 and suggest_memory_format(x) == torch.channels_last_3d
 
 
 def _make_channels_last(x: Tensor) -> Tensor:
-    if x.dim() != 5 or x.is_contiguous(memory_format=torch.channels_last_3d):
+    if x.dim() != 5 or _is_channels_last(x):
         return x
     return torch.empty_like(x, memory_format=torch.channels_last_3d)

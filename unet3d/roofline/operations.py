@@ -4,7 +4,7 @@ The step runs on fake tensors. A dispatch mode sees each operation with its shap
 which all three follow; what the step computes is not needed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -124,7 +124,7 @@ class OperationCounter(TorchDispatchMode):
             phase=self.phase,
             name=name,
             launches=count_launches(name, args),
-            nbytes=sum(map(count_bytes, [*inputs.values(), *outputs])),
+            nbytes=count_moved_bytes(name, args, list(inputs.values()), outputs),
             flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
             dtype=torch.float32 if first is None else first.dtype,
             shape=() if first is None else tuple(first.shape),
@@ -154,6 +154,25 @@ def count_launches(name: str, args: tuple) -> int:
         tensors = len(args[0]) if isinstance(args[0], list | tuple) else 1
         return max(1, -(-tensors // FOREACH_TENSORS))
     return CUSTOM_LAUNCHES.get(name, 1)
+
+
+def count_moved_bytes(
+    name: str, args: tuple, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> int:
+    """Return the bytes that an operation's kernels read and write, hidden passes included."""
+    nbytes = sum(map(count_bytes, [*inputs, *outputs]))
+    if name == "native_batch_norm":
+        return nbytes * 3 // 2  # reads its input twice: for the statistics, and to normalize it
+    if name == "native_batch_norm_backward":
+        return nbytes * 5 // 3  # reads both inputs twice
+    if name in ("convolution", "convolution_backward"):
+        if name == "convolution" and args[2] is not None:
+            nbytes += 2 * count_bytes(outputs[0])  # adds the bias
+        maps = [x for x in (*inputs, *outputs) if x.dim() == 5]
+        is_half = maps[0].dtype in (torch.float16, torch.bfloat16)
+        if is_half and not maps[0].is_contiguous(memory_format=torch.channels_last_3d):
+            nbytes += 2 * sum(map(count_bytes, maps))  # converts to channels-last and back
+    return nbytes
 
 
 def count_bytes(x: Tensor) -> int:

@@ -18,6 +18,7 @@ from unet3d.config.values import (
     read_optional_shape,
 )
 from unet3d.errors import UsageError
+from unet3d.gpu_specs import GPUS, GpuSpec
 from unet3d.types import Triple
 
 VARIABLE_SETTINGS = (
@@ -25,7 +26,7 @@ VARIABLE_SETTINGS = (
     *("channels", "pool", "precision", "checkpointing"),
 )
 
-VIEWS = ("peak", "layers", "timeline")
+VIEWS = ("peak", "layers", "timeline", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class MemorySettings:
     volume: Triple | None  # of a validation case; None: data.patch_size
     measure: bool
     vary: str | None
+    gpu: GpuSpec  # that view=time models
 
 
 def parse_memory(composed: ComposedConfig) -> MemorySettings:
@@ -51,12 +53,17 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         volume=read_optional_shape(config, "volume"),
         measure=read_bool(config, "measure"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
+        gpu=GPUS[read_choice(config, "device", tuple(GPUS))],
     )
     is_figure = settings.output.format == "png"
     if settings.vary is None and settings.view == "timeline" and not is_figure:
         raise UsageError("view=timeline is a figure: add format=png output=FILE.png")
     if settings.vary is None and settings.view == "peak" and is_figure:
         raise UsageError("format=png draws view=timeline or view=layers: select one of them")
+    if settings.view == "time" and (is_figure or settings.vary is not None or settings.measure):
+        raise UsageError(
+            "view=time is a table or JSON of one step: remove format=png, vary= and measure="
+        )
     if is_figure and settings.output.path is None:
         raise UsageError("format=png needs output=FILE.png")
     return settings

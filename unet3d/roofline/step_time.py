@@ -1,0 +1,141 @@
+"""Model the time of a training step on a GPU from its operations: a roofline.
+
+An operation takes the GPU the longest of three times: that of its floating-point operations at the
+rate that convolutions reach, that of its bytes at the memory's bandwidth, and that of an empty
+kernel. Operations run one after another. Meanwhile the host launches them; the longer of both times
+is that of the step. Caches, clocks that fall under load and waiting for data are not modeled.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unet3d.gpu_specs import ACHIEVED_BANDWIDTH, GpuSpec
+from unet3d.roofline.operations import Operation
+
+KINDS = {
+    "convolution": ("convolution", "convolution_backward", "addmm", "mm", "bmm"),
+    "norm and activation": (
+        *("unet3d::add_moments", "unet3d::normalize", "unet3d::add_norm_gradient_sums"),
+        *("unet3d::norm_gradient", "unet3d::fold_statistics", "unet3d::fold_gradient"),
+        *("native_batch_norm", "native_batch_norm_backward", "native_group_norm"),
+        *("native_group_norm_backward", "relu", "relu_", "leaky_relu", "leaky_relu_"),
+        *("threshold_backward", "leaky_relu_backward", "instance_norm"),
+    ),
+    "pooling": ("unet3d::pool_scatter",),
+    "upsampling": ("unet3d::interpolate", "unet3d::interpolate_gradient"),
+    "copies": ("copy_", "clone", "_to_copy", "cat", "constant_pad_nd", "zero_", "zeros"),
+}
+"""Kinds of operations; poolings, upsampling and the loss also by a part of their name."""
+
+TRITON_LAUNCH_US, TORCH_LAUNCH_US = 15.0, 6.0
+"""Microseconds of the host per launch, from Python through Triton or torch, measured on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePart:
+    """What one kind of operations takes."""
+
+    launches: int
+    flops: int
+    nbytes: int
+    gpu_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeModel:
+    """The modeled time of a step, split by kind of operation."""
+
+    gpu: GpuSpec
+    parts: dict[str, TimePart]
+    gpu_ms_range: tuple[float, float]  # at the upper and the lower efficiency of convolutions
+    host_ms: float
+
+    @property
+    def launches(self) -> int:
+        """Return the number of kernels."""
+        return sum(part.launches for part in self.parts.values())
+
+    @property
+    def flops(self) -> int:
+        """Return the floating-point operations of convolutions and matrix products."""
+        return sum(part.flops for part in self.parts.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that kernels read and write."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def gpu_ms(self) -> float:
+        """Return the time of the GPU, at the middle of the efficiencies of convolutions."""
+        return sum(part.gpu_ms for part in self.parts.values())
+
+    @property
+    def step_ms(self) -> float:
+        """Return the time of the step."""
+        return max(self.gpu_ms, self.host_ms)
+
+
+def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool) -> StepTimeModel:
+    """Model the time of these operations on a GPU."""
+    low, high = gpu.conv_efficiency
+    by_kind: dict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        by_kind[get_kind(operation)].append(operation)
+    parts = {
+        kind: TimePart(
+            launches=sum(o.launches for o in group),
+            flops=sum(o.flops for o in group),
+            nbytes=sum(o.nbytes for o in group),
+            gpu_ms=sum(compute_gpu_ms(o, gpu, (low + high) / 2, tf32) for o in group),
+        )
+        for kind, group in by_kind.items()
+    }
+    fast, slow = (
+        sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
+        for efficiency in (high, low)
+    )
+    return StepTimeModel(
+        gpu=gpu,
+        parts=dict(sorted(parts.items(), key=lambda item: -item[1].gpu_ms)),
+        gpu_ms_range=(fast, slow),
+        host_ms=sum(compute_host_ms(o) for o in operations),
+    )
+
+
+def get_kind(operation: Operation) -> str:
+    """Return the kind of an operation."""
+    name = operation.name
+    if operation.phase == "optimizer":
+        return "optimizer"
+    if "dice_ce" in name or "softmax" in name:
+        return "loss"
+    for kind, names in KINDS.items():
+        if name in names:
+            return kind
+    if "pool" in name:
+        return "pooling"
+    return "upsampling" if "upsample" in name else "others"
+
+
+def compute_gpu_ms(operation: Operation, gpu: GpuSpec, efficiency: float, tf32: bool) -> float:
+    """Return the milliseconds that an operation takes the GPU."""
+    if not operation.launches:
+        return 0.0
+    is_half = operation.dtype in (torch.float16, torch.bfloat16)
+    rate = gpu.get_tflops(is_half=is_half, tf32=tf32) * 1e12 * efficiency
+    seconds = max(
+        operation.flops / rate,
+        operation.nbytes / (gpu.bandwidth_tb * 1e12 * ACHIEVED_BANDWIDTH),
+        gpu.kernel_us * 1e-6,
+    )
+    return 1e3 * (seconds + (operation.launches - 1) * gpu.kernel_us * 1e-6)
+
+
+def compute_host_ms(operation: Operation) -> float:
+    """Return the milliseconds that an operation takes the host."""
+    is_triton = operation.name.startswith("unet3d::")
+    return operation.launches * (TRITON_LAUNCH_US if is_triton else TORCH_LAUNCH_US) / 1e3
