@@ -118,8 +118,8 @@ class TrainingSettings:
 
     def with_overrides(self, *overrides: str) -> "TrainingSettings":
         """Return the settings as if these overrides had been typed after the user's own."""
-        all_overrides = [*self.composition.overrides, *overrides]
-        return parse_training(compose_config(all_overrides, self.composition.command))
+        kept = drop_keys_of_other_options(self.composition.overrides, overrides)
+        return parse_training(compose_config([*kept, *overrides], self.composition.command))
 
     def with_strategy(self, name: str, **changes: Any) -> "TrainingSettings":
         """Return the settings with another option of the group `checkpointing`, changed."""
@@ -177,6 +177,27 @@ class TrainingSettings:
             data=replace(self.data, batch_size=batch_size),
             resolved={**self.resolved, "data": data},
         )
+
+
+def drop_keys_of_other_options(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return the overrides without keys that an option which `new` selects does not have.
+
+    >>> drop_keys_of_other_options(["checkpointing.tile_mib=16", "seed=1"], ["checkpointing=none"])
+    ['seed=1']
+    """
+    kept = list(overrides)
+    for group, _, option in (override.partition("=") for override in new):
+        file = get_config_dir() / group / f"{option}.yaml"
+        keys = to_plain(OmegaConf.load(file)) if file.is_file() else {"defaults": None}
+        if "defaults" not in keys:  # it has all of its keys itself
+            known = tuple(f"{group}.{key}" for key in keys)
+            names = [override.lstrip("+~").partition("=")[0] for override in kept]
+            kept = [
+                override
+                for override, name in zip(kept, names, strict=True)
+                if not name.startswith(f"{group}.") or name.startswith(known)
+            ]
+    return kept
 
 
 def parse_training(composed: ComposedConfig) -> TrainingSettings:
