@@ -14,7 +14,13 @@ log = logging.getLogger(__name__)
 
 @cache
 def has_triton(kernels: str) -> bool:
-    """Return whether Triton is installed; otherwise warn once per kind of kernels."""
+    """Return whether Triton is installed; otherwise warn once per kind of kernels.
+
+    On ROCm the kernels have never run, and are not used.
+    """
+    if torch.version.hip is not None:
+        log.warning("ROCm: the %s kernels fall back to plain PyTorch, which is slow", kernels)
+        return False
     if find_spec("triton") is None:
         log.warning(
             "Triton is not installed: the CUDA %s kernels fall back to plain PyTorch, which is "

@@ -16,6 +16,9 @@ IGNORE_LABEL = 255
 PRECISIONS = ("32", "16", "bf16", "16-true", "bf16-true")
 """Values of `precision=`: full, mixed (16, bf16) and pure half precision."""
 
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+"""Values of `trainer.accelerator=`."""
+
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from unet3d.errors import UsageError
 from unet3d.machine import device
@@ -34,3 +35,18 @@ def test_a_missing_gpu_is_rejected(monkeypatch):
     assert device.resolve_device("auto") == "cpu"
     with pytest.raises(UsageError, match="finds no CUDA device"):
         device.resolve_device("gpu")
+
+
+def test_an_apple_gpu_runs_plain_modules_in_float32(monkeypatch):
+    with pytest.raises(UsageError, match=r"trainer\.accelerator=mps needs a Mac with an Apple GPU"):
+        device.resolve_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert device.resolve_device("mps") == "mps"
+    assert device.resolve_precision("16", "mps").used == "32"
+    assert "without fused blocks" in device.describe_missing_kernels("mps")
+
+
+def test_rocm_says_what_runs_slowly(monkeypatch):
+    assert device.describe_missing_kernels("cuda") is None
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert device.describe_missing_kernels("cuda").startswith("ROCm: poolings and fused blocks")

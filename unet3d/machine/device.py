@@ -1,11 +1,11 @@
-"""The device of a run, and the precision that this device supports."""
+"""The device of a run, and the precision and the kernels that it supports."""
 
 from dataclasses import dataclass
 
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.types import PRECISIONS
+from unet3d.types import ACCELERATORS, PRECISIONS
 
 LIGHTNING_PRECISIONS = {
     "32": "32-true",
@@ -18,9 +18,16 @@ LIGHTNING_PRECISIONS = {
 
 
 def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
-    """Resolve auto, cpu, gpu or cuda to cpu or cuda; `key` names the option in messages."""
-    if requested not in ("auto", "cpu", "gpu", "cuda"):
-        raise UsageError(f"{key} must be auto, cpu or gpu, got {requested!r}")
+    """Resolve auto, cpu, gpu, cuda or mps to cpu, cuda or mps; `key` names the option in messages.
+
+    ROCm's devices are called cuda, too.
+    """
+    if requested not in ACCELERATORS:
+        raise UsageError(f"{key} must be auto, cpu, gpu or mps, got {requested!r}")
+    if requested == "mps":
+        if not torch.backends.mps.is_available():
+            raise UsageError(f"{key}=mps needs a Mac with an Apple GPU: use {key}=cpu")
+        return "mps"
     has_gpu = torch.cuda.is_available()
     if requested in ("gpu", "cuda") and not has_gpu:
         raise UsageError(
@@ -28,6 +35,21 @@ def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
             f"{key}=cpu, or run unet3d doctor to see why"
         )
     return "cuda" if has_gpu and requested != "cpu" else "cpu"
+
+
+def describe_missing_kernels(device: str) -> str | None:
+    """Say what a device runs without; None: nothing."""
+    if device == "mps":
+        return (
+            "trainer.accelerator=mps: plain PyTorch modules in float32, without fused blocks, "
+            "kernels for poolings, and memory by phase"
+        )
+    if device == "cuda" and torch.version.hip is not None:
+        return (
+            "ROCm: poolings and fused blocks run in plain PyTorch, slowly; "
+            "checkpointing=none is faster"
+        )
+    return None
 
 
 def has_fast_bf16() -> bool:
@@ -54,6 +76,9 @@ def resolve_precision(requested: object, device: str) -> Precision:
     name = str(requested)
     if name not in PRECISIONS:
         raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+    if device == "mps":
+        reason = "half precision is not supported on Apple GPUs"
+        return Precision(name, "32", "" if name == "32" else reason)
     if device == "cuda":
         if name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UsageError(f"precision={name}: this GPU does not support bf16; use precision=16")

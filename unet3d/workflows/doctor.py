@@ -11,7 +11,12 @@ from unet3d import nvml
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import preflight as machine
-from unet3d.machine.device import Precision, resolve_device, resolve_precision
+from unet3d.machine.device import (
+    Precision,
+    describe_missing_kernels,
+    resolve_device,
+    resolve_precision,
+)
 from unet3d.machine.distributed_env import read_process_rank
 from unet3d.machine.gpus import Gpu, list_gpus
 from unet3d.machine.memory import get_available_bytes
@@ -168,8 +173,13 @@ def find_performance_problems(
     `requested` is the user's trainer.accelerator, which is auto by default.
     """
     system, workers = report.system, settings.data.num_workers
-    is_cpu = device == "cpu"
-    problems = find_cpu_problems(requested, report) if is_cpu else find_gpu_problems(report)
+    missing, problems = describe_missing_kernels(device), list[Problem]()
+    if missing is not None:
+        problems.append(Problem(missing))
+    elif device == "cpu":
+        problems += find_cpu_problems(requested, report)
+    if device == "cuda":
+        problems += find_gpu_problems(report)
     if precision.used != precision.requested:
         problems.append(
             Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")

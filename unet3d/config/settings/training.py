@@ -26,7 +26,7 @@ from unet3d.config.values import (
     to_plain,
 )
 from unet3d.errors import UsageError
-from unet3d.types import PRECISIONS
+from unet3d.types import ACCELERATORS, PRECISIONS
 
 LAUNCHERS = ("local", "torchrun", "slurm")
 
@@ -280,7 +280,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         max_epochs = DEFAULT_MAX_EPOCHS
     return TrainerSettings(
         factory=replace(factory, arguments=arguments),
-        accelerator=read_choice(config, "trainer.accelerator", ("auto", "cpu", "gpu", "cuda")),
+        accelerator=read_choice(config, "trainer.accelerator", ACCELERATORS),
         devices=devices,
         launch=read_choice(config, "trainer.launch", LAUNCHERS),
         timeout_seconds=read_float(config, "trainer.timeout_seconds", exclusive=True),

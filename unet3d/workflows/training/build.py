@@ -14,7 +14,12 @@ from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.lit.callbacks.preemption import SignalListener
-from unet3d.machine.device import Precision, resolve_device, resolve_precision
+from unet3d.machine.device import (
+    Precision,
+    describe_missing_kernels,
+    resolve_device,
+    resolve_precision,
+)
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.units import format_bytes
@@ -48,8 +53,10 @@ def build_training(
     facts = resolve_dataset(settings.data, layout.describe())
     settings = facts.complete(settings)
     requested_strategy = settings.strategy
+    if device == "mps":
+        settings = settings.with_strategy("none")
     settings = resolve_strategy(settings, precision, cuda=device == "cuda")
-    notes = describe_strategy(requested_strategy, settings.strategy)
+    notes = describe_strategy(requested_strategy, settings.strategy, device)
 
     # Check the machine before any volume is read.
     problems = find_problems(
@@ -123,8 +130,11 @@ def build_training(
     )
 
 
-def describe_strategy(requested: str, used: str) -> list[str]:
+def describe_strategy(requested: str, used: str, device: str) -> list[str]:
     """Say which checkpointing strategy is used instead of the requested one."""
+    missing = describe_missing_kernels(device)
+    if missing is not None:
+        return [missing]
     if requested == used:
         return []
     if requested == "auto":
