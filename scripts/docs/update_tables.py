@@ -247,6 +247,23 @@ def step(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def modeled(folder: Path) -> str:
+    """Compare launches and modeled times of checkpointing strategies and sizes of tiles."""
+    lines = [
+        "| `checkpointing=`, `tile_mib=` | kernels | peak | host | H100 | A100 | RTX 4090 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in result(folder, "cpu-step")["modeled"]["rows"].items():
+        strategy, _, size = name.removesuffix(" MiB").partition(", ")
+        label = f"`{strategy}`, {size}" if size else "as written, in plain modules"
+        times = (f"{row['gpu_ms'][gpu]:.0f} ms ({r:.2f}x)" for gpu, r in row["time_ratio"].items())
+        lines.append(
+            f"| {label} | {row['launches']:,} | {row['peak_allocated_mib']} MiB "
+            f"| {row['host_ms']:.0f} ms | {' | '.join(times)} |"
+        )
+    return "\n".join(lines)
+
+
 def peers(folder: Path) -> str:
     """Compare the same channels in networks of other projects."""
     content = result(folder, "cpu-step")
@@ -542,6 +559,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             quality,
             quality_screen,
             step,
+            modeled,
             peers,
         ),
         *(huge, same_dice, chaos, slurm, corrupted_inputs, start, results, big, big_fit),

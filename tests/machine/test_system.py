@@ -42,3 +42,12 @@ def test_the_disk_space_of_a_missing_folder_is_that_of_its_parent(tmp_path):
     space = system.get_disk_space(tmp_path / "runs" / "first")
     assert space.folder == str(tmp_path / "runs" / "first")
     assert 0 < space.free <= space.total < 2**20 * GIB
+
+
+def test_compiled_kernels_are_counted_and_a_missing_folder_has_none(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "kernel.cubin").write_bytes(b"1234")
+    (tmp_path / "a" / "kernel.json").write_bytes(b"12")
+    cache = system.inspect_kernel_cache(tmp_path, "*/*.cubin")
+    assert (cache.files, cache.size) == (1, 4)
+    assert system.inspect_kernel_cache(tmp_path / "none", "*").files == 0

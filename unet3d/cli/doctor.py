@@ -132,6 +132,10 @@ def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
         ("/dev/shm", UNKNOWN if s.shm is None else format_disk_space(s.shm)),
         ("open files", f"{s.open_files}, at most {s.max_open_files}"),
         *((what, f"{format_disk_space(d)} in {d.folder}") for what, d in machine.disks.items()),
+        *(
+            (f"kernels for {device}", f"{c.files} compiled, {format_bytes(c.size)}, in {c.folder}")
+            for device, c in machine.kernel_caches.items()
+        ),
     ]
 
 

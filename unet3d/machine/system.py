@@ -35,6 +35,15 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelCache:
+    """Compiled kernels in a folder, which may not exist yet."""
+
+    folder: str
+    files: int
+    size: int  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class System:
     """Resources of this machine, in bytes unless they are counts."""
 
@@ -121,6 +130,12 @@ def describe_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
     if launcher is None:
         return f"{job}, not started by srun"
     return f"{job}, task {environ['SLURM_PROCID']} of {environ['SLURM_STEP_NUM_TASKS']}"
+
+
+def inspect_kernel_cache(folder: Path, pattern: str) -> KernelCache:
+    """Return how many compiled kernels a folder has."""
+    sizes = [file.stat().st_size for file in folder.glob(pattern)]
+    return KernelCache(folder=str(folder), files=len(sizes), size=sum(sizes))
 
 
 def get_disk_space(folder: Path) -> DiskSpace:

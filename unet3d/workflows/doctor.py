@@ -9,6 +9,7 @@ import torch
 
 from unet3d import nvml
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.cpp_kernels import get_cache_dir
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import (
@@ -22,7 +23,14 @@ from unet3d.machine.gpus import Gpu, list_gpus
 from unet3d.machine.memory import get_available_bytes
 from unet3d.machine.preflight import Problem
 from unet3d.machine.software import Software, call_or_none, inspect_software
-from unet3d.machine.system import DiskSpace, System, get_disk_space, inspect_system
+from unet3d.machine.system import (
+    DiskSpace,
+    KernelCache,
+    System,
+    get_disk_space,
+    inspect_kernel_cache,
+    inspect_system,
+)
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import UntraceableError, estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
@@ -42,6 +50,7 @@ class MachineReport:
     driver_cuda: str | None  # the newest CUDA that the driver supports
     gpus: list[Gpu]
     disks: dict[str, DiskSpace]  # by what is written there
+    kernel_caches: dict[str, KernelCache]  # by the device that the kernels are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,10 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
         driver_cuda=nvml.get_max_cuda_version(),
         gpus=call_or_none(list_gpus) or [],
         disks={what: get_disk_space(folder) for what, folder in folders.items()},
+        kernel_caches={
+            "CPUs": inspect_kernel_cache(get_cache_dir(), "*.so"),
+            "GPUs": inspect_kernel_cache(machine.get_triton_cache(), "*/*.cubin"),
+        },
     )
 
 
