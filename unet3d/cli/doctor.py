@@ -6,14 +6,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.doctor import parse_doctor
+from unet3d.config.settings.doctor import DoctorSettings, parse_doctor
+from unet3d.machine.device import resolve_device
 from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
 from unet3d.machine.system import DiskSpace
 from unet3d.units import format_bytes
+from unet3d.workflows.benchmark import (
+    describe_machine,
+    list_failures,
+    make_file_name,
+    run_benchmark,
+)
 from unet3d.workflows.doctor import (
     MachineReport,
     RunEstimate,
@@ -28,12 +37,25 @@ UNKNOWN = "unknown"
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
     settings = parse_doctor(composed)
+    if settings.benchmark:
+        return print_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
     as_json = settings.output.format == "json"
     formatter = doctor_report_to_json if as_json else format_doctor_report
     write_output(formatter(machine, run, problems), settings.output.path)
     return 1 if any(problem.is_fatal for problem in problems) else 0
+
+
+def print_benchmark(settings: DoctorSettings) -> int:
+    """Measure, and write the file; return 1 if something did not run as it should."""
+    machine = describe_machine(torch.device(resolve_device(settings.training.trainer.accelerator)))
+    file = settings.output.path or Path(make_file_name(machine))
+    result = run_benchmark(settings.training, file, seconds=settings.seconds, log=print)
+    if result["skipped"]:
+        print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
+    print(f"wrote {file}: attach it to an issue to report a problem or a new GPU")
+    return 1 if list_failures(result["rows"]) else 0
 
 
 def doctor_report_to_json(

@@ -5,6 +5,14 @@ from dataclasses import dataclass
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.output import OutputSettings, parse_output
 from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import read_bool, read_float
+
+KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
+"""Keys that leave open which job a benchmark measures."""
+
+
+BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
+"""What a benchmark measures unless another job is given: it fills a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +21,20 @@ class DoctorSettings:
 
     training: TrainingSettings
     output: OutputSettings
+    benchmark: bool
+    seconds: float  # that the benchmark may take
 
 
 def parse_doctor(composed: ComposedConfig) -> DoctorSettings:
     """Check and parse the config of `unet3d doctor`."""
-    return DoctorSettings(training=parse_training(composed), output=parse_output(composed.config))
+    config, training = composed.config, parse_training(composed)
+    benchmark = read_bool(config, "benchmark")
+    own = [o for o in training.composition.overrides if o.partition("=")[0] not in KEYS]
+    if benchmark and not own:
+        training = training.with_overrides(*BENCHMARK_JOB)
+    return DoctorSettings(
+        training=training,
+        output=parse_output(config),
+        benchmark=benchmark,
+        seconds=read_float(config, "seconds", exclusive=True),
+    )

@@ -1,0 +1,95 @@
+"""`unet3d doctor benchmark=true`."""
+
+import json
+
+import pytest
+import torch
+
+from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.doctor import BENCHMARK_JOB, parse_doctor
+from unet3d.workflows import benchmark
+
+TINY = [
+    *("data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "data.batch_size=1"),
+    *("trainer.accelerator=cpu", "benchmark=true"),
+]
+
+
+@pytest.fixture
+def run_benchmark(tmp_path, monkeypatch, capsys):
+    """Run the benchmark of a tiny job on a CPU; return exit code, file and output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
+
+    def run(*overrides):
+        code = main(["doctor", *TINY, *overrides])
+        file = tmp_path / "unet3d-benchmark-cpu.json"
+        return code, json.loads(file.read_text()), capsys.readouterr().out
+
+    return run
+
+
+def test_every_strategy_is_measured_after_gradients_are_compared(run_benchmark):
+    code, result, shown = run_benchmark()
+    assert code == 0
+    assert result["schema"] == "unet3d-benchmark-1"
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ["gradients", "none", "fused", "skips", "lean", "leanest"]
+    assert rows["gradients"]["ok"]
+    assert rows["lean"]["step_seconds"] >= rows["lean"]["host_seconds"] > 0
+    assert rows["fused"]["predicted"]["allocated"] > 0
+    assert rows["fused"]["measured"]["resident"] > 0
+    assert "gradients of fused blocks are as those of plain modules" in shown
+    assert "checkpointing=leanest: " in shown
+    assert "wrote unet3d-benchmark-cpu.json: attach it to an issue" in shown
+
+
+def test_what_there_is_no_time_for_is_named(run_benchmark):
+    code, result, shown = run_benchmark("seconds=0.001")
+    assert code == 0
+    assert [row["name"] for row in result["rows"]] == ["gradients"]
+    assert "no time for none, fused, skips, lean, leanest: raise seconds=" in shown
+
+
+def test_a_strategy_that_fails_is_reported_and_the_others_are_measured(run_benchmark, monkeypatch):
+    original = benchmark.measure_strategy
+
+    def fails(settings, device):
+        if settings.strategy == "skips":
+            raise RuntimeError("no kernel image is available for execution on the device")
+        if settings.strategy == "lean":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(settings, device)
+
+    monkeypatch.setattr(benchmark, "measure_strategy", fails)
+    code, result, _ = run_benchmark()
+    rows = {row["name"]: row for row in result["rows"]}
+    assert code == 1
+    assert rows["skips"]["error"].startswith("RuntimeError: no kernel image is available")
+    assert benchmark.list_failures(result["rows"]) == ["skips"]
+    assert "step_seconds" in rows["leanest"]
+
+
+def test_wrong_gradients_are_a_failure(run_benchmark, monkeypatch):
+    original, calls = benchmark.compute_gradients, []
+
+    def spoil(*arguments):
+        loss, gradients = original(*arguments)
+        calls.append(1)
+        return loss, gradients * (1 + 0.01 * (len(calls) == 2))
+
+    monkeypatch.setattr(benchmark, "compute_gradients", spoil)
+    code, _, shown = run_benchmark("seconds=1")
+    assert code == 1
+    assert "gradients of fused blocks are NOT those of plain modules: relative error 1e-02" in shown
+
+
+def test_without_a_job_the_benchmark_measures_one_that_fills_a_gpu():
+    def parse(*overrides):
+        composed = compose_config(["benchmark=true", *overrides], "doctor")
+        return parse_doctor(composed).training
+
+    assert parse().composition.overrides[-3:] == BENCHMARK_JOB
+    assert parse("trainer.accelerator=cpu").data.patch_size == (320, 150, 26)
+    assert parse("model=unet_tiny").network.name == "unet_tiny"

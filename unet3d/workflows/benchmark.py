@@ -1,0 +1,243 @@
+"""Measure a training step on this machine with every checkpointing strategy, against predictions.
+
+The result is one JSON file that can be attached to an issue. Rows are written as they are measured:
+a crash costs the rest, not what is known.
+"""
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unet3d import __version__
+from unet3d.atomic_write import atomic_write
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine.device import resolve_device, resolve_precision
+from unet3d.machine.gpus import list_gpus
+from unet3d.machine.software import inspect_software
+from unet3d.memory.estimate import estimate_step
+from unet3d.memory.record import MemoryRecord
+from unet3d.units import MIB
+from unet3d.workflows.memory.measure import Measurement, measure_phases
+from unet3d.workflows.memory.strategies import list_strategies
+from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
+
+SCHEMA = "unet3d-benchmark-1"
+"""Name and version of the file's format."""
+
+ROUNDS = 5
+MAX_ROW_SECONDS = 40.0
+"""A row that takes longer has fewer rounds."""
+
+MAX_GRADIENT_ERROR = 1e-3
+"""Largest relative error of gradients in float32; plain modules differ by 1e-5 between devices."""
+
+
+def run_benchmark(
+    settings: TrainingSettings, file: Path, *, seconds: float, log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure all rows that fit into `seconds`; write the file after each."""
+    deadline = time.monotonic() + seconds
+    device = torch.device(resolve_device(settings.trainer.accelerator))
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "unet3d": __version__,
+        "machine": describe_machine(device),
+        "overrides": list(settings.composition.overrides),
+        "rows": [],
+        "skipped": [],
+    }
+    names = [name for name in ("none", *list_strategies(settings)) if name != "blocks"]
+    for name in ("gradients", *dict.fromkeys(names)):
+        if result["rows"] and time.monotonic() > deadline:
+            result["skipped"].append(name)
+            continue
+        started = time.monotonic()
+        try:
+            row = (
+                compare_gradients(settings, device)
+                if name == "gradients"
+                else measure_strategy(settings.with_strategy(name), device)
+            )
+        except (torch.OutOfMemoryError, UsageError) as error:
+            row = {"error": summarize_error(error)}
+        except RuntimeError as error:  # a kernel that does not run here is what we want to know
+            row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
+        row = {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
+        result["rows"].append(row)
+        write_result(result, file)
+        log(format_row(row))
+        free_memory()
+    write_result(result, file)  # with what was skipped
+    return result
+
+
+def write_result(result: dict[str, Any], file: Path) -> None:
+    """Write the file, complete at any time."""
+    with atomic_write(file) as draft:
+        draft.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the device and the versions of what runs on it; no names of users or folders."""
+    software = inspect_software()
+    versions = {"torch": software.torch, "cuda": software.cuda, "cudnn": software.cudnn}
+    gpus = [gpu for gpu in list_gpus() if gpu.index == 0] if device.type == "cuda" else []
+    gpu = gpus[0] if gpus else None
+    return {
+        "device": device.type,
+        "gpu": None if gpu is None else gpu.name,
+        "capability": None if gpu is None else gpu.capability,
+        "memory_bytes": None if gpu is None else gpu.total,
+        **versions,
+        "triton": software.packages.get("triton"),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def compare_gradients(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+    """Compare loss and gradients of fused blocks with those of plain modules, in float32."""
+    size = [min(n, 32) for n in settings.data.patch_size]
+    small = settings.with_overrides(f"data.patch_size={size}", "precision=32")
+    results = []
+    for name in ("none", list_strategies(settings)[0]):
+        torch.manual_seed(0)
+        step = build_step(small.with_strategy(name), device)
+        results.append(compute_gradients(step.model, step.loss, small, device))
+        del step
+        free_memory()
+    (loss, plain), (fused_loss, fused) = results
+    error = torch.linalg.vector_norm(fused - plain) / torch.linalg.vector_norm(plain)
+    return {
+        "loss": loss,
+        "fused_loss": fused_loss,
+        "gradient_error": float(error),
+        "ok": float(error) < MAX_GRADIENT_ERROR,
+    }
+
+
+def compute_gradients(
+    model: nn.Module, loss: nn.Module, settings: TrainingSettings, device: torch.device
+) -> tuple[float, torch.Tensor]:
+    """Return the loss and all gradients of a random batch, on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    data = settings.data
+    channels = next(model.parameters()).shape[1]
+    shape = (2, *data.patch_size)
+    image = torch.randn(2, channels, *data.patch_size, generator=generator)
+    label = torch.randint(0, 2, shape, generator=generator).to(torch.uint8)
+    value = loss(model(image.to(device)), label.to(device))
+    value.backward()
+    gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
+    return float(value.detach()), torch.cat(gradients)
+
+
+def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+    """Return predicted and measured memory, and times of a step and of the host that queues it."""
+    cuda = device.type == "cuda"
+    precision = resolve_precision(settings.precision, device.type)
+    predicted = estimate_step(make_step_factory(settings, precision, cuda=cuda), cuda=cuda)
+    free_memory()
+    step = build_step(settings, device)
+    measurement = Measurement(phases=measure_phases(step, device), layers=[])
+    times = list(time_steps(step, device))
+    del step
+    return {
+        "precision": precision.used,
+        "predicted": predicted.peak.known(),
+        "predicted_bounds": list(predicted.bounds),
+        "measured": measurement.peak.known(),
+        "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
+        "step_seconds": statistics.median(whole for whole, _ in times),
+        "host_seconds": statistics.median(host for _, host in times),
+        "rounds": len(times),
+    }
+
+
+def build_step(settings: TrainingSettings, device: torch.device) -> TrainingStep:
+    """Build the configured step on a device."""
+    precision = resolve_precision(settings.precision, device.type)
+    cuda = device.type == "cuda"
+    return make_step_factory(settings, precision, cuda=cuda, device=device.type)()
+
+
+def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of a step, and those in which the host queued it."""
+    started = time.monotonic()
+    for _ in range(ROUNDS):
+        synchronize(device)
+        begin = time.perf_counter()
+        step.train(SilentListener())
+        queued = time.perf_counter() - begin
+        synchronize(device)
+        yield time.perf_counter() - begin, queued
+        if time.monotonic() - started > MAX_ROW_SECONDS:
+            return
+
+
+class SilentListener:
+    """Ignores the phases of a step, so that only the step is timed."""
+
+    def begin_phase(self, phase: str) -> None:
+        """Do nothing."""
+
+    def label(self, tensors: Any, kind: str) -> None:
+        """Do nothing."""
+
+
+def format_row(row: dict[str, Any]) -> str:
+    """Describe a row in a line."""
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    if row["name"] == "gradients":
+        verdict = "as those" if row["ok"] else "NOT those"
+        error = f"relative error {row['gradient_error']:.0e}"
+        return f"gradients of fused blocks are {verdict} of plain modules: {error}"
+    measured = MemoryRecord(**row["measured"]).headline / MIB
+    predicted = row["predicted"]["allocated"] / MIB
+    memory = f"peak {measured:,.0f} MiB"
+    if "allocated" in row["measured"]:
+        memory += f", predicted {predicted:,.0f}"
+    return (
+        f"checkpointing={row['name']}: {row['step_seconds']:.3f} s per step, "
+        f"{row['host_seconds']:.3f} s to queue it, {memory}"
+    )
+
+
+def make_file_name(machine: dict[str, Any]) -> str:
+    """Return a file name with the name of the device.
+
+    >>> make_file_name({"gpu": "NVIDIA H100 80GB HBM3", "device": "cuda"})
+    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
+    """
+    device = machine["gpu"] or machine["device"]
+    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory() -> None:
+    """Release what the last row has left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def list_failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of rows that failed, except those that ran out of memory."""
+    return [
+        row["name"]
+        for row in rows
+        if row.get("ok") is False or ("error" in row and "out of memory" not in row["error"])
+    ]
