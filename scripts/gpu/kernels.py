@@ -17,6 +17,9 @@ from torch import Tensor
 
 from scripts.bench.pool import Case, measure, measure_copy_bandwidth
 from scripts.gpu.rows import Context, Row
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import parse_training
+from unet3d.loss.dice_ce import DiceCE
 from unet3d.machine.system import get_cpu_model
 from unet3d.model.fused.ops import norm_ops, upsample_ops
 from unet3d.pool.argmax_codes import choose_code, encode
@@ -28,6 +31,8 @@ from unet3d.pool.reference.max import maximum
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
 from unet3d.pool.windows import PoolWindows
+from unet3d.types import IGNORE_LABEL
+from unet3d.workflows.benchmark import compare_gradients
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")
@@ -110,7 +115,10 @@ def measure_copies(context: Context) -> dict[str, Any]:
 
 def correct(context: Context) -> dict[str, Row]:
     """Compare all kernels with their references, at the size of experiment=forum_small."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, Row] = {
+        f"gradients, {strategy}": partial(check_gradients, context, strategy)
+        for strategy in ("fused", "lean")
+    }
     cases = [
         ("2", PoolWindows.from_args(2, None, 0), (2, 64, 320, 150, 26)),
         ("2, odd", PoolWindows.from_args(2, None, 0), (2, 64, 321, 151, 27)),
@@ -130,7 +138,18 @@ def correct(context: Context) -> dict[str, Row]:
         if not (context.tiny and dtype != "float32"):
             rows[f"norms, {dtype}"] = partial(check_norms, context, DTYPES[dtype])
             rows[f"upsampling, {dtype}"] = partial(check_upsampling, context, DTYPES[dtype])
+            rows[f"loss, {dtype}"] = partial(check_loss, context, DTYPES[dtype])
     return rows
+
+
+def check_gradients(context: Context, strategy: str) -> dict[str, Any]:
+    """Compare a whole step's loss and gradients with those of plain modules."""
+    accelerator = "gpu" if context.cuda else "cpu"
+    words = ["model=unet_tiny" if context.tiny else "model=unet_small", "data.num_classes=5"]
+    words += ["data.patch_size=[32,32,32]", f"trainer.accelerator={accelerator}"]
+    settings = parse_training(compose_config(words, "train"))
+    row = compare_gradients(settings, strategy, context.device)
+    return row | {"good": row["ok"]}
 
 
 def check_pooling(
@@ -227,6 +246,26 @@ def check_upsampling(context: Context, dtype: torch.dtype) -> dict[str, Any]:
         name = "linear" if linear else "nearest"
         exact = run(x.double(), grad_output.double(), linear)
         pairs |= pair_up((name, f"{name} gradient"), run(x, grad_output, linear), exact)
+    return compare(8 * torch.finfo(dtype).eps + 1e-5, pairs)
+
+
+def check_loss(context: Context, dtype: torch.dtype) -> dict[str, Any]:
+    """Compare Dice + cross-entropy of classes and of regions, and gradients, with float64."""
+    torch.manual_seed(0)
+    size = (1, 5, 8, 16, 16) if context.tiny else (2, 5, 320, 150, 26)
+    logits = torch.randn(size, device=context.device).to(dtype)
+    labels = torch.randint(0, 5, (size[0], *size[2:]), device=context.device).to(torch.uint8)
+    labels[:, 0] = IGNORE_LABEL
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    overlapping = {f"region {n}": [n, 4] for n in range(5)}
+    for name, regions in (("classes", None), ("regions", overlapping)):
+        loss, results = DiceCE(regions=regions).to(context.device), []
+        for x in (logits, logits.double()):
+            leaf = x.detach().requires_grad_()
+            value = loss(leaf, labels)
+            (gradient,) = torch.autograd.grad(value * labels.numel(), leaf)  # of the order of 1
+            results.append((value.detach(), gradient))
+        pairs |= pair_up((name, f"{name} gradient"), *results)
     return compare(8 * torch.finfo(dtype).eps + 1e-5, pairs)
 
 

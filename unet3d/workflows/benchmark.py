@@ -32,6 +32,9 @@ from unet3d.workflows.memory.training_step import TrainingStep, make_step_factor
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""
 
+COMPARED = ("fused", "lean")
+"""Strategies whose gradients are compared first."""
+
 ROUNDS = 5
 MAX_ROW_SECONDS = 40.0
 """A row that takes longer has fewer rounds."""
@@ -54,16 +57,17 @@ def run_benchmark(
         "rows": [],
         "skipped": [],
     }
-    names = [name for name in ("none", *list_strategies(settings)) if name != "blocks"]
-    for name in ("gradients", *dict.fromkeys(names)):
+    strategies = [name for name in list_strategies(settings) if name not in ("none", "blocks")]
+    compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
+    for name in (*compared, "none", *strategies):
         if result["rows"] and time.monotonic() > deadline:
             result["skipped"].append(name)
             continue
         started = time.monotonic()
         try:
             row = (
-                compare_gradients(settings, device)
-                if name == "gradients"
+                compare_gradients(settings, name.removeprefix("gradients, "), device)
+                if name in compared
                 else measure_strategy(settings.with_strategy(name), device)
             )
         except (torch.OutOfMemoryError, UsageError) as error:
@@ -102,12 +106,14 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def compare_gradients(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
-    """Compare loss and gradients of fused blocks with those of plain modules, in float32."""
+def compare_gradients(
+    settings: TrainingSettings, strategy: str, device: torch.device
+) -> dict[str, Any]:
+    """Compare loss and gradients of a strategy with those of plain modules, in float32."""
     size = [min(n, 32) for n in settings.data.patch_size]
     small = settings.with_overrides(f"data.patch_size={size}", "precision=32")
     results = []
-    for name in ("none", list_strategies(settings)[0]):
+    for name in ("none", strategy):
         torch.manual_seed(0)
         step = build_step(small.with_strategy(name), device)
         results.append(compute_gradients(step.model, step.loss, small, device))
@@ -196,10 +202,9 @@ def format_row(row: dict[str, Any]) -> str:
     """Describe a row in a line."""
     if "error" in row:
         return f"{row['name']}: {row['error']}"
-    if row["name"] == "gradients":
-        verdict = "as those" if row["ok"] else "NOT those"
-        error = f"relative error {row['gradient_error']:.0e}"
-        return f"gradients of fused blocks are {verdict} of plain modules: {error}"
+    if "gradient_error" in row:
+        verdict = "as of plain modules" if row["ok"] else "NOT those of plain modules"
+        return f"{row['name']}: {verdict}, relative error {row['gradient_error']:.0e}"
     measured = MemoryRecord(**row["measured"]).headline / MIB
     predicted = row["predicted"]["allocated"] / MIB
     memory = f"peak {measured:,.0f} MiB"
