@@ -100,13 +100,17 @@ def test_offloading_leaves_any_other_network_bitwise_equal():
     assert_bitwise_equal(plain, cheaper)
 
 
-def test_none_switches_fused_blocks_off():
+@pytest.mark.parametrize("strategy", [PlainModules(), RecomputeBlocks()])
+def test_none_and_blocks_switch_fused_blocks_off(strategy):
     network = build_plain_network()
     build_strategy("fused").apply(network)
     assert network.retention is not None
-    PlainModules().apply(network)
+    strategy.apply(network)
     assert network.retention is None
-    PlainModules().apply(nn.Linear(1, 1))  # nothing to switch off
+
+
+def test_none_leaves_a_network_without_fused_blocks_unchanged():
+    PlainModules().apply(nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("strategy", ["skips", "lean", "leanest"])

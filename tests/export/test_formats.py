@@ -152,6 +152,13 @@ def test_inputs_and_outputs_have_plain_names(files):
     assert session.get_modelmeta().producer_name == "unet3d"
 
 
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_that_its_runtime_cannot_load_is_named(tmp_path, ending):
+    (tmp_path / f"cut{ending}").write_bytes(b"cut")
+    with pytest.raises(RunError, match=rf"cannot load .*cut\{ending}: "):
+        FORMATS[ending][1](tmp_path / f"cut{ending}")
+
+
 def test_weights_too_large_for_one_file_go_to_an_external_data_file(
     convolution, tmp_path, monkeypatch
 ):

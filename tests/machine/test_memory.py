@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unet3d import nvml
-from unet3d.machine.memory import get_available_bytes, read_meminfo
+from unet3d.machine.memory import get_available_bytes, get_free_bytes, read_meminfo
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 
@@ -25,6 +25,13 @@ def test_a_gpu_offers_what_is_free_and_what_this_process_holds(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * GIB)
     monkeypatch.setattr(nvml, "get_process_bytes", lambda device: process_bytes)
     assert get_available_bytes(torch.device("cuda", 0)) == expected
+
+
+def test_memory_in_torchs_cache_is_free_for_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * GIB)
+    assert get_free_bytes(torch.device("cuda", 0)) == 12 * GIB
 
 
 def test_an_empty_gpu_offers_no_more_than_it_has(monkeypatch):

@@ -56,6 +56,24 @@ def test_the_largest_batch_fits_and_one_more_does_not(request_):
     assert extrapolation.peak(best + 1).reserved + CUDA_CONTEXT_BYTES > budget
 
 
+def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(request_):
+    peaks = [estimate_memory(request_.with_batch_size(n)).peak for n in (1, 2)]
+    for peak, limit, expected in (
+        (peaks[1], 2, (2, peaks[1])),
+        (peaks[1], 1, (1, peaks[0])),
+        (peaks[0], 2, (1, peaks[0])),
+    ):
+        budget = peak.reserved + CUDA_CONTEXT_BYTES
+        assert suggest.find_largest_batch(request_, budget, limit=limit) == expected
+    assert suggest.find_largest_batch(request_, CUDA_CONTEXT_BYTES, limit=2) is None
+
+
+def test_a_budget_is_given_in_gib_and_holds_more_than_the_cuda_context():
+    assert suggest.get_budget_bytes(1.5) == 1536 * 2**20
+    with pytest.raises(DoesNotFitError, match=r"=0\.5 is too small: the CUDA context alone takes"):
+        suggest.get_budget_bytes(0.5)
+
+
 def test_recomputing_every_block_costs_a_third_more_work(request_):
     assert measure_extra_compute(request_, ("checkpointing=none",)) == 0
     assert 0.25 < measure_extra_compute(request_, ("checkpointing=blocks",)) < 0.36

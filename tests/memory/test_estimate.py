@@ -15,6 +15,8 @@ from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import KINDS, estimate_step
 from unet3d.memory.plots import compute_kinds_over_time, plot_layers, plot_timeline
+from unet3d.memory.record import MemoryRecord
+from unet3d.memory.tables import format_measured
 from unet3d.model.half_precision import cast_to_half
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.units import MIB
@@ -194,6 +196,27 @@ def test_the_kinds_of_the_timeline_add_up_to_the_curve(forum, tmp_path):
     for draw in (plot_timeline, plot_layers):
         draw(forum, "a step").savefig(tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_layers_are_drawn_with_the_name_type_and_phase_of_each_call(forum):
+    (axes,) = plot_layers(forum, "a step").axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    calls = {f"{layer.name}  {layer.type}  {layer.phase}" for layer in forum.layers}
+    assert names
+    assert set(names) <= calls
+
+
+def test_each_phase_that_was_measured_is_compared_with_its_estimate(forum):
+    predicted = forum.phases["forward"].allocated
+    measured = {
+        "forward": MemoryRecord(allocated=round(predicted / 1.25)),
+        "backward": MemoryRecord(resident=1),
+    }
+    _, forward, backward = format_measured(forum, measured).splitlines()
+    mib = predicted / MIB
+    assert forward.split() == ["forward", f"{mib:,.1f}", f"{mib / 1.25:,.1f}", "+25.00%"]
+    assert backward.split()[::2] == ["backward", "0.0"]
+    assert backward.split()[-1] == "-"
 
 
 def run_memory(*words):

@@ -132,12 +132,19 @@ def test_gradients_in_evaluation_mode_use_the_running_statistics(small_tiles):
     assert_equal_steps(plain.eval(), fused.eval(), *make_batch(SIZES["odd"]))
 
 
-def test_frozen_parameters_get_no_gradient_and_the_others_the_same(small_tiles):
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        ["encoder", "decoder.0.convs"],
+        ["encoder.0", "decoder.1.up"],  # the last skip, and what joins it to the levels below
+    ],
+)
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same(frozen, small_tiles):
     networks = make_pair(FUSED, upsampling="transposed")
     x, labels = make_batch(SIZES["odd"])
     for model in networks:
-        model.encoder.requires_grad_(False)
-        model.decoder[0].convs.requires_grad_(False)
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
         DiceCE()(model(x), labels).backward()
     for a, b in zip(*(model.parameters() for model in networks), strict=True):
         assert (a.grad is None) == (b.grad is None)

@@ -111,6 +111,11 @@ def test_the_given_pool_factory_builds_every_pooling():
     assert len(poolings) == 2
 
 
+def test_blocks_of_the_naive_network_have_the_levels_of_their_resolution():
+    naive = NaiveUNet3D(in_channels=1, num_classes=2, encoder=[2, 4, 8], decoder=[4, 2])
+    assert [level for level, _ in naive.blocks()] == [0, 1, 2, 1, 0]
+
+
 def test_blocks_yields_every_level_twice_except_the_coarsest():
     network = make_unet(depth=3, width=2)
     assert isinstance(network, HasBlocks)

@@ -86,6 +86,20 @@ def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports, tmp_pat
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_interval_of_a_dice_is_drawn_where_there_is_one(write_reports, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    plot, lines = Axes.plot, []
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, x, y, *a, **k: lines.append(y) or plot(self, x, y, *a, **k)
+    )
+    runs, _ = find_runs(
+        [write_reports(a=make_report(0.7, 1, 1), b=make_report(0.6, 2, 2, evaluated=False))]
+    )
+    draw_runs(runs, tmp_path / "figure.png")
+    assert [y for y in lines if len(y) == 2] == [pytest.approx((0.6, 0.8))] * 2  # in both panels
+
+
 def test_unreadable_reports_are_named_and_the_other_runs_are_shown(write_reports):
     root = write_reports(good=make_report(0.5, 1, 1), list=[], empty={})
     (root / "cut").mkdir()

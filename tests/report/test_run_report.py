@@ -7,7 +7,12 @@ from tensorboard.backend.event_processing.data_ingester import _parse_event_file
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from unet3d.report.run_report import format_tensorboard_command, write_report
+from unet3d.report.run_report import (
+    format_tensorboard_command,
+    make_estimate_rows,
+    write_report,
+)
+from unet3d.units import MIB
 
 
 def test_a_report_is_standard_json(tmp_path):
@@ -26,3 +31,30 @@ def test_the_printed_command_shows_a_run_under_its_folder_name(tmp_path, name):
     for path, group in (_parse_event_files_spec(value) if spec else {value: None}).items():
         shown.AddRunsFromDirectory(path, group)
     assert list(shown.Runs()) == [f"{name}/tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "shown"),
+    [
+        ({}, None),
+        ({"predicted": {"allocated": 300 * MIB}}, "300 MiB of tensors"),
+        (
+            {"predicted": {"allocated": 300 * MIB}, "first_step": {"resident": MIB}},
+            "300 MiB of tensors",
+        ),
+        (
+            {"predicted": {"allocated": 300 * MIB}, "first_step": {"allocated": 400 * MIB}},
+            "300 MiB allocated (-25.0% versus measured)",
+        ),
+        (
+            {
+                "predicted": {"allocated": 300 * MIB},
+                "first_step": {"allocated": 400 * MIB},
+                "steady_step": {"allocated": 240 * MIB},
+            },
+            "300 MiB allocated (+25.0% versus measured)",
+        ),
+    ],
+)
+def test_an_estimate_is_compared_with_a_steady_step_if_that_was_measured(memory, shown):
+    assert make_estimate_rows(memory) == ([] if shown is None else [("estimated peak", shown)])

@@ -131,7 +131,7 @@ CORRUPTIONS = {
     "a constant image": (
         lambda r, i, t: save_volume(i, np.full(SIZE, 7.0)),
         "image",
-        "is 7 everywhere",
+        "^is 7 everywhere",
     ),
     "another shape": (
         lambda r, i, t: save_volume(t, make_label(0)[:, :, :6]),

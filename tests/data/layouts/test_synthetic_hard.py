@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import binary_opening
 
-from unet3d.data.layouts.synthetic_hard import CLASSES, SyntheticHard
+from unet3d.data.layouts.generated import make_grid
+from unet3d.data.layouts.synthetic_hard import CLASSES, SyntheticHard, draw_smooth_field
 from unet3d.errors import UsageError
 
 SETTINGS: Mapping = {
@@ -75,6 +76,11 @@ def test_the_second_channel_is_randomly_bright_or_dark(volumes):
     body = [image[label == 1, 1].mean() for image, label in volumes]
     assert min(body) < -0.4
     assert max(body) > 0.4
+
+
+def test_a_bias_field_has_a_standard_deviation_of_about_1():
+    rng, grid = np.random.default_rng(0), make_grid([16, 16, 8], [1.0, 1.0, 3.0])
+    assert np.std([draw_smooth_field(rng, grid) for _ in range(200)]) == pytest.approx(1, abs=0.1)
 
 
 def test_volumes_have_anisotropic_voxels_and_two_channels(layout):

@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -5,6 +7,17 @@ from tests.data.helpers.loaders import AUGMENT, CPU, load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.loaders import build_loaders, collate
 from unet3d.errors import UsageError
+
+SETTINGS: Mapping = {
+    "patch_size": [8, 8, 8],
+    "batch_size": 2,
+    "patches_per_case": 1,
+    "foreground_fraction": 0.5,
+    "augment": AUGMENT,
+    "num_workers": 0,
+    "device": CPU,
+    "seed": 0,
+}
 
 
 def assert_equal(batches, others):
@@ -74,6 +87,12 @@ def test_a_stopped_iteration_leaves_no_batch_for_the_next(volumes):
     assert_equal(load_epochs(loader, 1), load_epochs(make_loader(volumes), 1))
 
 
+def test_a_batch_may_be_one_patch(volumes):
+    batches = list(build_loaders(volumes, [], **{**SETTINGS, "batch_size": 1})[0])
+    assert len(batches) == len(volumes)
+    assert all(batch["image"].shape == (1, 2, 8, 8, 8) for batch in batches)
+
+
 @pytest.mark.parametrize(
     "invalid",
     [
@@ -86,18 +105,8 @@ def test_a_stopped_iteration_leaves_no_batch_for_the_next(volumes):
     ],
 )
 def test_invalid_loader_settings_are_refused(volumes, invalid):
-    settings = {
-        "patch_size": [8, 8, 8],
-        "batch_size": 2,
-        "patches_per_case": 1,
-        "foreground_fraction": 0.5,
-        "augment": AUGMENT,
-        "num_workers": 0,
-        "device": CPU,
-        "seed": 0,
-    }
     with pytest.raises(UsageError, match=r"data\b"):
-        build_loaders(volumes, [], **{**settings, **invalid})
+        build_loaders(volumes, [], **{**SETTINGS, **invalid})
 
 
 @pytest.mark.gpu

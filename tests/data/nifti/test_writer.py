@@ -72,3 +72,15 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
         interrupt()
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_a_write_to_a_full_disk_names_the_file(tmp_path):
+    def write():
+        with atomic_write(tmp_path / "a.txt") as draft:
+            draft.symlink_to("/dev/full")
+            draft.write_text("a")
+
+    with pytest.raises(OSError, match="No space left") as error:
+        write()
+    assert error.value.filename == str(tmp_path / "a.txt")
+    assert not list(tmp_path.iterdir())

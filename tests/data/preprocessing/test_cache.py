@@ -133,3 +133,13 @@ def test_preprocessing_needs_no_more_memory_than_estimated(tmp_path, spacing_mm)
     tracemalloc.stop()
     assert 0.4 * cost.ram < peak <= cost.ram
     assert volume.image.nbytes + volume.label.nbytes == cost.disk
+
+
+def test_channels_in_files_of_their_own_are_held_twice_while_they_are_joined(tmp_path):
+    both = noise(24, 24, 16, 2)
+    one = write_case(tmp_path, both)
+    two = [write_case(tmp_path, both[..., c], name=f"channel{c}").images[0] for c in range(2)]
+    settings = Preprocessing(num_classes=2)
+    together, apart = (estimate_preprocessing_cost(i, settings) for i in (one.images, two))
+    assert apart.ram - together.ram == both.nbytes
+    assert apart.disk == together.disk

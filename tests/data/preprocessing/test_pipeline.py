@@ -52,6 +52,16 @@ def test_channels_are_read_from_one_file_or_one_file_each(tmp_path):
     assert np.array_equal(one, other)
 
 
+def test_channels_of_different_shapes_are_refused_with_both_files(tmp_path):
+    first, second = (
+        write_case(tmp_path, noise(6, 6, depth), name=f"channel{depth}").images[0]
+        for depth in (6, 4)
+    )
+    with pytest.raises(UsageError) as error:
+        Preprocessing(num_classes=2).preprocess_scan([first, second])
+    assert f"{second} has shape [6, 6, 4], but {first} [6, 6, 6]" in str(error.value)
+
+
 def test_the_grid_describes_the_position_in_the_file(tmp_path):
     affine = nibabel.affines.from_matvec(np.diag([-1.0, 2, 1])[[2, 0, 1]], [1, 2, 3])
     case = write_case(tmp_path, zero_padded_noise(), affine=affine)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from unet3d.data.preprocessing.statistics import (
+    MAX_COST,
+    MIN_STD,
     Statistics,
     TrainingStatistics,
     describe_differences,
@@ -118,3 +120,17 @@ def test_statistics_can_be_restored_from_plain_values():
     assert TrainingStatistics.from_dict(training.to_dict(), 2) == training
     with pytest.raises(ValueError, match="do not match 1 channels"):
         TrainingStatistics.from_dict(training.to_dict(), 1)
+
+
+def test_a_swap_threshold_comes_from_comparing_each_case_with_the_others():
+    cases, gains = [make_case(seed, 0, 1) for seed in range(8)], []
+    for n, case in enumerate(cases):
+        others = summarize_statistics(cases[:n] + cases[n + 1 :])
+        features = np.array(summarize_statistics([case]).feature_means)
+        stds = np.maximum(others.feature_stds, MIN_STD)
+        distances = (features[:, None] - np.array(others.feature_means)) / stds
+        costs = np.minimum(distances**2, MAX_COST).sum(-1)
+        gains.append(costs.trace() - costs[::-1].trace())
+    expected = max(-np.percentile(gains, 95) / 2, *gains)
+    (threshold,) = summarize_statistics(cases).swap_thresholds
+    assert threshold == pytest.approx((0, 1, expected))

@@ -9,11 +9,12 @@ from torch import nn
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError
+from unet3d.inference import postprocess
 from unet3d.machine.device import Precision
 from unet3d.memory import peak
 from unet3d.workflows.inference import predictor as predictor_module
 from unet3d.workflows.inference.ensemble import Ensemble
-from unet3d.workflows.inference.predictor import Predictor, ScanTask
+from unet3d.workflows.inference.predictor import HEAP, Predictor, ScanTask
 from unet3d.workflows.inference.window_memory import measure_window_memory
 
 
@@ -41,12 +42,17 @@ def build_predictor(ensemble, device, batch_size=1):
     )
 
 
+def write_scan(folder, shape):
+    """Write a scan of noise; return the task of segmenting it."""
+    voxels = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / "in.nii")
+    scan = ScanFiles(name="in", files=(folder / "in.nii",))
+    return ScanTask(scan=scan, labels=folder / "out.nii", probabilities=None)
+
+
 @pytest.fixture
 def task(tmp_path):
-    voxels = np.random.default_rng(0).normal(0, 1, (20, 12, 9)).astype(np.float32)
-    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "in.nii")
-    scan = ScanFiles(name="in", files=(tmp_path / "in.nii",))
-    return ScanTask(scan=scan, labels=tmp_path / "out.nii", probabilities=None)
+    return write_scan(tmp_path, (20, 12, 9))
 
 
 def predict(predictor, prepared, log=print):
@@ -84,6 +90,44 @@ def test_outputs_of_modules_are_counted_where_a_process_cannot_read_its_peak(mon
     outputs, nbytes = measure_window_memory([network], [network], (1, 1, 4, 4, 4), device)
     assert outputs == 2
     assert nbytes == 3 * 2 * 4**3 * 4  # of both layers, and of what holds them
+
+
+def test_what_the_process_held_before_does_not_count_as_the_memory_of_a_window():
+    before = peak.read_resident_peak()
+    if before is None:
+        pytest.skip("needs a process that can reset its peak")
+    network = nn.Conv3d(1, 2, 1).requires_grad_(False)
+    shape = (1, 1, 64, 64, 64)
+    _, nbytes = measure_window_memory([network], [network], shape, torch.device("cpu"))
+    assert 0 <= nbytes < before / 2
+
+
+def test_measuring_a_window_leaves_no_hook_in_the_network():
+    network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
+    measure_window_memory([network], [network], (1, 1, 4, 4, 4), torch.device("cpu"))
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_a_plan_holds_the_image_and_the_labels_of_the_file(ensemble, task):
+    predictor = build_predictor(ensemble, "cpu")
+    prepared = predictor.prepare(task)
+    arrays = prepared.scan.image, predict(predictor, prepared)
+    assert prepared.volume.held_bytes == sum(array.nbytes for array in arrays) + HEAP
+
+
+def test_memory_for_finding_components_is_part_of_a_forecast(ensemble, tmp_path):
+    task, predictor = write_scan(tmp_path, (400, 8, 8)), build_predictor(ensemble, "cpu")
+    predictor.window_bytes = 0
+    held = predictor.prepare(task).volume.held_bytes
+    predictor.clean_labels = [1]
+    assert predictor.prepare(task).max_ram == held + 400 * 8 * 8 * postprocess.BYTES_PER_VOXEL
+
+
+def test_a_scan_too_large_to_preprocess_is_refused_before_it_is_read(ensemble, task):
+    predictor = build_predictor(ensemble, "cpu")
+    predictor.ram = 2**20
+    with pytest.raises(DoesNotFitError, match=r"^preprocessing needs .* RAM, 1 MiB are avail"):
+        predictor.prepare(task)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,17 @@
 import pytest
 
+from unet3d.errors import DoesNotFitError
 from unet3d.memory.record import MemoryRecord
+from unet3d.units import CUDA_CONTEXT_BYTES
+from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.planning import step_time
 from unet3d.workflows.planning.experiment import explain_limits
-from unet3d.workflows.planning.planner import TrainingPlan
+from unet3d.workflows.planning.planner import (
+    TrainingPlan,
+    choose_strategy,
+    patch_fits,
+    with_patch,
+)
 from unet3d.workflows.planning.schedule import plan_schedule
 from unet3d.workflows.planning.step_time import measure_step_time
 from unet3d.workflows.planning.topology import Levels
@@ -114,3 +122,42 @@ def test_a_step_that_does_not_fit_is_not_measured(composed):
     estimate = measure_step_time(composed(*SMALL), plan)
     assert estimate.seconds is None
     assert estimate.reason.startswith("it needs")
+
+
+PATCH = (128, 128, 128)
+LEVELS = Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)
+
+
+@pytest.fixture
+def network(composed):
+    return composed("model.width=32", "model.convs_per_level=1", "trainer.accelerator=auto")
+
+
+def compute_budget(settings, strategy, batch_size):
+    """Return the smallest budget that a strategy fits with a batch."""
+    planned = with_patch(settings, PATCH, LEVELS, [f"checkpointing={strategy}"])
+    peak = estimate_memory(planned.with_batch_size(batch_size)).peak
+    return peak.reserved + CUDA_CONTEXT_BYTES
+
+
+def test_a_patch_fits_if_two_of_it_do_with_the_leanest_strategy(network):
+    budget = compute_budget(network, "leanest", 2)
+    assert patch_fits(network, PATCH, LEVELS, budget)
+    assert not patch_fits(network, PATCH, LEVELS, budget - 1)
+
+
+@pytest.mark.parametrize(("strategy", "batch_size", "limit"), [("fused", 1, 1), ("skips", 2, 2)])
+def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
+    network, strategy, batch_size, limit
+):
+    """Or a batch of one, where that is configured."""
+    budget = compute_budget(network, strategy, batch_size)
+    chosen, largest, peak = choose_strategy(network, PATCH, LEVELS, budget, limit)
+    assert (chosen, largest) == ((f"checkpointing={strategy}",), batch_size)
+    assert peak.reserved + CUDA_CONTEXT_BYTES == budget
+
+
+def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
+    fused = network.with_overrides("checkpointing=fused")
+    with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
+        choose_strategy(fused, PATCH, LEVELS, CUDA_CONTEXT_BYTES, 1)

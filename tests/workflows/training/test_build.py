@@ -45,6 +45,17 @@ def test_auto_is_recorded_as_the_strategy_that_it_selected(composed, tmp_path):
     assert run.settings.strategy == "fused"
 
 
+def test_a_run_lists_the_checkpoints_that_could_not_be_written(composed, tmp_path):
+    run = build_training(composed(), tmp_path)
+    assert run.list_unwritten_checkpoints() == []
+    folder = tmp_path / "last.ckpt"
+    folder.mkdir()
+    run.trainer.strategy.checkpoint_io.save_checkpoint({}, folder)
+    assert run.list_unwritten_checkpoints() == [
+        f"{folder}: Is a directory; keeping the previous checkpoint"
+    ]
+
+
 def test_a_strategy_that_was_not_requested_is_noted():
     assert describe_strategy("lean", "lean") == []
     assert describe_strategy("auto", "lean") == ["checkpointing=auto: using lean"]

@@ -23,6 +23,8 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
     run = tmp_path / "run"
     report = json.loads((run / "report.json").read_text())
     assert {"dice", "hd95_mm", "surface_dice"} <= set(report["evaluation"]["mean"])
+    written = json.loads((run / "evaluation" / "evaluation.json").read_text())
+    assert written["mean"] == report["evaluation"]["mean"]
     (images,) = data.rglob("imagesTr")
     output = tmp_path / "predictions"
     assert main(["predict", f"checkpoint={run}", f"input={images}", f"output={output}"]) == 0

@@ -1,0 +1,49 @@
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from unet3d.report.dataset_summary import (
+    compute_class_volumes,
+    draw_dataset_summary,
+    summarize_dataset,
+)
+
+CLASSES = ("background", "a", "b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    voxels: dict[int, int]
+    shape: tuple[int, ...] = (10, 10, 8)
+    spacing_mm: tuple[float, ...] = (1.0, 1.0, 2.0)
+    intensities: np.ndarray = field(default_factory=lambda: np.arange(50.0)[None])
+
+
+@pytest.fixture
+def fingerprints():
+    """Two cases of 800 voxels, of which only the first has class b; class a differs in size."""
+    return [Fingerprint(voxels={0: 680, 1: 80, 2: 40}), Fingerprint(voxels={0: 640, 1: 160})]
+
+
+def test_class_volumes_are_fractions_of_each_case_and_0_where_a_class_is_absent(fingerprints):
+    volumes = compute_class_volumes(fingerprints, CLASSES)
+    np.testing.assert_allclose(volumes, [[0.85, 0.1, 0.05], [0.8, 0.2, 0]])
+
+
+def test_a_case_without_voxels_has_class_volumes_of_0():
+    assert not compute_class_volumes([Fingerprint(voxels={})], CLASSES).any()
+
+
+def test_a_summary_counts_the_cases_of_each_class(fingerprints):
+    assert summarize_dataset(fingerprints, CLASSES).splitlines() == [
+        "2 cases, sizes 10 x 10 x 8 voxels (D x H x W)",
+        "spacings 1 x 1 x 2 mm",
+        "a: in 2 cases, 15% of the voxels",
+        "b: in 1 cases, 2.5% of the voxels",
+    ]
+
+
+def test_a_dataset_in_which_a_class_is_absent_from_a_case_can_be_drawn(fingerprints, tmp_path):
+    draw_dataset_summary(fingerprints, CLASSES, ["CT"], tmp_path / "summary.png")
+    assert (tmp_path / "summary.png").read_bytes()[:4] == b"\x89PNG"
