@@ -250,7 +250,7 @@ def step(folder: Path) -> str:
 def modeled(folder: Path) -> str:
     """Compare launches and modeled times of checkpointing strategies and sizes of tiles."""
     lines = [
-        "| `checkpointing=`, `tile_mib=` | kernels | peak | host | H100 | A100 | RTX 4090 |",
+        "| `checkpointing=`, MiB of a tile | kernels | peak | host | H100 | A100 | RTX 4090 |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in result(folder, "cpu-step")["modeled"]["rows"].items():

@@ -133,7 +133,10 @@ def missing_keys(ours, theirs, prefix=""):
 
 
 def private_names(path):
-    """Return the underscore attributes in a file, without torch's and those it defines itself."""
+    """Return the underscore attributes in a file, without torch's and those it defines itself.
+
+    os._exit is documented.
+    """
     nodes = list(ast.walk(ast.parse(path.read_text())))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
@@ -147,7 +150,7 @@ def private_names(path):
         for node in attributes
         if node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and ast.unparse(node).split(".")[0] not in ("torch", "dist")
+        and ast.unparse(node).split(".")[0] not in ("torch", "dist", "os")
     } - own
 
 

@@ -14,15 +14,14 @@ def build(settings, precision):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_an_optimizer_is_fused_unless_a_gradient_scaler_and_clipping_meet(composed, optimizer):
+def test_an_optimizer_is_fused_unless_that_is_switched_off(composed, optimizer):
     def is_fused(precision, *overrides):
         settings = composed(f"optimizer={optimizer}", *overrides)
         return build(settings, precision).defaults["fused"]
 
     assert is_fused("32") is True
-    assert is_fused("16") is None
+    assert is_fused("16") is True
     assert is_fused("bf16") is True
-    assert is_fused("16", "trainer.gradient_clip_val=null") is True
     assert is_fused("32", "optimizer.fused=false") is False
 
 

@@ -57,9 +57,9 @@ def test_a_run_lists_the_checkpoints_that_could_not_be_written(composed, tmp_pat
 
 
 def test_a_strategy_that_was_not_requested_is_noted():
-    assert describe_strategy("lean", "lean") == []
-    assert describe_strategy("auto", "lean") == ["checkpointing=auto: using lean"]
-    assert describe_strategy("fused", "none") == [
+    assert describe_strategy("lean", "lean", "cpu") == []
+    assert describe_strategy("auto", "lean", "cpu") == ["checkpointing=auto: using lean"]
+    assert describe_strategy("fused", "none", "cpu") == [
         "checkpointing=fused: this network has no fused blocks, using none"
     ]
 
