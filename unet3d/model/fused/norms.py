@@ -66,6 +66,7 @@ class FoldedNorm:
             p, q = (groups.mean(s * self.scale / self.inverse) * self.inverse for s in sums)
             linear = q * self.inverse / -count
             constant = p / -count - linear * self.mean
+            linear = linear.expand_as(constant).contiguous()
         if groups.groups == sums.shape[2]:
             bias = torch.zeros_like(shift)  # the norm subtracts it again
         else:
@@ -95,14 +96,17 @@ class StatGroups:
     world_size: int = 1  # ranks that share statistics; their batches have one size
 
     def mean(self, x: Tensor) -> Tensor:
-        """(B, C) -> (B, C): replace each value by the mean of its group."""
+        """(B, C) -> (B, C), or (1, C) over the batch: the mean of each value's group."""
+        if self.over_batch:  # a group is one channel
+            mean = x.mean(0, keepdim=True)
+            if self.world_size > 1:
+                torch.distributed.all_reduce(mean.div_(self.world_size))
+            return mean
         b, c = x.shape
-        dims = (0, 2) if self.over_batch else (2,)
+        if self.groups == c:
+            return x
         grouped = x.view(b, self.groups, c // self.groups)
-        mean = grouped.mean(dims, keepdim=True)
-        if self.world_size > 1:
-            torch.distributed.all_reduce(mean.div_(self.world_size))
-        return mean.expand_as(grouped).reshape(b, c).contiguous()
+        return grouped.mean(2, keepdim=True).expand_as(grouped).reshape(b, c)
 
 
 def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
