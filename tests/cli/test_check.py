@@ -138,7 +138,7 @@ def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, c
         (["workers=0"], "workers must be an int >= 1"),
         (["workers=two"], "workers must be an int >= 1"),
         (["format=png"], "format must be one of table, json"),
-        (["read_voxels=maybe"], "read_voxels must be bool"),
+        (["read_voxels=maybe"], "read_voxels must be true or false"),
         (["output=/nowhere/errors.txt"], "/nowhere/errors.txt"),
         (["wrokers=1"], "did you mean workers?"),
     ],

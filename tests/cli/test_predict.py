@@ -301,7 +301,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"batch_size": 0}, "batch_size must be"),
         ({"batch_size": "many"}, "batch_size must be int"),
         ({"tta": "[0,3]"}, "tta must be"),
-        ({"tta": "yes"}, "tta must be bool"),
+        ({"tta": "yes"}, "tta must be true or false"),
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
         ({"device": "gpu"}, "device=gpu"),

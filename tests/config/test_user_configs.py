@@ -97,7 +97,7 @@ def test_a_callback_in_an_experiment_does_not_run(unet3d, tmp_path, write_experi
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {num_workers: many}", "data.num_workers must be int as in data.num_workers=0"),
+        ("data: {num_workers: many}", "data.num_workers must be an int as in data.num_workers=0"),
         ("evaluation: [1]", "Cannot merge DictConfig with ListConfig"),
     ],
 )

@@ -35,11 +35,19 @@ def test_a_value_of_the_right_type_is_accepted(key, value):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("data.num_workers", "many", "data.num_workers must be int as in data.num_workers=0"),
-        ("evaluation.draw_worst", 1.5, "evaluation.draw_worst must be int as in evaluation.draw_w"),
-        ("inference.overlap", "half", "inference.overlap must be float as in inference.overlap="),
-        ("model.width", True, "model.width must be int as in model.width=8, got True"),
-        ("tf32", 1, "tf32 must be bool as in tf32=True, got 1"),
+        ("data.num_workers", "many", "data.num_workers must be an int as in data.num_workers=0"),
+        (
+            "evaluation.draw_worst",
+            1.5,
+            "evaluation.draw_worst must be an int as in evaluation.draw",
+        ),
+        (
+            "inference.overlap",
+            "half",
+            "inference.overlap must be a number as in inference.overlap=",
+        ),
+        ("model.width", True, "model.width must be an int as in model.width=8, got True"),
+        ("tf32", 1, "tf32 must be true or false, got 1"),
         ("data.patch_size", 8, "data.patch_size must be a list as in data.patch_size=[32, 32, 32]"),
         ("optimizer", 3, "optimizer must be a mapping of keys, got 3"),
         ("data.foreground_fraction", float("nan"), "data.foreground_fraction must be a number, "),

@@ -40,7 +40,7 @@ def test_a_summary_counts_the_cases_of_each_class(fingerprints):
         "2 cases, sizes 10 x 10 x 8 voxels (D x H x W)",
         "spacings 1 x 1 x 2 mm",
         "a: in 2 cases, 15% of the voxels",
-        "b: in 1 cases, 2.5% of the voxels",
+        "b: in 1 case, 2.5% of the voxels",
     ]
 
 

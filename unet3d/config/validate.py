@@ -53,9 +53,7 @@ def check_value_types(composed: ComposedConfig) -> None:
         if key in MIXED_TYPES or default is None or isinstance(default, str):
             continue
         if not is_same_kind(value, default):
-            kind = "a list" if isinstance(default, ListConfig) else type(default).__name__
-            expected = f"{kind} as in {key}={default}"
-            expected = "a mapping of keys" if isinstance(default, DictConfig) else expected
+            expected = describe_kind(default, key)
             raise UsageError(f"{key} must be {expected}, got {value!r}")
     for key in iter_keys(composed.config):
         parent, _, name = key.rpartition(".")
@@ -135,6 +133,21 @@ def is_same_kind(value: Any, default: Any) -> bool:
     if isinstance(value, float) and isinstance(default, int):
         return value.is_integer() and not isinstance(default, bool)
     return isinstance(value, bool) == isinstance(default, bool)
+
+
+def describe_kind(default: Any, key: str) -> str:
+    """Say which values may replace a default.
+
+    >>> describe_kind(True, "tf32"), describe_kind(8, "model.width")
+    ('true or false', 'an int as in model.width=8')
+    """
+    if isinstance(default, DictConfig):
+        return "a mapping of keys"
+    if isinstance(default, bool):
+        return "true or false"
+    if isinstance(default, ListConfig):
+        return f"a list as in {key}={default}"
+    return f"{'an int' if isinstance(default, int) else 'a number'} as in {key}={default}"
 
 
 def _select(config: DictConfig, key: str) -> Any:

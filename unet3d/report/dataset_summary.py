@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from unet3d.report.slices import get_palette
+from unet3d.text import pluralize
 
 
 class CaseFingerprintLike(Protocol):
@@ -55,7 +56,7 @@ def summarize_dataset(
     ]
     for c, name in enumerate(classes[1:], start=1):
         count, percent = int((fractions[:, c] > 0).sum()), 100 * fractions[:, c].mean()
-        rows.append(f"{name}: in {count} cases, {percent:.2g}% of the voxels")
+        rows.append(f"{name}: in {pluralize(count, 'case')}, {percent:.2g}% of the voxels")
     return "\n".join(rows)
 
 
