@@ -70,6 +70,8 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
             "suggest": ["precisions=[bf16]", "patches=[1]", "strategies=[fused]"],
         }
         return [*words, *own[command], *few, "data.patch_size=[32,16,16]"]
+    if "benchmark=true" in given:
+        return [*words, "data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "seconds=1"]
     if command == "plan":
         return [*words, "model.width=4", "model.convs_per_level=1", "measure_time=false"]
     if command != "train":

@@ -11,7 +11,7 @@ import torch
 from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.doctor import DoctorSettings, parse_doctor
+from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
 from unet3d.machine.device import resolve_device
 from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
@@ -49,9 +49,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def print_benchmark(settings: DoctorSettings) -> int:
     """Measure, and write the file; return 1 if something did not run as it should."""
-    machine = describe_machine(torch.device(resolve_device(settings.training.trainer.accelerator)))
-    file = settings.output.path or Path(make_file_name(machine))
-    result = run_benchmark(settings.training, file, seconds=settings.seconds, log=print)
+    training = settings.training
+    device = resolve_device(training.trainer.accelerator)
+    if device == "cuda" and not settings.has_job:
+        training = training.with_overrides(*BENCHMARK_JOB)
+    file = settings.output.path or Path(make_file_name(describe_machine(torch.device(device))))
+    result = run_benchmark(training, file, seconds=settings.seconds, log=print)
     if result["skipped"]:
         print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
     print(f"wrote {file}: attach it to an issue to report a problem or a new GPU")

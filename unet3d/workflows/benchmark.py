@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from unet3d import __version__
 from unet3d.atomic_write import atomic_write
@@ -39,8 +38,11 @@ ROUNDS = 5
 MAX_ROW_SECONDS = 40.0
 """A row that takes longer has fewer rounds."""
 
-MAX_GRADIENT_ERROR = 1e-3
-"""Largest relative error of gradients in float32; plain modules differ by 1e-5 between devices."""
+MAX_ERROR_RATIO = 3.0
+"""Error of gradients that is accepted, relative to that of plain modules in the same precision.
+
+Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU a value is on.
+"""
 
 
 def run_benchmark(
@@ -109,40 +111,38 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 def compare_gradients(
     settings: TrainingSettings, strategy: str, device: torch.device
 ) -> dict[str, Any]:
-    """Compare loss and gradients of a strategy with those of plain modules, in float32."""
+    """Compare errors of a strategy's gradients with those of plain modules, both in float32."""
     size = [min(n, 32) for n in settings.data.patch_size]
     small = settings.with_overrides(f"data.patch_size={size}", "precision=32")
-    results = []
-    for name in ("none", strategy):
-        torch.manual_seed(0)
-        step = build_step(small.with_strategy(name), device)
-        results.append(compute_gradients(step.model, step.loss, small, device))
-        del step
-        free_memory()
-    (loss, plain), (fused_loss, fused) = results
-    error = torch.linalg.vector_norm(fused - plain) / torch.linalg.vector_norm(plain)
+    variants = (("none", torch.float64), ("none", torch.float32), (strategy, torch.float32))
+    exact, plain, own = (
+        compute_gradients(small.with_strategy(name), dtype, device) for name, dtype in variants
+    )
+    plain_error, error = (
+        float(torch.linalg.vector_norm(g - exact) / torch.linalg.vector_norm(exact))
+        for g in (plain, own)
+    )
     return {
-        "loss": loss,
-        "fused_loss": fused_loss,
-        "gradient_error": float(error),
-        "ok": float(error) < MAX_GRADIENT_ERROR,
+        "gradient_error": error,
+        "plain_gradient_error": plain_error,
+        "ok": error <= MAX_ERROR_RATIO * plain_error,
     }
 
 
 def compute_gradients(
-    model: nn.Module, loss: nn.Module, settings: TrainingSettings, device: torch.device
-) -> tuple[float, torch.Tensor]:
-    """Return the loss and all gradients of a random batch, on the CPU."""
-    generator = torch.Generator().manual_seed(1)
-    data = settings.data
-    channels = next(model.parameters()).shape[1]
-    shape = (2, *data.patch_size)
-    image = torch.randn(2, channels, *data.patch_size, generator=generator)
-    label = torch.randint(0, 2, shape, generator=generator).to(torch.uint8)
-    value = loss(model(image.to(device)), label.to(device))
-    value.backward()
-    gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
-    return float(value.detach()), torch.cat(gradients)
+    settings: TrainingSettings, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return all gradients of one step with a random batch, on the CPU in float64."""
+    free_memory()
+    torch.manual_seed(0)
+    step = build_step(settings, device)
+    model, generator = step.model.to(dtype), torch.Generator().manual_seed(1)
+    shape = (2, *settings.data.patch_size)
+    image = torch.randn(2, step.channels, *shape[1:], generator=generator).to(device, dtype)
+    label = torch.randint(0, 2, shape, generator=generator).to(device, torch.uint8)
+    step.loss(model(image), label).backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(gradients).cpu().double()
 
 
 def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
@@ -203,8 +203,11 @@ def format_row(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['name']}: {row['error']}"
     if "gradient_error" in row:
-        verdict = "as of plain modules" if row["ok"] else "NOT those of plain modules"
-        return f"{row['name']}: {verdict}, relative error {row['gradient_error']:.0e}"
+        verdict = "as exact as" if row["ok"] else "LESS EXACT than"
+        return (
+            f"{row['name']}: {verdict} plain modules, relative error {row['gradient_error']:.0e} "
+            f"({row['plain_gradient_error']:.0e})"
+        )
     measured = MemoryRecord(**row["measured"]).headline / MIB
     predicted = row["predicted"]["allocated"] / MIB
     memory = f"peak {measured:,.0f} MiB"

@@ -12,7 +12,7 @@ KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
 
 
 BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
-"""What a benchmark measures unless another job is given: it fills a GPU."""
+"""What a benchmark measures on a GPU unless another job is given: it fills one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,17 @@ class DoctorSettings:
     output: OutputSettings
     benchmark: bool
     seconds: float  # that the benchmark may take
+    has_job: bool  # whether overrides say what to run
 
 
 def parse_doctor(composed: ComposedConfig) -> DoctorSettings:
     """Check and parse the config of `unet3d doctor`."""
     config, training = composed.config, parse_training(composed)
-    benchmark = read_bool(config, "benchmark")
-    own = [o for o in training.composition.overrides if o.partition("=")[0] not in KEYS]
-    if benchmark and not own:
-        training = training.with_overrides(*BENCHMARK_JOB)
+    overrides = training.composition.overrides
     return DoctorSettings(
         training=training,
         output=parse_output(config),
-        benchmark=benchmark,
+        benchmark=read_bool(config, "benchmark"),
         seconds=read_float(config, "seconds", exclusive=True),
+        has_job=any(o.partition("=")[0] not in KEYS for o in overrides),
     )
