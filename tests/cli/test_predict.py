@@ -299,7 +299,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"output": "broken.ckpt"}, "must be a folder"),
         ({"overlap": 1}, "overlap must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"batch_size": "many"}, "batch_size must be int"),
+        ({"batch_size": "many"}, "batch_size must be an int"),
         ({"tta": "[0,3]"}, "tta must be"),
         ({"tta": "yes"}, "tta must be true or false"),
         ({"precision": 17}, "precision must be one of"),
