@@ -6,7 +6,7 @@ ACHIEVED_BANDWIDTH = 0.8
 """Fraction of the memory bandwidth that a kernel which only copies reaches."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GpuSpec:
     """Peak rates of a GPU without sparsity, and what convolutions reach of them."""
 
@@ -25,69 +25,15 @@ class GpuSpec:
         return self.tf32_tflops if tf32 else self.float32_tflops
 
 
-GPUS = {
-    "h200": GpuSpec(
-        name="NVIDIA H200",
-        half_tflops=989,
-        tf32_tflops=495,
-        float32_tflops=67,
-        bandwidth_tb=4.8,
-        conv_efficiency=(0.40, 0.55),
-        kernel_us=2.0,
-    ),
-    "h100": GpuSpec(
-        name="NVIDIA H100 SXM",
-        half_tflops=989,
-        tf32_tflops=495,
-        float32_tflops=67,
-        bandwidth_tb=3.35,
-        conv_efficiency=(0.40, 0.55),
-        kernel_us=2.0,
-    ),
-    "a100": GpuSpec(
-        name="NVIDIA A100 80 GB",
-        half_tflops=312,
-        tf32_tflops=156,
-        float32_tflops=19.5,
-        bandwidth_tb=2.04,
-        conv_efficiency=(0.50, 0.65),
-        kernel_us=2.3,
-    ),
-    "v100": GpuSpec(
-        name="NVIDIA V100",
-        half_tflops=125,
-        tf32_tflops=15.7,
-        float32_tflops=15.7,
-        bandwidth_tb=0.9,
-        conv_efficiency=(0.50, 0.65),
-        kernel_us=2.3,
-    ),
-    "t4": GpuSpec(
-        name="NVIDIA T4",
-        half_tflops=65,
-        tf32_tflops=8.1,
-        float32_tflops=8.1,
-        bandwidth_tb=0.32,
-        conv_efficiency=(0.40, 0.60),
-        kernel_us=2.3,
-    ),
-    "rtx4090": GpuSpec(
-        name="NVIDIA GeForce RTX 4090",
-        half_tflops=165,
-        tf32_tflops=82.6,
-        float32_tflops=82.6,
-        bandwidth_tb=1.01,
-        conv_efficiency=(0.60, 0.75),
-        kernel_us=2.0,
-    ),
-    "rtx3090": GpuSpec(
-        name="NVIDIA GeForce RTX 3090",
-        half_tflops=71,
-        tf32_tflops=35.6,
-        float32_tflops=35.6,
-        bandwidth_tb=0.94,
-        conv_efficiency=(0.60, 0.75),
-        kernel_us=2.0,
-    ),
+# fmt: off
+GPUS = {  # half, TF32, float32 TFLOP/s; TB/s; efficiency of convolutions; us
+    "h200": GpuSpec("NVIDIA H200", 989, 495, 67, 4.8, (0.40, 0.55), 2.0),
+    "h100": GpuSpec("NVIDIA H100 SXM", 989, 495, 67, 3.35, (0.40, 0.55), 2.0),
+    "a100": GpuSpec("NVIDIA A100 80 GB", 312, 156, 19.5, 2.04, (0.50, 0.65), 2.3),
+    "v100": GpuSpec("NVIDIA V100", 125, 15.7, 15.7, 0.9, (0.50, 0.65), 2.3),
+    "t4": GpuSpec("NVIDIA T4", 65, 8.1, 8.1, 0.32, (0.40, 0.60), 2.3),
+    "rtx4090": GpuSpec("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.01, (0.60, 0.75), 2.0),
+    "rtx3090": GpuSpec("NVIDIA GeForce RTX 3090", 71, 35.6, 35.6, 0.94, (0.60, 0.75), 2.0),
 }
+# fmt: on
 """By the name that users type."""

@@ -46,7 +46,7 @@ from unet3d.roofline.operations import count_operations, sum_launches
 from unet3d.roofline.step_time import model_step_time
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
+from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, SilentListener, TrainingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,6 +130,14 @@ def build_step(
     )
 
 
+def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) -> TrainingStep:
+    """Build a step on fake CPU tensors with torch's choice of optimizer on CUDA."""
+    step = build_step(make, size, batch, precision, "cpu")
+    for group in step.optimizer.param_groups:
+        group["foreach"] = True
+    return step
+
+
 class TrainOnlyStep:
     """A step without validation: some networks reject small volumes."""
 
@@ -150,10 +158,9 @@ def estimate(
     """Estimate the memory of a step."""
 
     def make_step() -> TrainOnlyStep:
-        inner = build_step(make, size, batch, precision, "cpu")
-        for group in inner.optimizer.param_groups:
-            group["foreach"] = cuda or None
-        return TrainOnlyStep(inner)
+        if cuda:
+            return TrainOnlyStep(build_cuda_step(make, size, batch, precision))
+        return TrainOnlyStep(build_step(make, size, batch, precision, "cpu"))
 
     return estimate_step(make_step, cuda=cuda)
 
@@ -254,14 +261,7 @@ def model_times() -> dict[str, Any]:
         for mib in TILE_SIZES_MIB:
             variants[f"{strategy}, {mib} MiB"] = set_tile_size(networks[strategy], mib)
     for name, make in variants.items():
-
-        def make_step(make: Factory = make) -> TrainingStep:
-            step = build_step(make, size, 2, "16", "cpu")
-            for group in step.optimizer.param_groups:
-                group["foreach"] = True
-            return step
-
-        operations = count_operations(make_step)
+        operations = count_operations(partial(build_cuda_step, make, size, 2, "16"))
         models = {gpu: model_step_time(operations, GPUS[gpu], tf32=True) for gpu in MODELED_GPUS}
         rows[name] = {
             "launches": sum_launches(operations),
@@ -334,16 +334,6 @@ def time_networks(options: argparse.Namespace) -> dict[str, Any]:
         **{"precision": precision, "threads": options.threads, "device": device},
         **{"rounds": options.rounds, "torch": torch.__version__, "rows": rows},
     }
-
-
-class SilentListener:
-    """Ignores the phases of a step, so that only the step is timed."""
-
-    def begin_phase(self, phase: str) -> None:
-        """Do nothing."""
-
-    def label(self, tensors: Any, kind: str) -> None:
-        """Do nothing."""
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

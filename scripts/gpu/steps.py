@@ -11,7 +11,6 @@ import torch
 from scripts.bench.step import (
     AS_WRITTEN,
     Factory,
-    SilentListener,
     build_step,
     estimate,
     list_comparable_networks,
@@ -29,7 +28,11 @@ from unet3d.units import CUDA_CONTEXT_BYTES, MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
+from unet3d.workflows.memory.training_step import (
+    SilentListener,
+    TrainingStep,
+    make_step_factory,
+)
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),

@@ -60,7 +60,7 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
     before = CompileOnly.count
     cuda.add_moments(y, 0, sums)
     cuda.normalize(y, numbers[0], numbers[1], 0.01, y)
-    cuda.add_gradient_sums(y, y, *numbers, 0.01, True, sums)
+    cuda.add_gradient_sums(y, y, *numbers, slope=0.01, first=True, sums=sums)
     cuda.gradient(y, y, *numbers, slope=0.01, out=y)
     d, h, w = (2 * n for n in shape[2:])
     up = torch.zeros(*shape[:2], d, h, w, dtype=dtype).contiguous(
@@ -74,6 +74,7 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
         running = (sums[0, 0], sums[1, 0]) if over_batch else (None, None)
         norm = (numbers[0][0], numbers[1][0], numbers[2][0], *running)
         out = torch.zeros(4, *shape[:2])
-        cuda.fold_statistics(sums, 9, groups, over_batch, 1e-5, *norm, 0.1, out)
+        arguments = (sums, 9, groups, over_batch, 1e-5, *norm)
+        cuda.fold_statistics(*arguments, momentum=0.1, out=out)
         cuda.fold_gradient(sums, *numbers[:3], 9, groups, over_batch, sums)
     assert CompileOnly.count - before == 20

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scripts.bench.step import SilentListener, build_step, list_forum_networks
+from scripts.bench.step import build_cuda_step, list_forum_networks
 from unet3d.custom_ops import CustomOp
 from unet3d.loss import dice_terms
 from unet3d.loss.kernels import cuda as loss_cuda
@@ -21,6 +21,7 @@ from unet3d.pool import max as max_pool
 from unet3d.pool import select_backward
 from unet3d.pool.kernels import cuda as pool_cuda
 from unet3d.pool.kernels import dispatch as pool_dispatch
+from unet3d.workflows.memory.training_step import SilentListener
 
 OPERATORS = {
     operator.op._qualname: operator
@@ -79,7 +80,6 @@ def test_a_first_step_compiles_few_variants_of_each_kernel(strategy, most, monke
     monkeypatch.setattr(pool_dispatch, "select_kernels", lambda _: pool_cuda)
     with FakeTensorMode(), simulate_cuda_step(), RunBodies():
         network = list_forum_networks("small")[strategy]
-        step: Any = build_step(network, [320, 150, 26], 2, "16", "cpu")
-        step.train(SilentListener())
+        build_cuda_step(network, [320, 150, 26], 2, "16").train(SilentListener())
     assert {"normalize_kernel", "sum_terms_kernel", "tiled_kernel"} <= set(variants)
     assert sum(variants.values()) <= most, variants

@@ -1,12 +1,13 @@
 """Counts of what a training step asks of a GPU."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from scripts.bench.step import AS_WRITTEN, build_step, list_forum_networks
+from scripts.bench.step import AS_WRITTEN, build_cuda_step, list_forum_networks
 from unet3d.loss.kernels import cuda as loss_cuda
 from unet3d.model.fused.kernels import cuda as fused_cuda
 from unet3d.pool.kernels import cuda as pool_cuda
@@ -22,13 +23,8 @@ from unet3d.roofline.operations import (
 def count_forum_step(name: str):
     """Return the operations of a step of the small network of the forum, in mixed precision."""
 
-    def make_step():
-        step = build_step(list_forum_networks("small")[name], [320, 150, 26], 2, "16", "cpu")
-        for group in step.optimizer.param_groups:
-            group["foreach"] = True
-        return step
-
-    return count_operations(make_step)
+    make = list_forum_networks("small")[name]
+    return count_operations(partial(build_cuda_step, make, [320, 150, 26], 2, "16"))
 
 
 @pytest.mark.parametrize(("strategy", "budget"), [("fused", 900), ("lean", 1050)])
@@ -80,15 +76,17 @@ def launched(monkeypatch):
 def test_operators_of_fused_blocks_launch_as_many_kernels_as_are_counted(launched):
     y, numbers, sums = make_map(2, 4, 3, 4, 5), [torch.zeros(2, 4)] * 4, torch.zeros(2, 2, 4)
     up, axes = make_map(2, 4, 6, 8, 10), [0, 6, 0, 3, 0, 8, 0, 4, 0, 10, 0, 5]
-    running = (*(torch.zeros(4),) * 5, 0.1, torch.zeros(4, 2, 4))
+    fold = (sums, 60, 4, True, 1e-5, *(torch.zeros(4),) * 5)
     counts = {
         "add_moments": launched(fused_cuda.add_moments, y, 0, sums),
         "normalize": launched(fused_cuda.normalize, y, *numbers[:2], 0.0, y),
         "add_norm_gradient_sums": launched(
-            fused_cuda.add_gradient_sums, y, y, *numbers, 0.0, True, sums
+            lambda: fused_cuda.add_gradient_sums(y, y, *numbers, slope=0.0, first=True, sums=sums)
         ),
         "norm_gradient": launched(lambda: fused_cuda.gradient(y, y, *numbers, slope=0.0, out=y)),
-        "fold_statistics": launched(fused_cuda.fold_statistics, sums, 60, 4, True, 1e-5, *running),
+        "fold_statistics": launched(
+            lambda: fused_cuda.fold_statistics(*fold, momentum=0.1, out=torch.empty(4, 2, 4))
+        ),
         "fold_gradient": launched(fused_cuda.fold_gradient, sums, *numbers[:3], 60, 4, True, sums),
         "interpolate": launched(fused_cuda.interpolate, y, axes, True, up),
         "interpolate_gradient": launched(fused_cuda.interpolate_gradient, up, axes, True, y),

@@ -12,7 +12,7 @@ from unet3d.roofline.step_time import model_step_time
 
 
 def make_operation(name="convolution", *, flops=0, nbytes=0, launches=1, dtype=torch.float16):
-    return Operation("forward", name, launches, nbytes, flops, dtype, (1,))
+    return Operation("forward", name, launches, nbytes, flops, dtype)
 
 
 def model_gpu_ms(*operations, gpu="h100", tf32=True):

@@ -53,8 +53,9 @@ def print_benchmark(settings: DoctorSettings) -> int:
     device = resolve_device(training.trainer.accelerator)
     if device == "cuda" and not settings.has_job:
         training = training.with_overrides(*BENCHMARK_JOB)
-    file = settings.output.path or Path(make_file_name(describe_machine(torch.device(device))))
-    result = run_benchmark(training, file, seconds=settings.seconds, log=print)
+    machine = describe_machine(torch.device(device))
+    file = settings.output.path or Path(make_file_name(machine))
+    result = run_benchmark(training, machine, file, seconds=settings.seconds, log=print)
     if result["skipped"]:
         print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
     print(f"wrote {file}: attach it to an issue to report a problem or a new GPU")

@@ -138,7 +138,7 @@ class Trace(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return func(*args)
         if func is aten._local_scalar_dense.default:
-            return _scalar(func, args)
+            return read_scalar(func, args)
         if func.overloadpacket is aten.arange and _is_short(args):
             values = _arange_with_values(func, args, kwargs)
             self._see(values, None, "arange")
@@ -337,7 +337,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _scalar(func: Any, args: tuple) -> Any:
+def read_scalar(func: Any, args: tuple) -> Any:
     """Answer `.item()` of a tensor without a value, so that the step continues."""
     try:
         return func(*args)

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from unet3d.memory.cudnn import follow_cudnn
 from unet3d.memory.estimate import Step, simulate_cuda_step
+from unet3d.memory.trace import read_scalar
 
 aten = torch.ops.aten
 
@@ -71,7 +72,6 @@ class Operation:
     nbytes: int
     flops: int
     dtype: torch.dtype
-    shape: tuple[int, ...]  # of the first output
 
     @property
     def waits(self) -> bool:
@@ -94,10 +94,6 @@ class OperationCounter(TorchDispatchMode):
     def label(self, tensors: Any, kind: str) -> None:
         """Ignore what tensors hold."""
 
-    def count_live_bytes(self) -> int:
-        """Return 0: memory is not counted."""
-        return 0
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
@@ -105,7 +101,10 @@ class OperationCounter(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return func(*args)
         name = get_name(func)
-        out = follow_cudnn(func, args, run_without_values(func, args, kwargs))
+        if func is aten._local_scalar_dense.default:
+            out = read_scalar(func, args)
+        else:
+            out = follow_cudnn(func, args, func(*args, **kwargs))
         if name not in FREE and not self._is_on_host(args):
             self.operations.append(self._describe(func, name, args, kwargs, out))
         return out
@@ -127,21 +126,12 @@ class OperationCounter(TorchDispatchMode):
             nbytes=count_moved_bytes(name, args, list(inputs.values()), outputs),
             flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
             dtype=torch.float32 if first is None else first.dtype,
-            shape=() if first is None else tuple(first.shape),
         )
 
 
 def get_name(func: Any) -> str:
     """Return the name of an operation, without `aten::` and without its overload."""
     return func._schema.name.removeprefix("aten::")
-
-
-def run_without_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation on fake tensors; `.item()` of a tensor without a value gives 0."""
-    try:
-        return func(*args, **kwargs)
-    except DataDependentOutputException:
-        return False if args[0].dtype == torch.bool else 0
 
 
 def count_launches(name: str, args: tuple) -> int:

@@ -18,7 +18,7 @@ from unet3d import __version__
 from unet3d.atomic_write import atomic_write
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
-from unet3d.machine.device import resolve_device, resolve_precision
+from unet3d.machine.device import resolve_precision
 from unet3d.machine.gpus import list_gpus
 from unet3d.machine.software import inspect_software
 from unet3d.memory.estimate import estimate_step
@@ -26,7 +26,11 @@ from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
 from unet3d.workflows.memory.measure import Measurement, measure_phases
 from unet3d.workflows.memory.strategies import list_strategies
-from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
+from unet3d.workflows.memory.training_step import (
+    SilentListener,
+    TrainingStep,
+    make_step_factory,
+)
 
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""
@@ -46,15 +50,20 @@ Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU
 
 
 def run_benchmark(
-    settings: TrainingSettings, file: Path, *, seconds: float, log: Callable[[str], None]
+    settings: TrainingSettings,
+    machine: dict[str, Any],
+    file: Path,
+    *,
+    seconds: float,
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure all rows that fit into `seconds`; write the file after each."""
     deadline = time.monotonic() + seconds
-    device = torch.device(resolve_device(settings.trainer.accelerator))
+    device = torch.device(machine["device"])
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "unet3d": __version__,
-        "machine": describe_machine(device),
+        "machine": machine,
         "overrides": list(settings.composition.overrides),
         "rows": [],
         "skipped": [],
@@ -186,16 +195,6 @@ def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float
         yield time.perf_counter() - begin, queued
         if time.monotonic() - started > MAX_ROW_SECONDS:
             return
-
-
-class SilentListener:
-    """Ignores the phases of a step, so that only the step is timed."""
-
-    def begin_phase(self, phase: str) -> None:
-        """Do nothing."""
-
-    def label(self, tensors: Any, kind: str) -> None:
-        """Do nothing."""
 
 
 def format_row(row: dict[str, Any]) -> str:

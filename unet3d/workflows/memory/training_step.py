@@ -31,6 +31,16 @@ class PhaseListener(Protocol):
         ...
 
 
+class SilentListener:
+    """Ignores the phases of a step, so that only the step is timed."""
+
+    def begin_phase(self, phase: str) -> None:
+        """Do nothing."""
+
+    def label(self, tensors: Any, kind: str) -> None:
+        """Do nothing."""
+
+
 class TracingListener(PhaseListener, Protocol):
     """A listener that knows how much memory the step has allocated so far."""
 

@@ -44,21 +44,13 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 
 
 def add_gradient_sums(
-    g: Tensor,
-    y: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    slope: float,
-    first: bool,
-    sums: Tensor,
+    g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
     """Run norm_ops.add_gradient_sums."""
     part = sums if first else torch.empty_like(sums)
-    numbers = _pointers(scale, shift, mean, inverse)
     function = kernels[y.dtype].gradient_sums
-    function(_map(g), _map(y), *numbers, _float(slope), get_data_ptr(part), _threads(y))
+    arguments = (*_pointers(*numbers), _float(slope), get_data_ptr(part), _threads(y))
+    function(_map(g), _map(y), *arguments)
     if not first:
         sums += part
 

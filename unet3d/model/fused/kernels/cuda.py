@@ -42,26 +42,17 @@ def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor
 
 
 def add_gradient_sums(
-    g: Tensor,
-    y: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    slope: float,
-    first: bool,
-    sums: Tensor,
+    g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
     """Run norm_ops.add_gradient_sums."""
     from unet3d.model.fused.kernels.triton import add_parts_kernel, gradient_sums_kernel
 
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
     parts = sums.new_empty(grid[0], 2, b, c)
-    tensors = (g, y, scale, shift, mean, inverse, parts)
-    numbers = (slope, *_space(y), *_strides(g), *_strides(y), b)
-    launch(gradient_sums_kernel, y.device, grid, *tensors, *numbers, **sizes)
-    numbers = (grid[0], 2 * b * c, int(first))
-    launch(add_parts_kernel, y.device, *_merge(parts, sums), *numbers, **PART_BLOCK)
+    arguments = (g, y, *numbers, parts, slope, *_space(y), *_strides(g), *_strides(y), b)
+    launch(gradient_sums_kernel, y.device, grid, *arguments, **sizes)
+    counts = (grid[0], 2 * b * c, int(first))
+    launch(add_parts_kernel, y.device, *_merge(parts, sums), *counts, **PART_BLOCK)
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
@@ -80,19 +71,15 @@ def fold_statistics(
     groups: int,
     over_batch: bool,
     eps: float,
-    weight: Tensor | None,
-    shift: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    *optional: Tensor | None,
     momentum: float,
     out: Tensor,
 ) -> None:
-    """Run statistics_ops.fold."""
+    """Run statistics_ops.fold; `optional` are weight, shift, bias and both running statistics."""
     from unet3d.model.fused.kernels.triton import fold_statistics_kernel
 
     grid, sizes = _groups(total, groups, over_batch)
-    optional = (weight, shift, bias, running_mean, running_var)
+    weight, _, bias, running_mean, _ = optional
     _, b, c = total.shape
     values = b * count if over_batch else count * (c // groups)
     numbers = (b, c, float(count), values / max(1, values - 1), eps, momentum)

@@ -52,7 +52,8 @@ def add_gradient_sums(
 ) -> None:
     """Add the sums of m and of m * (y - mean) * inverse to (2, B, C); if `first`, overwrite it."""
     if kernels := dispatch.select_kernels(y, g):
-        return kernels.add_gradient_sums(g, y, scale, shift, mean, inverse, slope, first, sums)
+        numbers = (scale, shift, mean, inverse)
+        return kernels.add_gradient_sums(g, y, *numbers, slope=slope, first=first, sums=sums)
     if first:
         sums.zero_()
     for c in iter_channels(y):

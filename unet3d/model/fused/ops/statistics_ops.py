@@ -38,8 +38,9 @@ def fold(
     from unet3d.model.fused.kernels import cuda
 
     out = total.new_empty(4, *total.shape[1:])
-    numbers = (weight, shift, bias, running_mean, running_var)
-    cuda.fold_statistics(total, count, groups, over_batch, eps, *numbers, momentum, out)
+    optional = (weight, shift, bias, running_mean, running_var)
+    arguments = (total, count, groups, over_batch, eps, *optional)
+    cuda.fold_statistics(*arguments, momentum=momentum, out=out)
     return out
 
 
