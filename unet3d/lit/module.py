@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.lit.cuda_graph import RecordedPass
 from unet3d.lit.distributed import gather_in_case_order
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.lit.step_values import log_values
@@ -21,7 +22,8 @@ class SegmentationModule(pl.LightningModule):
     """Train and validate a segmentation network.
 
     `metadata` is saved in every checkpoint: plain values from which the network and the
-    preprocessing are rebuilt, so that a checkpoint alone is enough to predict.
+    preprocessing are rebuilt, so that a checkpoint alone is enough to predict. With a
+    `recorded_pass`, forward and backward are replayed as CUDA graphs.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class SegmentationModule(pl.LightningModule):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         metadata: dict[str, Any],
         max_skipped_steps: int = 0,
+        recorded_pass: RecordedPass | None = None,
     ):
         super().__init__()
         self.model = model
@@ -45,12 +48,16 @@ class SegmentationModule(pl.LightningModule):
         self.optimizer = optimizer
         self.metadata = metadata
         self.nonfinite_guard = NonFiniteGuard(max_skipped_steps)
+        self.recorded_pass = recorded_pass
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """Return the loss of a batch of patches."""
         self.nonfinite_guard.begin(self.model)
-        outputs = self.model(batch["image"])
-        loss = self.loss(outputs, batch["label"])
+        if self.recorded_pass is None:
+            outputs = self.model(batch["image"])
+            loss = self.loss(outputs, batch["label"])
+        else:
+            loss, outputs = self.recorded_pass(batch["image"], batch["label"])
         self.nonfinite_guard.check_loss(self, self.model, batch, outputs, loss)
         value = self.nonfinite_guard.loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
@@ -69,7 +76,12 @@ class SegmentationModule(pl.LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        prediction = self.sliding_window(batch["image"], self.model)
+        if self.recorded_pass is None:
+            prediction = self.sliding_window(batch["image"], self.model)
+        else:
+            with self.recorded_pass.use_memory():
+                prediction = self.sliding_window(batch["image"], self.model)
+            prediction = prediction.clone()  # the next replay overwrites the original
         self.metric.update(prediction, batch["label"])
         if self.validation_hd95 is not None:
             self.validation_hd95.update(batch["case"], prediction, batch["label"])

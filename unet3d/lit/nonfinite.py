@@ -157,8 +157,8 @@ def get_running_stats(model: nn.Module) -> list[Tensor]:
 
 
 def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
-    """Describe where the first non-finite value came from."""
-    if are_all_finite(outputs):
+    """Describe where the first non-finite value came from; `outputs` may be unknown."""
+    if outputs is not None and are_all_finite(outputs):
         return "the network's output is finite, the loss itself is not"
     if not are_all_finite(image):
         return "the image itself is not finite"

@@ -18,6 +18,7 @@ from unet3d import __version__
 from unet3d.atomic_write import atomic_write
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
+from unet3d.lit.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
 from unet3d.machine.device import resolve_precision
 from unet3d.machine.gpus import list_gpus
 from unet3d.machine.software import inspect_software
@@ -34,6 +35,8 @@ from unet3d.workflows.memory.training_step import (
 
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""
+
+GRAPH_ROW = "trainer.cuda_graph=true"
 
 COMPARED = ("fused", "lean")
 """Strategies whose gradients are compared first."""
@@ -70,17 +73,19 @@ def run_benchmark(
     }
     strategies = [name for name in list_strategies(settings) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
-    for name in (*compared, "none", *strategies):
+    graph = [GRAPH_ROW] if device.type == "cuda" else []
+    for name in (*compared, "none", *strategies, *graph):
         if result["rows"] and time.monotonic() > deadline:
             result["skipped"].append(name)
             continue
         started = time.monotonic()
         try:
-            row = (
-                compare_gradients(settings, name.removeprefix("gradients, "), device)
-                if name in compared
-                else measure_strategy(settings.with_strategy(name), device)
-            )
+            if name in compared:
+                row = compare_gradients(settings, name.removeprefix("gradients, "), device)
+            elif name in graph:
+                row = measure_cuda_graph(settings, device, CudaGraphs(device))
+            else:
+                row = measure_strategy(settings.with_strategy(name), device)
         except (torch.OutOfMemoryError, UsageError) as error:
             row = {"error": summarize_error(error)}
         except RuntimeError as error:  # a kernel that does not run here is what we want to know
@@ -176,6 +181,45 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
     }
 
 
+def measure_cuda_graph(
+    settings: TrainingSettings, device: torch.device, recorder: Recorder
+) -> dict[str, Any]:
+    """Compare weights after replayed and eager steps, bit for bit, and time replayed steps."""
+    eager = train_steps(settings, device, None)
+    expected = [p.detach().cpu() for p in eager.model.parameters()]
+    del eager
+    free_memory()
+    step = train_steps(settings, device, recorder)
+    is_equal = all(
+        p.detach().cpu().equal(value)
+        for p, value in zip(step.model.parameters(), expected, strict=True)
+    )
+    times = list(time_steps(step, device))
+    return {
+        "ok": is_equal,
+        "step_seconds": statistics.median(whole for whole, _ in times),
+        "host_seconds": statistics.median(host for _, host in times),
+        "rounds": len(times),
+    }
+
+
+def train_steps(
+    settings: TrainingSettings, device: torch.device, recorder: Recorder | None
+) -> TrainingStep:
+    """Return a step after its warmup and three more, which the recorder replays."""
+    torch.manual_seed(0)
+    step = build_step(settings, device)
+    recorded = None
+    if recorder is not None:
+        recorded = RecordedPass(step.model, step.loss, recorder)
+        step.compute_loss = lambda image, label: recorded(image, label)[0]
+    for _ in range(WARMUP_BATCHES + 3):
+        step.train(SilentListener())
+    if recorded is not None and recorded.recording is None:
+        raise RuntimeError("the step could not be recorded")
+    return step
+
+
 def build_step(settings: TrainingSettings, device: torch.device) -> TrainingStep:
     """Build the configured step on a device."""
     precision = resolve_precision(settings.precision, device.type)
@@ -201,6 +245,12 @@ def format_row(row: dict[str, Any]) -> str:
     """Describe a row in a line."""
     if "error" in row:
         return f"{row['name']}: {row['error']}"
+    if row["name"] == GRAPH_ROW:
+        weights = "equal to" if row["ok"] else "DIFFERENT FROM"
+        return (
+            f"{GRAPH_ROW}: weights {weights} those of eager steps, {row['step_seconds']:.3f} s per "
+            f"step, {row['host_seconds']:.3f} s to queue it"
+        )
     if "gradient_error" in row:
         verdict = "as exact as" if row["ok"] else "LESS EXACT than"
         return (

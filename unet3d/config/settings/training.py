@@ -33,7 +33,7 @@ LAUNCHERS = ("local", "torchrun", "slurm")
 DEFAULT_MAX_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""
 
-TRAINER_KEYS = ("timeout_seconds", "launch")
+TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
 
 
@@ -52,6 +52,7 @@ class TrainerSettings:
     max_seconds: float | None
     accumulate_grad_batches: int
     gradient_clip_val: float | None
+    cuda_graph: bool | Literal["auto"]
     show_progress_bar: bool
 
 
@@ -292,8 +293,15 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         gradient_clip_val=None
         if clip is None
         else read_float(config, "trainer.gradient_clip_val", exclusive=True),
+        cuda_graph=_parse_cuda_graph(read(config, "trainer.cuda_graph")),
         show_progress_bar=read_bool(config, "trainer.enable_progress_bar"),
     )
+
+
+def _parse_cuda_graph(value: Any) -> bool | Literal["auto"]:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise UsageError(f"trainer.cuda_graph must be auto, true or false, got {value!r}")
 
 
 def _parse_fold(value: Any) -> int | None:

@@ -1,5 +1,6 @@
 """Measure the peak memory of every training step by phase, and log it with the metrics."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,12 +18,19 @@ class StepMemory(Callback):
     """Reset the peak at the start of each phase and read it at the end.
 
     A step is one optimizer step with all of its micro-batches. The first step, which allocates the
-    optimizer state, the steady steps after it, and validation are recorded separately.
+    optimizer state, the steady steps after it, and validation are recorded separately. `recorded`
+    holds the peaks of phases that replay CUDA graphs: the allocator does not see what is in them.
     """
 
-    def __init__(self, meter: PeakMeter, predicted: MemoryRecord | None = None):
+    def __init__(
+        self,
+        meter: PeakMeter,
+        predicted: MemoryRecord | None = None,
+        recorded: Mapping[str, MemoryRecord] | None = None,
+    ):
         self.meter = meter
         self.predicted = predicted
+        self.recorded = {} if recorded is None else recorded  # is filled during the run
         self.phase: str | None = None  # None between steps
         self.step: dict[str, MemoryRecord] = {}
         self.first: dict[str, MemoryRecord] | None = None
@@ -107,6 +115,7 @@ class StepMemory(Callback):
     def _leave(self, trainer: pl.Trainer) -> None:
         assert self.phase is not None
         record = self.meter.read(trainer.strategy.root_device)
+        record |= self.recorded.get(self.phase, record)
         self.step[self.phase] = record | self.step.get(self.phase, record)
         self.phase = None
 

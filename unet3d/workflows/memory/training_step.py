@@ -103,7 +103,7 @@ class TrainingStep:
             trace.begin_phase("forward")
             batch = self._make_batch(trace, self.batch_size, self.patch_size)
             with self._autocast():
-                loss = self._compute_loss(*batch)
+                loss = self.compute_loss(*batch)
             trace.begin_phase("backward")
             (loss / self.micro_batches).backward()
             del loss
@@ -124,7 +124,8 @@ class TrainingStep:
             self.inference(image, PeakWindowsOnly(self.model, trace))
         self.model.train()
 
-    def _compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
+    def compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of a batch."""
         return self.loss(self.model(image), label)
 
     def _make_batch(

@@ -28,6 +28,7 @@ from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.shared.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.workflows.training.callbacks import build_callbacks
+from unet3d.workflows.training.cuda_graph import choose_recorder
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
 from unet3d.workflows.training.head_bias import initialize_head_bias
 from unet3d.workflows.training.module import build_module, make_metadata
@@ -76,12 +77,14 @@ def build_training(
     set_tf32(settings.tf32)
     config = make_config_record(settings)
     spacing_mm = {v.name: v.get_spacing_mm(data.preprocessing) for v in data.validation}
+    recorder, graph_notes = choose_recorder(settings, device, process)
     module = build_module(
         settings,
         precision,
         facts=facts,
         spacing_mm=spacing_mm,
         metadata=make_metadata(config, facts, data),
+        recorder=recorder,
     )
 
     # Batches, and the first bias, which depends on what they hold.
@@ -126,7 +129,7 @@ def build_training(
         ),
         callbacks=callbacks,
         estimate=estimate,
-        notes=[*notes, *memory_notes, *bias_notes, *warnings],
+        notes=[*notes, *graph_notes, *memory_notes, *bias_notes, *warnings],
     )
 
 

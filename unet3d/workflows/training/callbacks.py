@@ -64,7 +64,12 @@ def build_callbacks(
     limits = StoppingLimits(
         max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
     )
-    memory = StepMemory(PeakMeter(), None if estimate is None else estimate.peak)
+    recorded_pass = module.recorded_pass
+    memory = StepMemory(
+        PeakMeter(),
+        None if estimate is None else estimate.peak,
+        None if recorded_pass is None else recorded_pass.peaks,
+    )
     timing = StepTimer(settings.data.num_workers)
     hparams = select_hparams(settings, config)
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))

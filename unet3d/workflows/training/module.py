@@ -8,6 +8,7 @@ from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
+from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
 from unet3d.machine.device import Precision
 from unet3d.metric.dice import Dice
@@ -25,16 +26,21 @@ def build_module(
     facts: ResolvedDataset,
     spacing_mm: Mapping[str, Sequence[float]],
     metadata: dict[str, Any],
+    recorder: Recorder | None,
 ) -> SegmentationModule:
     """Build the module; `spacing_mm` holds the spacing of each validation case."""
     model = build_network(settings)
     settings.checkpointing().apply(model)
     if settings.compile:
         model.compile()  # in place: names and checkpoints do not change
+    loss, recorded_pass = settings.loss(), None
+    if recorder is not None:
+        accumulates = settings.trainer.accumulate_grad_batches > 1
+        recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)
     metric = Dice(facts.classes, facts.regions)
     return SegmentationModule(
         model=model,
-        loss=settings.loss(),
+        loss=loss,
         metric=metric,
         validation_hd95=(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
@@ -43,6 +49,7 @@ def build_module(
         optimizer=make_optimizer_factory(settings, precision),
         metadata=metadata,
         max_skipped_steps=settings.max_skipped_steps,
+        recorded_pass=recorded_pass,
     )
 
 
