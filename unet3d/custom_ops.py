@@ -9,6 +9,9 @@ from torch import Tensor
 
 EAGER_TYPES = (Tensor, torch.nn.Parameter)
 
+OPERATORS: dict[str, "CustomOp"] = {}
+"""All operators by their qualified name."""
+
 
 class CustomOp:
     """An operator of torch.library; eager tensors that need no gradient go past the dispatcher.
@@ -22,6 +25,7 @@ class CustomOp:
         self.body = body
         self.op = torch.library.custom_op(name, body, mutates_args=tuple(mutates_args))
         update_wrapper(self, body)
+        OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
         return self.body(*args) if is_eager(args) else self.op(*args)

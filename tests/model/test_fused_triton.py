@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from unet3d.model.fused.kernels import cuda
+from unet3d.triton_kernels import OPTIONS
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
@@ -28,6 +29,7 @@ class CompileOnly:
             from triton.backends.compiler import GPUTarget
             from triton.compiler import ASTSource
 
+            options = {name: constants.pop(name) for name in OPTIONS}
             signature, constexprs = {}, dict(constants)
             by_name = dict(zip((p.name for p in self.kernel.params), arguments, strict=False))
             for name in (p.name for p in self.kernel.params):
@@ -40,13 +42,12 @@ class CompileOnly:
                 else:
                     signature[name] = "fp32" if isinstance(value, float) else "i32"
             source = ASTSource(self.kernel, signature, constexprs)
-            triton.compile(source, target=GPUTarget("cuda", 90, 32))
+            triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
             CompileOnly.count += 1
 
         return compile_kernel
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
 @pytest.mark.parametrize("dtype", POINTERS)
 @pytest.mark.parametrize("shape", [(2, 64, 8, 15, 26), (1, 1, 4, 1, 7)], ids=str)
 def test_every_kernel_compiles(shape, dtype, monkeypatch):

@@ -26,6 +26,7 @@ from unet3d.machine.distributed_env import ProcessRank, read_process_rank
 from unet3d.report import run_report
 from unet3d.workflows.memory.strategies import list_leaner_strategies
 from unet3d.workflows.training.build import build_training
+from unet3d.workflows.training.compile_kernels import prepare_kernels
 from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.workflows.training.preflight import count_local_processes
 from unet3d.workflows.training.run import (
@@ -111,6 +112,8 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
             run.folder.mkdir(parents=True, exist_ok=True)
             config = yaml.safe_dump(dict(run.config), sort_keys=False)
             (run.folder / "config.yaml").write_text(config)
+        device = run.trainer.strategy.root_device
+        prepare_kernels(run.settings, run.precision, device, log=print)
         try:
             fit_model(run, start.checkpoint, signals)
             finished = True

@@ -15,7 +15,7 @@ from unet3d.pool.layout import (
 from unet3d.pool.reference.approx_median import approx_median_gradient
 from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import PoolWindows
-from unet3d.triton_kernels import has_triton, launch
+from unet3d.triton_kernels import get_address, has_triton, launch
 
 HALVES = (torch.float16, torch.bfloat16)
 PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned integers
@@ -165,7 +165,7 @@ def _tiles(windows: PoolWindows) -> bool:
 def _in_pairs(x: Tensor, windows: PoolWindows) -> bool:
     """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
-    return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
+    return row and x.shape[-1] % 2 == 0 and get_address(x) % (2 * x.element_size()) == 0
 
 
 def _view_pairs(x: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from types import ModuleType
 from torch import Tensor
 
 from unet3d.pool.kernels import cpu
+from unet3d.simulated_cuda import get_device_type
 
 
 def select_kernels(x: Tensor) -> ModuleType | None:
     """Return the module of kernels, cpu or cuda, or None."""
-    if x.device.type == "cuda":
+    if get_device_type(x) == "cuda":
         from unet3d.pool.kernels import cuda
 
         return cuda if cuda.supports(x) else None

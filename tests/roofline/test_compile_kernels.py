@@ -1,0 +1,74 @@
+"""The kernels of a step are compiled before the first step."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unet3d.machine.device import Precision
+from unet3d.roofline.launches import list_launches
+from unet3d.triton_kernels import Launch, collect_launches, launch
+from unet3d.workflows.memory.training_step import make_step_factory
+from unet3d.workflows.training import compile_kernels
+
+
+@pytest.mark.slow
+def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.roofline.helpers.compile_step"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_collected_launches_do_not_run():
+    with collect_launches() as launches:
+        launch("kernel", torch.device("cpu"), (1, 2), 3, size=4)
+    assert launches == [Launch("kernel", (1, 2), (3,), {"size": 4})]
+
+
+def test_launches_of_a_step_are_listed_for_every_network(composed):
+    for words in ([], ["checkpointing=none"], ["model=dynunet", "model.filters=[2,4,4]"]):
+        settings = composed(*words, "data.num_classes=3", "data.in_channels=1")
+        step = make_step_factory(settings, Precision("16", "16"), cuda=True)
+        names = {item.kernel.fn.__name__ for item in list_launches(step)}
+        assert "sum_terms_kernel" in names  # of the loss
+        assert ("normalize_kernel" in names) is (words == [])
+
+
+def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeypatch):
+    lines, received = [], []
+
+    def pretend(launches, device, threads):
+        received.append((len(launches), device.type))
+        return 12
+
+    monkeypatch.setattr(compile_kernels, "compile_kernels", pretend)
+    monkeypatch.setattr(compile_kernels, "SLOW_SECONDS", 0)
+    settings = composed("data.num_classes=3", "data.in_channels=1")
+    prepare, precision = compile_kernels.prepare_kernels, Precision("16", "16")
+    prepare(settings, precision, torch.device("cpu"), lines.append)
+    assert not lines
+    prepare(settings, precision, torch.device("cuda"), lines.append)
+    assert received[0][0] > 20
+    assert lines[0] == "preparing GPU kernels"
+    assert lines[1].startswith("compiled 12 GPU kernels in ")
+
+
+def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(composed, monkeypatch):
+    def fail(make_step):
+        raise RuntimeError("data-dependent")
+
+    monkeypatch.setattr(compile_kernels, "list_launches", fail)
+    lines = []
+    settings = composed("data.num_classes=3", "data.in_channels=1")
+    device = torch.device("cuda")
+    compile_kernels.prepare_kernels(settings, Precision("16", "16"), device, lines.append)
+    assert lines == ["GPU kernels are compiled in the first step: data-dependent"]

@@ -1,0 +1,45 @@
+"""Compile the Triton kernels of a step in parallel, before the first step needs them."""
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import summarize_error
+from unet3d.machine.device import Precision
+from unet3d.machine.system import count_usable_cores
+from unet3d.roofline.launches import list_launches
+from unet3d.triton_kernels import compile_kernels
+from unet3d.workflows.memory.training_step import make_step_factory
+
+SLOW_SECONDS = 2.0
+"""Kernels from Triton's cache are ready sooner."""
+
+
+def prepare_kernels(
+    settings: TrainingSettings,
+    precision: Precision,
+    device: torch.device,
+    log: Callable[[str], None],
+) -> None:
+    """Compile what is not in Triton's cache; say how long it took.
+
+    A network that fake tensors cannot follow compiles its kernels when it launches them.
+    """
+    if device.type != "cuda" or settings.compile or find_spec("triton") is None:
+        return
+    started = time.monotonic()
+    try:
+        launches = list_launches(make_step_factory(settings, precision, cuda=True))
+    except Exception as error:
+        log(f"GPU kernels are compiled in the first step: {summarize_error(error)}")
+        return
+    if not launches:
+        return
+    log("preparing GPU kernels")
+    count = compile_kernels(launches, device, threads=count_usable_cores())
+    seconds = time.monotonic() - started
+    if seconds >= SLOW_SECONDS:
+        log(f"compiled {count} GPU kernels in {seconds:.0f} s; the next run finds them in a cache")
