@@ -9,6 +9,7 @@ from unet3d.workflows.planning.experiment import explain_limits
 from unet3d.workflows.planning.planner import (
     TrainingPlan,
     choose_strategy,
+    enlarge_tiles,
     patch_fits,
     with_patch,
 )
@@ -155,6 +156,22 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
     chosen, largest, peak = choose_strategy(network, PATCH, LEVELS, budget, limit)
     assert (chosen, largest) == ((f"checkpointing={strategy}",), batch_size)
     assert peak.reserved + CUDA_CONTEXT_BYTES == budget
+
+
+def test_tiles_are_as_large_as_the_budget_allows(network):
+    strategy = ("checkpointing=lean",)
+    tiles = "checkpointing.tile_mib=256"
+    settings = with_patch(network, PATCH, LEVELS, strategy).with_batch_size(2)
+    peak = estimate_memory(settings.with_overrides(tiles, "data.batch_size=2")).peak
+    budget, smaller = peak.reserved + CUDA_CONTEXT_BYTES, MemoryRecord(reserved=1)
+    assert enlarge_tiles(settings, strategy, smaller, budget) == ((*strategy, tiles), peak)
+    assert enlarge_tiles(settings, strategy, smaller, budget - 1) == (strategy, smaller)
+
+
+def test_a_configured_strategy_keeps_its_tiles(network):
+    settings = network.with_overrides("checkpointing=lean")
+    peak = MemoryRecord(reserved=1)
+    assert enlarge_tiles(settings, (), peak, 2**50) == ((), peak)
 
 
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import torch
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.background import choose_background
@@ -13,7 +14,11 @@ from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_d
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.record import MemoryRecord
 from unet3d.types import Triple
-from unet3d.workflows.memory.strategies import list_strategies
+from unet3d.workflows.memory.strategies import (
+    FUSED_STRATEGIES,
+    LARGEST_TILE_MIB,
+    list_strategies,
+)
 from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
     Levels,
@@ -62,7 +67,7 @@ class TrainingPlan:
     patch_size: Triple
     levels: Levels
     batch_size: int
-    strategy: tuple[str, ...]  # an override of checkpointing, or nothing
+    strategy: tuple[str, ...]  # overrides of checkpointing, or nothing
     peak: MemoryRecord
 
 
@@ -107,6 +112,9 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
     if settings.composition.is_overridden("data.batch_size"):
         limit = settings.data.batch_size
     strategy, batch_size, peak = choose_strategy(settings, patch, levels, budget, limit)
+    if torch.cuda.is_available():  # on a CPU, larger tiles are slower
+        variant = with_patch(settings, patch, levels, strategy).with_batch_size(batch_size)
+        strategy, peak = enlarge_tiles(variant, strategy, peak, budget)
     return TrainingPlan(
         num_cases=len(dataset.fingerprints),
         channels=dataset.channels,
@@ -235,6 +243,21 @@ def choose_strategy(
         f"no checkpointing strategy fits a batch of {min(2, limit)} in the budget: raise "
         "budget_gib, or lower data.batch_size or data.patch_size"
     )
+
+
+def enlarge_tiles(
+    settings: TrainingSettings, strategy: tuple[str, ...], peak: MemoryRecord, budget: int
+) -> tuple[tuple[str, ...], MemoryRecord]:
+    """Return the strategy with the largest tiles, which launch the fewest kernels, if they fit.
+
+    `settings` has the strategy, the patch and the batch size already.
+    """
+    if not strategy or settings.strategy not in FUSED_STRATEGIES:
+        return strategy, peak
+    tiles = f"checkpointing.tile_mib={LARGEST_TILE_MIB}"
+    batch = f"data.batch_size={settings.data.batch_size}"
+    fitting = check_configured_batch(settings.with_overrides(tiles, batch), budget)
+    return (strategy, peak) if fitting is None else ((*strategy, tiles), fitting[1])
 
 
 def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]:
