@@ -158,6 +158,13 @@ PARTS = {
         min_seconds=40,
         summary=select("median_step_seconds"),
     ),
+    "nccl": Part(
+        module="scripts.gpu.runs",
+        about="two processes with NCCL, if there are two GPUs",
+        limit_seconds=300,
+        min_seconds=120,
+        summary=summarize_checks,
+    ),
     "hippocampus": Part(
         module="scripts.gpu.runs",
         about="Dice over time, five minutes (needs data/Task04_Hippocampus)",

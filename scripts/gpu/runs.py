@@ -7,12 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from scripts.bench.quality import POOLS
@@ -29,6 +32,9 @@ from unet3d.workflows.training.build import TrainingRun, build_training
 
 GOAL = 0.88
 """The Dice for `seconds_to_goal`."""
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+"""Calls in which the host waits for the GPU."""
 
 STOP_SECONDS = 40
 """Time that a run has to stop, and this process to report it."""
@@ -108,15 +114,83 @@ def callbacks(context: Context) -> dict[str, Row]:
     }
     offload = "checkpointing=offload"
     rows["offload"] = partial(time_steps, context, "offload", lambda run: None, offload)
+    graph = "trainer.cuda_graph=true"
+    rows["CUDA graph"] = partial(time_steps, context, "graph", lambda run: None, graph)
+    rows["trace of prefetching"] = partial(trace_prefetching, context)
     if context.tiny:
-        return {"without fault tolerance": rows["without fault tolerance"]}
+        return {name: rows[name] for name in ("without fault tolerance", "trace of prefetching")}
     return rows
 
 
 def time_steps(
     context: Context, name: str, change: Callable[[TrainingRun], None], *overrides: str
 ) -> dict[str, Any]:
-    """Train a few steps on synthetic volumes with all augmentations."""
+    """Train a few steps; return their times and their peak."""
+    run = build_run(context, name, *overrides)
+    change(run)
+    run.trainer.fit(run.module, run.train_loader)
+    memory = run.callbacks.memory.peak
+    return run.callbacks.timing.summarize() | {"peak": None if memory is None else memory.known()}
+
+
+def trace_prefetching(context: Context) -> dict[str, Any]:
+    """Profile steps; return how much of the time in which batches are fetched the GPU works."""
+    from torch.profiler import ProfilerActivity, record_function
+    from torch.profiler import profile as Profiler
+
+    run = build_run(context, "trace")
+    fetch = run.train_loader.prefetch
+
+    def fetch_recorded() -> None:
+        with record_function("prefetch"):
+            fetch()
+
+    run.train_loader.prefetch = fetch_recorded
+    if not context.cuda:
+        vars(run.trainer)["callbacks"].insert(0, Prefetch(run.train_loader))
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.cuda else [])]
+    with Profiler(activities=activities) as profiler:
+        run.trainer.fit(run.module, run.train_loader)
+        context.synchronize()
+    events = profiler.events() or []
+    spans: dict[str, list[tuple[float, float]]] = {"prefetch": [], "kernels": []}
+    for event in events:
+        on_gpu = event.device_type.name == "CUDA"
+        name = "kernels" if on_gpu else event.name
+        if name in spans:
+            spans[name].append((event.time_range.start, event.time_range.end))
+    waits = Counter(event.name for event in events if event.name in WAITS)
+    fetching = sum(end - start for start, end in spans["prefetch"])
+    overlap = measure_overlap(spans["prefetch"], spans["kernels"])
+    return {
+        "steps": run.trainer.global_step,
+        "prefetch_us": fetching,
+        "overlap_fraction": overlap / fetching if fetching else None,
+        "waits_per_step": {k: n / run.trainer.global_step for k, n in waits.items()},
+    }
+
+
+def measure_overlap(spans: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
+    """Return the time that lies in both lists of spans; those of one list may overlap.
+
+    >>> measure_overlap([(0, 4), (10, 12)], [(1, 3), (2, 11)])
+    4
+    """
+    merged: list[list[float]] = []
+    for start, end in sorted(others):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    return sum(
+        max(0, min(end, other_end) - max(start, other_start))
+        for start, end in spans
+        for other_start, other_end in merged
+    )
+
+
+def build_run(context: Context, name: str, *overrides: str) -> TrainingRun:
+    """Build a run of a few steps on synthetic volumes with all augmentations."""
     side, steps, workers = (16, 2, 0) if context.tiny else (128, 60, 4)
     size = f"[{side},{side},{side}]"
     scratch = context.scratch
@@ -132,11 +206,7 @@ def time_steps(
         *overrides,
     ]
     folder = scratch / name.replace(" ", "-").replace(",", "")
-    run = build_training(parse_training(compose_config(words, "train")), folder)
-    change(run)
-    run.trainer.fit(run.module, run.train_loader)
-    memory = run.callbacks.memory.peak
-    return run.callbacks.timing.summarize() | {"peak": None if memory is None else memory.known()}
+    return build_training(parse_training(compose_config(words, "train")), folder)
 
 
 def remove_callbacks(run: TrainingRun, kinds: tuple[type[Callback], ...]) -> None:
@@ -165,6 +235,59 @@ class NoGuard(NonFiniteGuard):
 
     def finish(self, *_: Any) -> None:
         """Do nothing."""
+
+
+# Two GPUs.
+
+
+def nccl(context: Context) -> dict[str, Row]:
+    """Train on two GPUs, and stop one of the processes."""
+    if context.cuda and torch.cuda.device_count() < 2:
+        return {}
+    rows: dict[str, Row] = {"trains": partial(train_two, context, "trains")}
+    if not context.tiny:
+        sync = "trainer.sync_batchnorm=true"
+        rows["batch norm"] = partial(train_two, context, "batch-norm", "model.norm=batch", sync)
+        rows["a rank stops"] = partial(train_two, context, "stops", stop_rank=True)
+    return rows
+
+
+def train_two(
+    context: Context, name: str, *overrides: str, stop_rank: bool = False
+) -> dict[str, Any]:
+    """Train in two processes; with `stop_rank`, the error must name the rank that was stopped."""
+    folder, accelerator = context.scratch / f"nccl-{name}", "gpu" if context.cuda else "cpu"
+    words = [
+        *("trainer.devices=2", f"trainer.accelerator={accelerator}", "trainer.timeout_seconds=30"),
+        *(f"data.root={context.scratch / 'nccl'}", f"data.cache={context.scratch / 'cache'}"),
+        *("data.layout.size=[16,16,16]", "data.patch_size=[16,16,16]", "data.layout.num_cases=6"),
+        *("data.num_workers=0", "memory.estimate=false", "trainer.enable_progress_bar=false"),
+        f"trainer.max_steps={10**6 if stop_rank else 6}",
+        f"hydra.run.dir={folder}",
+    ]
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "train.py", *words, *overrides]
+    stopper = threading.Timer(60, stop_one_rank, [str(folder)]) if stop_rank else None
+    if stopper is not None:
+        stopper.start()
+    code, output = run_command(context, command, context.remaining_seconds() - STOP_SECONDS)
+    if stopper is not None:
+        stopper.cancel()
+    named = "stopped responding" in output
+    good = (code == 4 and named) if stop_rank else code == 0
+    return {"good": good, "exit_code": code} | ({} if good else {"output": output[-3000:]})
+
+
+def stop_one_rank(word: str) -> None:
+    """Send SIGSTOP to the process of rank 1 whose command has this word."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_text()
+            environment = (folder / "environ").read_text().split("\0")
+        except OSError:
+            continue
+        if word in command and "RANK=1" in environment:
+            os.kill(int(folder.name), signal.SIGSTOP)
 
 
 # Trainings.

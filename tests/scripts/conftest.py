@@ -30,7 +30,12 @@ def run_quality(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """A folder with two parts of the GPU report in their smallest form, measured on the CPU."""
+    """A folder with four parts of the GPU report in their smallest form, measured on the CPU."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    assert report.main(["--rehearse", "--output", str(folder), "forum", "predict"]) == 0
+    assert (
+        report.main(
+            ["--rehearse", "--output", str(folder), "forum", "predict", "callbacks", "nccl"]
+        )
+        == 0
+    )
     return folder

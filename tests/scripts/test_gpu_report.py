@@ -81,4 +81,7 @@ def test_a_rehearsal_measures_on_a_cpu_and_writes_nothing_to_benchmarks(rehearse
     assert {part["state"] for part in content["parts"].values()} == {"done"}
     assert content["parts"]["forum"]["rows"]["small, as written"]["step_seconds"] > 0
     assert content["parts"]["predict"]["summary"]["allocated"]["median_percent"] > 0
+    trace = content["parts"]["callbacks"]["rows"]["trace of prefetching"]
+    assert trace["prefetch_us"] > 0
+    assert content["parts"]["nccl"]["summary"] == {"good": 1, "bad": []}
     assert not (ROOT / "benchmarks" / "rehearsal.json").exists()
