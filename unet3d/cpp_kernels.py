@@ -115,7 +115,7 @@ class CppKernels:
         parts += [file.read_bytes() for file in sorted(self.source.parent.iterdir())]
         processor = Path("/proc/cpuinfo")
         if processor.exists():
-            lines = processor.read_text().splitlines()
+            lines = processor.read_text("utf-8").splitlines()
             parts += [next((line for line in lines if line.startswith("flags")), "").encode()]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

@@ -49,7 +49,7 @@ def format_command_help(
     config_dirs = [get_config_dir(), *user_dirs]
     comments = collect_comments(composed.composition, config_dirs)
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
-    command_config = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text())
+    command_config = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
     extends_train = "train" in command_config["defaults"]
     groups = list_config_groups()
     choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}

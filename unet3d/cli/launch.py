@@ -73,7 +73,7 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
 def is_stopped(pid: int) -> bool:
     """Return whether a process was stopped, by SIGSTOP or the like, and not continued."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
     except OSError:  # the process is gone, or this is not Linux
         return False
 

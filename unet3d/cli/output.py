@@ -8,4 +8,4 @@ def write_output(text: str, path: Path | None) -> None:
     if path is None:
         print(text)
     else:
-        path.write_text(text + "\n")
+        path.write_text(text + "\n", "utf-8")

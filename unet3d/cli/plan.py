@@ -48,7 +48,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
-    path.write_text(header + render_experiment(training, dataset, plan))
+    path.write_text(header + render_experiment(training, dataset, plan), "utf-8")
     figure = path.with_suffix(".png")
     draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")

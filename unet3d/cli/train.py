@@ -99,7 +99,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
     path, finished, message = run.folder / "report.json", False, None
     is_main = run.process.rank == 0
     if start.is_finished:
-        report = json.loads(path.read_text()) if path.exists() else {}
+        report = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
             print(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
@@ -111,7 +111,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
         if is_main:
             run.folder.mkdir(parents=True, exist_ok=True)
             config = yaml.safe_dump(dict(run.config), sort_keys=False)
-            (run.folder / "config.yaml").write_text(config)
+            (run.folder / "config.yaml").write_text(config, "utf-8")
         device = run.trainer.strategy.root_device
         prepare_kernels(run.settings, run.precision, device, log=print)
         try:

@@ -21,7 +21,8 @@ def list_option_help(
     paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
     for name, path in {path.stem: path for path in paths}.items():
         star = "*" if choice == name else " "
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("# @")]
+        text = path.read_text("utf-8")
+        lines = [line for line in text.splitlines() if not line.startswith("# @")]
         yield f"{star} {group}={name}", lines[0].lstrip("# ") if lines[0].startswith("#") else ""
 
 
@@ -91,7 +92,7 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
 
 def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
     """Return the comment behind each key of a file."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text("utf-8").splitlines()
     comments: dict[str, str] = {}
 
     def visit(node: yaml.Node | None, prefix: str) -> None:
@@ -106,6 +107,6 @@ def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
 
 
 def _read_defaults(path: Path) -> list[str]:
-    content = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text("utf-8"))
     defaults = content.get("defaults", []) if isinstance(content, dict) else []
     return [name for name in defaults if isinstance(name, str)]

@@ -83,7 +83,7 @@ def check_file(file: Path) -> Iterator[str]:
 def read_config_text(file: Path) -> str:
     """Return a file's text."""
     try:
-        return file.read_text()
+        return file.read_text("utf-8")
     except ValueError as error:
         raise UsageError(f"{file} is not a text file: {error}") from None
 

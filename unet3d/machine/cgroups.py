@@ -54,7 +54,7 @@ def _groups(controller: str, mount: Path, own: Path) -> list[Path]:
     """Return this process's group and the groups around it, as far as they are visible."""
     paths = {mount: "/"}
     try:
-        lines = own.read_text().splitlines()
+        lines = own.read_text("utf-8").splitlines()
     except OSError:
         lines = []
     for line in lines:
@@ -75,6 +75,6 @@ def _groups(controller: str, mount: Path, own: Path) -> list[Path]:
 
 def _read_fields(file: Path) -> list[str]:
     try:
-        return file.read_text().split()
+        return file.read_text("utf-8").split()
     except OSError:
         return []

@@ -28,7 +28,7 @@ def get_available_bytes(device: torch.device) -> int | None:
 def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8").splitlines()
     except OSError:
         return {}
     fields = [line.split() for line in lines]

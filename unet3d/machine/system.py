@@ -105,7 +105,7 @@ def get_os_name() -> str:
 def get_cpu_model(file: Path = CPUINFO) -> str | None:
     """Return the model name of the CPU."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8").splitlines()
     except OSError:
         return platform.processor() or None
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

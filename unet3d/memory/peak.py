@@ -53,7 +53,7 @@ class PeakMeter:
 def _reset_resident_peak() -> None:
     # "5" resets this process's high-water mark and nothing else (man 5 proc).
     try:
-        CLEAR_REFS.write_text("5")
+        CLEAR_REFS.write_text("5", "utf-8")
     except OSError:  # not Linux, or not permitted
         global _lifetime_peak_only
         _lifetime_peak_only = True

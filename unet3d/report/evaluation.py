@@ -17,7 +17,7 @@ SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dic
 
 def write_csv(cases: Cases, path: Path) -> None:
     """Write one row per case and class; NaN becomes an empty cell."""
-    with atomic_write(path) as draft, draft.open("w", newline="") as file:
+    with atomic_write(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         header_written = False
         for case, classes in cases.items():

@@ -73,7 +73,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
             problems.append(f"{path}: no report.json in this folder or below; has the run ended?")
         for file in files:
             try:
-                report = json.loads(file.read_text())
+                report = json.loads(file.read_text("utf-8"))
                 if not isinstance(report, dict) or "config" not in report:
                     raise ValueError("not the report of a run")
                 reports[file.parent] = report

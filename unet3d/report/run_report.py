@@ -28,7 +28,7 @@ def collect_versions() -> dict[str, str]:
 def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Write a report as JSON; NaN and infinities become null."""
     with atomic_write(path) as draft:
-        draft.write_text(json.dumps(replace_nan(report), indent=2, allow_nan=False) + "\n")
+        draft.write_text(json.dumps(replace_nan(report), indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 def replace_nan(value: Any) -> Any:

@@ -102,7 +102,7 @@ def run_benchmark(
 def write_result(result: dict[str, Any], file: Path) -> None:
     """Write the file, complete at any time."""
     with atomic_write(file) as draft:
-        draft.write_text(json.dumps(result, indent=1) + "\n")
+        draft.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

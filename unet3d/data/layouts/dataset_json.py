@@ -17,7 +17,7 @@ def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
     """Return the object in a folder's dataset.json; `layout` explains what a folder must hold."""
     path = root / "dataset.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"data.root: no dataset.json in {root.absolute()}; {layout}") from None
     except (OSError, ValueError, RecursionError) as error:

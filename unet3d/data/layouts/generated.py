@@ -98,4 +98,4 @@ def write_decathlon(
         "labels": {str(n): label for n, label in enumerate(classes)},
         "training": training,
     }
-    (folder / "dataset.json").write_text(json.dumps(content, indent=1))
+    (folder / "dataset.json").write_text(json.dumps(content, indent=1), "utf-8")

@@ -39,7 +39,7 @@ def find_label_names(folder: Path) -> LabelNames | None:
     if file is None:
         return None
     try:
-        content = json.loads(file.read_text())["labels"]
+        content = json.loads(file.read_text("utf-8"))["labels"]
         by_number = all(str(key).lstrip("-").isdigit() for key in content)
         pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
         named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]

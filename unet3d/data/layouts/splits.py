@@ -72,7 +72,8 @@ def _read_splits_file(
 ) -> tuple[list[Case], list[Case]]:
     """Read a fold from a JSON list with {"train": [names], "val": [names]} per fold."""
     try:
-        folds = [(set(part["train"]), set(part["val"])) for part in json.loads(file.read_text())]
+        parts = json.loads(file.read_text("utf-8"))
+        folds = [(set(part["train"]), set(part["val"])) for part in parts]
     except FileNotFoundError:
         raise UsageError(f"data.splits: no file {file.absolute()}") from None
     except (OSError, ValueError, TypeError, KeyError):

@@ -94,7 +94,7 @@ def count_oom_kills() -> int:
     """Count the processes of this container that the kernel's out-of-memory killer has killed."""
     for path in OOM_COUNTERS:
         try:
-            match = re.search(r"^oom_kill (\d+)", path.read_text(), re.MULTILINE)
+            match = re.search(r"^oom_kill (\d+)", path.read_text("utf-8"), re.MULTILINE)
         except OSError:
             continue
         if match:

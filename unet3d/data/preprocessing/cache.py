@@ -78,7 +78,8 @@ class CachedVolume:
     @property
     def statistics(self) -> Statistics:
         """Return the statistics of the case before normalization."""
-        return Statistics.from_dict(json.loads((self.folder / "statistics.json").read_text()))
+        content = (self.folder / "statistics.json").read_text("utf-8")
+        return Statistics.from_dict(json.loads(content))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

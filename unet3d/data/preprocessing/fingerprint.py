@@ -108,12 +108,13 @@ def _save(case: Case, folder: Path, code: str, background: Background) -> None:
                     "voxels": fingerprint.voxels,
                     "background": fingerprint.background,
                 }
-            )
+            ),
+            "utf-8",
         )
 
 
 def _load(folder: Path) -> CaseFingerprint:
-    content = json.loads((folder / "fingerprint.json").read_text())
+    content = json.loads((folder / "fingerprint.json").read_text("utf-8"))
     return CaseFingerprint(
         shape=tuple(content["shape"]),
         crop_fraction=content["crop_fraction"],
