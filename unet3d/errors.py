@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import signal
 
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+)
+"""Signals that stop a run; Windows has no SIGUSR1."""
+
 
 class UsageError(ValueError):
     """An invalid request: one line on what was expected and what was given. Exit code 2."""

@@ -28,8 +28,9 @@ from scripts.compare_checkpoints import is_equal
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.main import import_command
 from unet3d.cli.main import main as run_command
+from unet3d.errors import STOP_SIGNALS
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
-from unet3d.lit.callbacks.preemption import HANDLED_SIGNALS, Preemption
+from unet3d.lit.callbacks.preemption import Preemption
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.machine.distributed_env import LAUNCHER
@@ -143,7 +144,7 @@ def fork_train(words: Sequence[str], environ: dict[str, str], log: Path | None) 
         return ForkedProcess(child)
     code = 70
     try:
-        for number in HANDLED_SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()

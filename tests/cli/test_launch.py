@@ -1,16 +1,24 @@
 """`unet3d train` with several local ranks: how they end together."""
 
+import os
 import subprocess
 import time
 
 import pytest
 
-from unet3d.cli.launch import wait_for_ranks
+from unet3d.cli.launch import start_ranks, wait_for_ranks
 from unet3d.errors import Interrupted, RunError
 
 
 def ranks(*scripts):
     return [subprocess.Popen(["sh", "-c", script]) for script in scripts]
+
+
+def test_ranks_share_the_cores_where_the_system_does_not_say_which_may_be_used(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS
+    assert [process.wait() for process in start_ranks(["--help"], tmp_path, 2)] == [0, 0]
 
 
 def test_a_signal_before_a_rank_handles_signals_stops_all_ranks():

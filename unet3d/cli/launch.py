@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.errors import Interrupted, RunError
-from unet3d.lit.callbacks.preemption import HANDLED_SIGNALS
+from unet3d.errors import STOP_SIGNALS, Interrupted, RunError
 from unet3d.machine.distributed_env import LAUNCHER
+from unet3d.machine.system import count_usable_cores
 
 GRACE_SECONDS = 8.0
 """Time for the other ranks to leave once one has failed."""
@@ -26,7 +26,7 @@ def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
     """
     received: list[int] = []
     before = {
-        number: signal.signal(number, lambda n, _: received.append(n)) for number in HANDLED_SIGNALS
+        number: signal.signal(number, lambda n, _: received.append(n)) for number in STOP_SIGNALS
     }
     processes = start_ranks(overrides, folder, count)
     try:
@@ -48,7 +48,7 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "unet3d.cli.main", "train", *overrides]
     command += [f"hydra.run.dir={folder}"]
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, count_usable_cores() // count)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # or torch prints pages about a rank that left
@@ -92,7 +92,7 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -
             if failed is None and process.poll():
                 failed, deadline = (rank, process.returncode), time.monotonic() + GRACE_SECONDS
                 # A rank that did not handle signals yet was killed by one: the others get it, too.
-                if -process.returncode in HANDLED_SIGNALS:
+                if -process.returncode in STOP_SIGNALS:
                     received.append(-process.returncode)
             if failed is not None and is_stopped(process.pid):
                 process.kill()  # a stopped process does not leave
@@ -104,8 +104,8 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -
     if failed is None:
         return 0
     rank, code = failed
-    interruptions = {Interrupted(number).exit_code: number for number in HANDLED_SIGNALS} | {
-        -n: n for n in HANDLED_SIGNALS
+    interruptions = {Interrupted(number).exit_code: number for number in STOP_SIGNALS} | {
+        -n: n for n in STOP_SIGNALS
     }
     if code in interruptions:
         raise Interrupted(stop or interruptions[code])

@@ -203,6 +203,11 @@ def raise_open_file_limit(workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, unchanged))
 
 
+def has_posix_processes() -> bool:
+    """Return whether processes have sessions and forward signals; on Windows they do not."""
+    return hasattr(os, "setsid")
+
+
 def find_existing_dir(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
     folder = folder.absolute()

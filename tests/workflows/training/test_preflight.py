@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -7,7 +9,11 @@ from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision
 from unet3d.units import MIB
 from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.preflight import estimate_batch_bytes, estimate_checkpoint_bytes
+from unet3d.workflows.training.preflight import (
+    count_local_processes,
+    estimate_batch_bytes,
+    estimate_checkpoint_bytes,
+)
 from unet3d.workflows.training.run import summarize_run
 
 
@@ -55,3 +61,11 @@ def test_a_full_disk_stops_a_run_before_its_data_is_read(composed, tmp_path, mon
     with pytest.raises(UsageError, match=r"1 MiB .* 4 MiB"):
         build_training(composed(f"data.cache={cache}"), tmp_path)
     assert not cache.exists()
+
+
+def test_several_processes_are_refused_where_signals_cannot_be_forwarded(composed, monkeypatch):
+    assert count_local_processes(composed("trainer.devices=2").trainer) == 2
+    monkeypatch.delattr(os, "setsid")  # Windows
+    assert count_local_processes(composed().trainer) == 1
+    with pytest.raises(UsageError, match=r"trainer\.devices=2: .* use trainer\.devices=1, or WSL2"):
+        count_local_processes(composed("trainer.devices=2").trainer)

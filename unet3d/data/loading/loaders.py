@@ -15,7 +15,7 @@ from unet3d.data.loading.datasets import PatchSample, TrainingPatches, Validatio
 from unet3d.data.loading.sampler import EpochSampler
 from unet3d.data.loading.worker_errors import count_oom_kills
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import UsageError
+from unet3d.errors import STOP_SIGNALS, UsageError
 from unet3d.types import Triple
 
 
@@ -150,7 +150,7 @@ class TrainLoader(DataLoader[PatchSample]):
 
 def ignore_signals(worker: int) -> None:
     """Ignore signals in a worker: the training process handles them and ends its workers."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

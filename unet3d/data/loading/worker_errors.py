@@ -133,20 +133,20 @@ def explain_death(
         code = re.search(r"exit code (\d+)", text)
         suffix = f" with exit code {code[1]}" if code else ""
         return f"exited{suffix}; rerun with data.num_workers=0 to see why"
-    numbers = {signal.strsignal(number): number for number in signal.valid_signals()}
-    number = numbers.get(killed[1].strip())
-    if number == signal.SIGKILL and count_oom_kills() > kills_before:
+    description = killed[1].strip()
+    names = {signal.strsignal(number): number.name for number in signal.Signals}
+    name = names.get(description, description)
+    if name == "SIGKILL" and count_oom_kills() > kills_before:
         return f"was killed because the container ran out of memory: give it more, or {advice}"
-    if number == signal.SIGKILL:
+    if name == "SIGKILL":
         return (
             "was killed from outside (SIGKILL), usually because memory ran out: look at dmesg or "
             f"the scheduler's log, and {advice}"
         )
-    if number == signal.SIGBUS:
+    if name == "SIGBUS":
         damaged = [(volume.name, find_damaged_file(volume)) for volume in last]
         problems = [f"{name}: {problem}" for name, problem in damaged if problem]
         return f"crashed with SIGBUS: {problems[0] if problems else explain_full_shm()}"
-    name = killed[1].strip() if number is None else signal.Signals(number).name
     return f"was killed by {name}; rerun with data.num_workers=0 to see whether the data causes it"
 
 

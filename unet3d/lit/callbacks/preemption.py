@@ -8,12 +8,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.errors import Interrupted
+from unet3d.errors import STOP_SIGNALS, Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
 from unet3d.lit.distributed import is_set_on_any_rank
 from unet3d.lit.lightning_internals import disable_signal_handlers, is_optimizer_step, request_exit
-
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class SignalListener:
@@ -29,7 +27,7 @@ class SignalListener:
     @contextmanager
     def listening(self) -> Generator["SignalListener"]:
         """Install the handlers for the duration of the context."""
-        previous = {number: signal.signal(number, self._handle) for number in HANDLED_SIGNALS}
+        previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         try:
             yield self
         finally:

@@ -120,11 +120,15 @@ def count_local_processes(trainer: TrainerSettings) -> int:
     """Return how many processes this machine is to start."""
     cuda = resolve_device(trainer.accelerator) == "cuda"
     num_gpus = torch.cuda.device_count() if cuda else None
-    if trainer.devices == "auto":
-        return num_gpus or 1
-    if num_gpus is not None and trainer.devices > num_gpus:
+    processes = (num_gpus or 1) if trainer.devices == "auto" else trainer.devices
+    if num_gpus is not None and processes > num_gpus:
         raise UsageError(
-            f"trainer.devices={trainer.devices}, but torch finds {pluralize(num_gpus, 'GPU')}: "
-            "lower it, or set it to auto"
+            f"trainer.devices={processes}, but torch finds {pluralize(num_gpus, 'GPU')}: lower it, "
+            "or set it to auto"
         )
-    return trainer.devices
+    if processes > 1 and not machine.has_posix_processes():
+        raise UsageError(
+            f"trainer.devices={trainer.devices}: several processes need POSIX signals, which this "
+            "system does not have: use trainer.devices=1, or WSL2 on Windows"
+        )
+    return processes
