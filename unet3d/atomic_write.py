@@ -1,8 +1,10 @@
-"""Atomic writes: after a crash a file has its old content or its new one, never a part."""
+"""Atomic writes: after a crash a file or folder is the old one or the new one, never a part."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -15,7 +17,7 @@ def atomic_write(path: Path) -> Generator[Path]:
     draft = path.with_name(f".{os.getpid()}-{path.name}")  # writers choose a format by suffix
     try:
         yield draft
-        with draft.open("rb") as file:
+        with draft.open("r+b") as file:  # Windows syncs only what is open for writing
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
@@ -23,9 +25,30 @@ def atomic_write(path: Path) -> Generator[Path]:
             error.filename = str(path)
         raise
     finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        with suppress(PermissionError):  # Windows removes no file that is still mapped
+            draft.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder to sync it
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def create_folder(path: Path) -> Generator[Path]:
+    """Yield a new temporary folder; after the body, move it to `path`.
+
+    If another process has created `path` in the meantime, that folder stays and ours is removed.
+    """
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        os.fsync(folder)
+        yield draft
+        draft.chmod(0o755)
+        try:
+            draft.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
     finally:
-        os.close(folder)
+        shutil.rmtree(draft, ignore_errors=True)

@@ -7,7 +7,7 @@ import pytest
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case
 from unet3d.data.preprocessing import cache
-from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, lock_cache, preprocess_all
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -90,36 +90,6 @@ def test_threads_that_want_the_same_case_preprocess_it_once(tmp_path, monkeypatc
     for thread in threads:
         thread.join()
     assert len(calls) == 1
-
-
-def test_a_folder_that_is_finished_just_before_our_lock_is_used(tmp_path, monkeypatch):
-    folder, original = tmp_path / "case", cache.fcntl.flock
-
-    def finish_first(handle, operation):
-        folder.mkdir()
-        original(handle, operation)
-
-    monkeypatch.setattr(cache.fcntl, "flock", finish_first)
-    with lock_cache(folder) as draft:
-        assert draft is None
-    assert [f.name for f in tmp_path.iterdir()] == ["case"]
-
-
-def interrupt_while_writing(folder):
-    with lock_cache(folder) as draft:
-        (draft / "image.npy").write_text("half")
-        raise KeyboardInterrupt
-
-
-def test_the_draft_of_a_killed_process_is_not_used_as_a_case(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_while_writing(tmp_path / "case")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / ".case").mkdir()
-    (tmp_path / ".case" / "image.npy").write_text("half")
-    with lock_cache(tmp_path / "case") as draft:
-        assert not list(draft.iterdir())
-    assert not list((tmp_path / "case").iterdir())
 
 
 @pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])

@@ -4,8 +4,6 @@ The folder's name holds a hash of the settings, so that other settings get anoth
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.atomic_write import create_folder
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
@@ -48,16 +47,8 @@ class GeneratedDataset:
     def _generate(self) -> Decathlon:
         if not self.root.exists():
             self.root.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=self.root.parent))
-            try:
+            with create_folder(self.root) as draft:
                 self.write(draft, **self.settings)
-                draft.chmod(0o755)
-                draft.rename(self.root)
-            except OSError:
-                if not self.root.exists():  # else another process finished the same dataset first
-                    raise
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
         return Decathlon(str(self.root))
 
 

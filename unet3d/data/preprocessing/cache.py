@@ -1,13 +1,10 @@
 """Cache preprocessed volumes on disk; runs, ranks and workers share them."""
 
-import fcntl
 import json
 import logging
 import os
-import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2s
@@ -20,6 +17,7 @@ import numpy as np
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.nifti.reader import get_volume_shape, open_image
+from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
 from unet3d.data.preprocessing.resampling import (
     compute_resampled_shape,
@@ -188,46 +186,7 @@ def _preprocess(volume: CachedVolume, preprocessing: Preprocessing) -> None:
         _save(draft / "image.npy", scan.image)
         _save(draft / "label.npy", label)
         _save(draft / "foreground_points.npy", _sample_foreground_points(label))
-        (draft / "statistics.json").write_text(json.dumps(asdict(scan.statistics)))
-
-
-@contextmanager
-def lock_cache(folder: Path) -> Generator[Path | None]:
-    """Yield an empty folder that is renamed to `folder` on success; None if that exists already.
-
-    Other threads, ranks and runs that want the same folder wait. The draft of a killed process is
-    emptied and reused.
-    """
-    draft = folder.with_name(f".{folder.name}")
-    while not folder.exists():
-        draft.mkdir(exist_ok=True)
-        handle = os.open(draft, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # released by the system when the process dies
-            if not _is_same_folder(handle, draft):
-                continue  # it was renamed or removed while we waited
-            if folder.exists():  # finished before we created the draft
-                shutil.rmtree(draft)
-                break
-            for leftover in draft.iterdir():
-                leftover.unlink()
-            try:
-                yield draft
-                draft.rename(folder)
-            except BaseException:
-                shutil.rmtree(draft, ignore_errors=True)
-                raise
-            return
-        finally:
-            os.close(handle)
-    yield None
-
-
-def _is_same_folder(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+        (draft / "statistics.json").write_text(json.dumps(asdict(scan.statistics)), "utf-8")
 
 
 def _save(path: Path, array: np.ndarray) -> None:

@@ -16,7 +16,8 @@ from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.nifti.reader import open_image
 from unet3d.data.preprocessing.background import AUTO, Background, find_background
-from unet3d.data.preprocessing.cache import digest_contents, lock_cache
+from unet3d.data.preprocessing.cache import digest_contents
+from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import Intensity, read_channels, read_label
 from unet3d.data.preprocessing.resampling import (
     crop,

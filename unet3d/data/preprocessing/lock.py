@@ -1,0 +1,91 @@
+"""Let one process fill a folder of the cache while others wait for it."""
+
+import errno
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unet3d.atomic_write import create_folder
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl: Any = None
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems without locks, such as Lustre mounted without `flock`."""
+
+
+@contextmanager
+def lock_cache(folder: Path) -> Generator[Path | None]:
+    """Yield an empty folder that is renamed to `folder` on success; None if that exists already.
+
+    Other threads, ranks and runs that want the same folder wait. The draft of a killed process is
+    emptied and reused. Without locks nobody waits: each fills a draft, and the first one is kept.
+    """
+    draft = folder.with_name(f".{folder.name}")
+    while not folder.exists():
+        draft.mkdir(exist_ok=True)
+        try:
+            handle = lock_folder(draft)
+        except FileNotFoundError:  # another process has just renamed or removed it
+            continue
+        if handle is None:
+            shutil.rmtree(draft, ignore_errors=True)
+            with create_folder(folder) as own:
+                yield own
+            return
+        try:
+            if not _is_same_folder(handle, draft):
+                continue  # it was renamed or removed while we waited
+            if folder.exists():  # finished before we created the draft
+                shutil.rmtree(draft)
+                break
+            for leftover in draft.iterdir():
+                leftover.unlink()
+            try:
+                yield draft
+                draft.rename(folder)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            return
+        finally:
+            os.close(handle)
+    yield None
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Wait for the lock of a folder; return the handle that holds it, None if there are no locks.
+
+    The system releases the lock when the handle is closed or the process dies.
+    """
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as error:
+        os.close(handle)
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return handle
+
+
+def has_locks(folder: Path) -> bool:
+    """Return whether an existing folder can be locked."""
+    handle = lock_folder(folder)
+    if handle is not None:
+        os.close(handle)
+    return handle is not None
+
+
+def _is_same_folder(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
