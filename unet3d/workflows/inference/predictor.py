@@ -194,7 +194,9 @@ class Predictor:
                     array[0] = 1  # all is background outside of the crop
                 activation = compute_probabilities if regions is None else torch.sigmoid
                 outputs.append(Output(activation, view(array)))
+                del array
             self._segment(prepared, outputs, on_windows=on_windows, log=log)
+            del outputs  # and with it the mapping of the file, which Windows would not move
         postprocess.keep_largest_component(labels, self.clean_labels)
         write_labels(task.labels, labels, task.scan.files[0])
 
