@@ -28,6 +28,15 @@ def find_compiler() -> str | None:
     return os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 
 
+def supports_openmp(compiler: str) -> bool:
+    """Return whether a compiler links OpenMP, as Apple's does not: kernels then use one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "empty.cpp"
+        source.write_text("int main() {}\n", "utf-8")
+        command = [compiler, "-fopenmp", str(source), "-o", str(source.with_suffix(".out"))]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def get_cache_dir() -> Path:
     """Return the folder that holds the compiled libraries."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
@@ -63,7 +72,8 @@ class CppKernels:
         command = find_compiler()
         if command is None:
             log.warning(
-                "no C++ compiler found: the %s kernels fall back to plain PyTorch; install g++",
+                "no C++ compiler found: the %s kernels fall back to plain PyTorch, slowly; "
+                "install g++",
                 self.name,
             )
             return None
@@ -100,7 +110,8 @@ class CppKernels:
             output = Path(folder) / target.name
             command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
             command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(output)]
-            for flags in (["-march=native", "-fopenmp"], ["-fopenmp"], []):
+            native, openmp = ["-march=native"], ["-fopenmp"]
+            for flags in (native + openmp, openmp, native, []):
                 try:
                     subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
                     break
@@ -108,6 +119,11 @@ class CppKernels:
                     if not flags:
                         raise
             output.replace(target)
+        if "-fopenmp" not in flags:
+            log.warning(
+                "%s has no OpenMP: the %s kernels use one thread; install g++ and set CXX",
+                *(compiler, self.name),
+            )
 
     def _fingerprint(self, compiler: str) -> str:
         """Hash all that a library depends on: machines with other CPUs may share a home folder."""

@@ -99,6 +99,28 @@ def test_a_cpu_and_its_precision_are_reported_with_the_reason(
 
 
 @pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (None, "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run"),
+        ("exit 1", "has no OpenMP: CPU kernels use one thread; install g++ and set CXX"),
+        ("exit 0", None),
+    ],
+)
+def test_what_the_cpu_loses_with_its_compiler_is_reported(
+    inspect, tmp_path, monkeypatch, script, expected
+):
+    compiler = tmp_path / "compiler"
+    if script is not None:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    _, _, problems = inspect(*SMALL, "trainer.accelerator=cpu")
+    found = [p.message for p in problems if "compiler" in p.message]
+    assert len(found) == (expected is not None)
+    assert all(expected in message for message in found)
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["data=decathlon", "data.root=/no/such"], "/no/such"),

@@ -36,6 +36,7 @@ class Software:
     gloo: bool
     architectures: tuple[str, ...]  # GPU architectures that torch has kernels for
     cpu_compiler: str | None
+    cpu_openmp: bool | None  # whether that compiler has it; without, CPU kernels use one thread
     triton_compiler: str | None
     python_headers: bool
     packages: dict[str, str | None]
@@ -43,6 +44,7 @@ class Software:
 
 def inspect_software() -> Software:
     """Collect the versions and programs of this machine."""
+    compiler = find_program(cpp_kernels.find_compiler())
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -52,7 +54,8 @@ def inspect_software() -> Software:
         nccl=call_or_none(get_nccl_version),
         gloo=bool(call_or_none(torch.distributed.is_gloo_available)),
         architectures=tuple(call_or_none(torch.cuda.get_arch_list) or ()),
-        cpu_compiler=find_program(cpp_kernels.find_compiler()),
+        cpu_compiler=compiler,
+        cpu_openmp=None if compiler is None else cpp_kernels.supports_openmp(compiler),
         triton_compiler=find_program(get_triton_compiler()),
         python_headers=has_python_headers(),
         packages={name: get_package_version(name) for name in PACKAGES},

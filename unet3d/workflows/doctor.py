@@ -230,6 +230,13 @@ def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
                 "plain PyTorch, slowly"
             )
         )
+    elif software.cpu_openmp is False:
+        problems.append(
+            Problem(
+                f"{software.cpu_compiler} has no OpenMP: CPU kernels use one thread; install g++ "
+                "and set CXX"
+            )
+        )
     return problems
 
 

@@ -106,3 +106,22 @@ def test_a_library_that_cannot_be_loaded_falls_back_to_plain_pytorch(uncompiled,
     first, second = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
     assert "file too short" in first
     assert "is mounted noexec" in second
+
+
+def test_a_compiler_without_openmp_makes_kernels_of_one_thread_and_says_so(
+    uncompiled, tmp_path, caplog
+):
+    compiler = tmp_path / "clang++"  # Apple's
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    assert cpp_kernels.supports_openmp("g++")
+    assert not cpp_kernels.supports_openmp(str(compiler))
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
+    uncompiled.setenv("CXX", str(compiler))
+    x = torch.randn(1, 1, 64, 64, 64)
+    assert torch.equal(MedianPool3d(2)(x), median(x, PoolWindows.from_args(2, None, 0))[0])
+    assert cpu.kernels.libraries[torch.float32]
+    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
+    assert record.getMessage() == (
+        f"{compiler} has no OpenMP: the pooling kernels use one thread; install g++ and set CXX"
+    )
