@@ -1,8 +1,9 @@
 """Flags are Hydra's; a mistaken one is answered with how a setting is written."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from unet3d.cli.arguments import check_flags
+from unet3d.cli.arguments import check_flags, quote_override
 from unet3d.cli.main import main
 from unet3d.errors import UsageError
 
@@ -40,6 +41,14 @@ def test_other_flags_are_refused_with_what_to_write_instead(command, words, mess
     with pytest.raises(UsageError) as refused:
         check_flags(command, words)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["C:\\scans", "C:\\scans\\", "C:\\it's\\", "\\\\server\\new (1)", "it's, here", "a=b"]
+)
+def test_paths_of_any_system_reach_the_config_as_typed(path):
+    parsed = OverridesParser.create().parse_override(quote_override(f"input={path}", sweep=False))
+    assert parsed.value() == path
 
 
 def test_an_unknown_flag_ends_a_command_with_one_line(capsys):

@@ -1,5 +1,6 @@
 """Prepare the arguments of a command line for Hydra."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -52,7 +53,8 @@ def quote_override(override: str, *, sweep: bool) -> str:
         return override
     if sweep and "," in value:
         return override
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value else value
+    # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
     return f"{key}='{escaped}'"
 
 
