@@ -138,6 +138,8 @@ class CppKernels:
 
 def allows_exec(folder: Path) -> bool:
     """Return whether libraries may be loaded from a folder; Docker mounts tmpfs noexec."""
+    if not hasattr(os, "statvfs"):  # Windows
+        return True
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 

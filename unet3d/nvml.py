@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-LIBRARY = "libnvidia-ml.so.1"
+LIBRARY = "nvml.dll" if os.name == "nt" else "libnvidia-ml.so.1"
 MAX_SIZE = 1024
 """Processes per GPU that can be listed, and bytes of a name."""
 

@@ -19,6 +19,13 @@ def test_a_cpu_with_fast_bf16_uses_it_for_half_precision(monkeypatch):
     assert device.resolve_precision("bf16", "cpu") == device.Precision("bf16", "bf16")
 
 
+def test_a_torch_without_onednn_has_no_fast_bf16(monkeypatch):
+    """On Apple's CPUs there is no operator to ask."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", None)
+    assert not device.has_fast_bf16()
+
+
 def test_true_fp16_is_rejected_on_a_cpu():
     with pytest.raises(UsageError, match="needs a GPU"):
         device.resolve_precision("16-true", "cpu")

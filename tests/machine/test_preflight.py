@@ -1,3 +1,4 @@
+import multiprocessing
 import resource
 import tomllib
 from pathlib import Path
@@ -68,6 +69,37 @@ def test_the_workers_of_all_processes_on_a_machine_are_counted():
     problem = preflight.check_worker_ram(workers=4, processes=4, batch=8 * MIB, free=GIB)
     assert "4 x 4 workers need about 2.0 GiB of RAM" in problem.message
     assert "data.num_workers=2" in problem.message
+
+
+def test_linux_without_dev_shm_has_no_shared_memory_and_other_systems_need_no_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(preflight, "SHM", tmp_path / "shm")
+    free = preflight.get_free_shm(preflight.SHM)
+    problem = preflight.check_shm(workers=2, processes=1, batch=MIB, free=free)
+    assert problem.is_fatal
+    assert problem.message.startswith(
+        f"{tmp_path / 'shm'} is missing, but the batches of 2 workers"
+    )
+    monkeypatch.setattr(preflight.sys, "platform", "darwin")
+    assert preflight.get_free_shm(preflight.SHM) is None
+
+
+def test_workers_that_are_not_forked_need_the_ram_of_their_own_torch(monkeypatch):
+    def needs(method):
+        monkeypatch.setattr(preflight, "get_context", lambda: multiprocessing.get_context(method))
+        problem = preflight.check_worker_ram(workers=4, processes=1, batch=MIB, free=512 * MIB)
+        return problem and problem.message
+
+    assert needs("fork") is None
+    assert needs("spawn").startswith("4 workers need about 672 MiB of RAM")
+
+
+def test_a_system_without_a_limit_of_open_files_has_no_problem_with_it(monkeypatch):
+    monkeypatch.setattr(preflight, "resource", None)  # Windows
+    assert preflight.get_file_limits() is None
+    preflight.raise_open_file_limit(4)
+    assert preflight.check_open_files(10_000, hard=None) is None
 
 
 def test_the_limit_of_open_files_is_raised_or_reported():

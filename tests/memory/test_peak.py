@@ -29,6 +29,16 @@ def test_read_sees_a_peak_of_freed_memory():
     assert meter.read(CPU).resident - before > 150 * MIB
 
 
+@pytest.mark.parametrize("content", [None, "Name: python\n"])
+def test_a_system_that_does_not_report_the_peak_has_none(tmp_path, monkeypatch, content):
+    if content is not None:
+        (tmp_path / "status").write_text(content)
+    monkeypatch.setattr(peak, "STATUS", tmp_path / "status")
+    record = PeakMeter().read(CPU)
+    assert record.known() == {}
+    assert record.headline is None
+
+
 def test_merged_records_have_the_larger_figure_of_each_kind():
     a = MemoryRecord(allocated=3, reserved=10)
     b = MemoryRecord(allocated=5, process=1)

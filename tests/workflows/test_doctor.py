@@ -168,3 +168,11 @@ def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monke
     assert "launcher             torchrun, rank 1 of 2" in text
     assert "BLOCKER: torchrun started 2 processes, which would each train alone" in text
     assert main(["doctor", *SMALL, "trainer=torchrun"]) == 0
+
+
+def test_workers_that_are_not_forked_are_reported(inspect, monkeypatch):
+    monkeypatch.setattr(machine, "has_forked_workers", lambda: False)  # Windows and macOS
+    line = "data workers are not forked: each imports torch, which takes seconds"
+    for workers, expected in ((0, 0), (1, 1)):
+        _, _, problems = inspect(*SMALL, f"data.num_workers={workers}")
+        assert [p.message for p in problems].count(line) == expected

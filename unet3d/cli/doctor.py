@@ -148,6 +148,7 @@ def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
     cores += f", limited to {s.cpu_quota:g} cores" if s.cpu_quota else ""
     bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
     limit = f", limited to {format_bytes(s.ram_limit)}" if s.ram_limit else ""
+    limits = None if s.open_files is None else f"{s.open_files}, at most {s.max_open_files}"
     free_swap = f"{format_known_size(s.swap_free)} of {format_known_size(s.swap)} free"
     return [
         ("system", s.name + (f", in a container ({s.container})" if s.container else "")),
@@ -155,8 +156,8 @@ def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
         ("CPU", f"{s.cpu_model or UNKNOWN}, {cores}, {s.threads} threads, {bf16}"),
         ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
         ("swap", "none" if s.swap == 0 else free_swap),
-        ("/dev/shm", UNKNOWN if s.shm is None else format_disk_space(s.shm)),
-        ("open files", f"{s.open_files}, at most {s.max_open_files}"),
+        ("/dev/shm", "none" if s.shm is None else format_disk_space(s.shm)),
+        ("open files", UNKNOWN if limits is None else limits),
         *((what, f"{format_disk_space(d)} in {d.folder}") for what, d in machine.disks.items()),
         *(
             (f"kernels for {device}", f"{c.files} compiled, {format_bytes(c.size)}, in {c.folder}")

@@ -89,7 +89,8 @@ def train_within_memory(
             settings = replace(settings, resume="auto")
         del run
         gc.collect()  # autograd's graph of the failed step
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def run_training(run: TrainingRun, signals: SignalListener) -> int:

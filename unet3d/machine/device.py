@@ -54,7 +54,8 @@ def describe_missing_kernels(device: str) -> str | None:
 
 def has_fast_bf16() -> bool:
     """Return whether this CPU has bf16 convolutions; emulation was 190 times slower than fp32."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    # torch for Apple's CPUs has no oneDNN, nor its operators.
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @dataclass(frozen=True)

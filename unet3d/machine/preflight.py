@@ -4,24 +4,34 @@ Each check gets the numbers, or the folder to look at, and returns a Problem or 
 """
 
 import os
-import resource
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from unet3d.cpp_kernels import allows_exec
 from unet3d.units import GIB, MIB, format_bytes
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource: Any = None
 
 SHM = Path("/dev/shm")
 
 PREFETCH = 2
 """Batches that each DataLoader worker loads ahead, all of them in shared memory."""
 
-WORKER_BYTES = 64 * MIB
-"""RAM of a worker besides its batches: 14 MiB at first, more as it touches its parent's pages."""
+FORKED_WORKER_BYTES, SPAWNED_WORKER_BYTES = 64 * MIB, 160 * MIB
+"""RAM of a worker besides its batches.
+
+A forked one takes 14 MiB at first, more as it touches its parent's pages; any other imports torch.
+"""
 
 COPIES = 8
 """Peak RAM of a worker in batches, measured with every augmentation on."""
@@ -131,8 +141,13 @@ def list_nvidia_devices(folder: Path = Path("/dev")) -> list[Path]:
 
 
 def get_free_shm(folder: Path = SHM) -> int | None:
-    """Return the free bytes of shared memory; None if the system has no such folder."""
-    return shutil.disk_usage(folder).free if folder.is_dir() else None
+    """Return the free bytes of shared memory; None on systems that need no folder for it.
+
+    On Linux there is none without the folder.
+    """
+    if folder.is_dir():
+        return shutil.disk_usage(folder).free
+    return 0 if sys.platform == "linux" else None
 
 
 def check_shm(*, workers: int, processes: int, batch: int, free: int | None) -> Problem | None:
@@ -140,19 +155,26 @@ def check_shm(*, workers: int, processes: int, batch: int, free: int | None) -> 
     needed = processes * workers * PREFETCH * batch
     if free is None or needed <= free:
         return None
+    state = f"has {format_bytes(free)} left" if SHM.is_dir() else "is missing"
     return Problem(
-        f"{SHM} has {format_bytes(free)} left, but the batches of "
+        f"{SHM} {state}, but the batches of "
         f"{describe_workers(workers, processes)} need {format_bytes(needed)}: start the container "
         f"with --shm-size={ceil(1.25 * needed / GIB)}g or use data.num_workers=0",
         is_fatal=True,
     )
 
 
+def has_forked_workers() -> bool:
+    """Return whether data workers start as copies of this process; else each imports torch."""
+    return get_context().get_start_method() == "fork"
+
+
 def check_worker_ram(
     *, workers: int, processes: int, batch: int, free: int | None
 ) -> Problem | None:
     """Check RAM for the workers' own memory; volumes are mapped from disk and do not count."""
-    bytes_per_worker = processes * (WORKER_BYTES + COPIES * batch)
+    own = FORKED_WORKER_BYTES if has_forked_workers() else SPAWNED_WORKER_BYTES
+    bytes_per_worker = processes * (own + COPIES * batch)
     needed = workers * bytes_per_worker
     if free is None or needed <= free:
         return None
@@ -171,10 +193,10 @@ def describe_workers(workers: int, processes: int) -> str:
     return f"{workers} workers" if processes == 1 else f"{processes} x {workers} workers"
 
 
-def check_open_files(workers: int, *, hard: int) -> Problem | None:
+def check_open_files(workers: int, *, hard: int | None) -> Problem | None:
     """Check the hard limit of open files; `raise_open_file_limit` raises the soft one."""
     needed = BASE_FILES + workers * FILES_PER_WORKER
-    if hard >= needed:
+    if hard is None or hard >= needed:
         return None
     fewer = max(0, hard - BASE_FILES) // FILES_PER_WORKER
     return Problem(
@@ -183,8 +205,10 @@ def check_open_files(workers: int, *, hard: int) -> Problem | None:
     )
 
 
-def get_file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files."""
+def get_file_limits() -> tuple[int, int] | None:
+    """Return the soft and the hard limit of open files; None on Windows."""
+    if resource is None:
+        return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return parse_limit(soft), parse_limit(hard)
 
@@ -196,7 +220,10 @@ def parse_limit(limit: int) -> int:
 
 def raise_open_file_limit(workers: int) -> None:
     """Raise the soft limit to what data loaders need, at most to the hard limit."""
-    soft, hard = get_file_limits()
+    limits = get_file_limits()
+    if limits is None:
+        return
+    soft, hard = limits
     needed = min(BASE_FILES + workers * FILES_PER_WORKER, hard)
     if soft < needed:
         _, unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)

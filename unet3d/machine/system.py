@@ -62,14 +62,14 @@ class System:
     swap: int | None
     swap_free: int | None
     shm: DiskSpace | None  # /dev/shm
-    open_files: int
-    max_open_files: int  # hard limit
+    open_files: int | None
+    max_open_files: int | None  # hard limit
 
 
 def inspect_system() -> System:
     """Collect the resources of this machine."""
     memory = read_meminfo()
-    soft, hard = get_file_limits()
+    soft, hard = get_file_limits() or (None, None)
     return System(
         name=get_os_name(),
         container=next((engine for engine, file in CONTAINER_FILES.items() if file.exists()), None),

@@ -1,5 +1,6 @@
 """Measure the peak memory of a piece of work, not that of the process's lifetime."""
 
+import os
 import time
 from math import inf
 from pathlib import Path
@@ -62,9 +63,15 @@ def _reset_resident_peak() -> None:
 _lifetime_peak_only = False
 
 
+def can_measure_resident_peak() -> bool:
+    """Return whether the system reports the peak of resident memory and can reset it."""
+    return STATUS.exists() and os.access(CLEAR_REFS, os.W_OK)
+
+
 def read_resident_peak() -> int | None:
     """Return the peak of resident memory; None where the system cannot reset it."""
     if _lifetime_peak_only or not STATUS.exists():
         return None
-    line = next(s for s in STATUS.read_text().splitlines() if s.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    peaks = (s for s in STATUS.read_text("utf-8").splitlines() if s.startswith("VmHWM:"))
+    line = next(peaks, None)
+    return None if line is None else int(line.split()[1]) * 1024

@@ -27,6 +27,6 @@ class MemoryRecord:
         return {k: v for k, v in asdict(self).items() if v is not None}
 
     @property
-    def headline(self) -> int:
+    def headline(self) -> int | None:
         """Return the figure to show where only one is shown."""
-        return self.allocated if self.allocated is not None else (self.resident or 0)
+        return self.resident if self.allocated is None else self.allocated

@@ -131,9 +131,9 @@ def format_report_table(report: Mapping[str, Any]) -> str:
         peak = report["memory"].get(name)
         if name == "steady_step" and peak is None:
             peak = report["memory"].get("first_step")
-        if peak:
+        if peak is not None:
             parts = [f"{v / MIB:.0f} MiB {k}" for k, v in peak.items() if k != "phases"]
-            rows.append((f"peak memory of {task}", ", ".join(parts)))
+            rows.append((f"peak memory of {task}", ", ".join(parts) or "not measured"))
     rows += make_estimate_rows(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run folder", report["folder"]))

@@ -257,9 +257,9 @@ def format_row(row: dict[str, Any]) -> str:
             f"{row['name']}: {verdict} plain modules, relative error {row['gradient_error']:.0e} "
             f"({row['plain_gradient_error']:.0e})"
         )
-    measured = MemoryRecord(**row["measured"]).headline / MIB
+    measured = MemoryRecord(**row["measured"]).headline
     predicted = row["predicted"]["allocated"] / MIB
-    memory = f"peak {measured:,.0f} MiB"
+    memory = "peak not measured" if measured is None else f"peak {measured / MIB:,.0f} MiB"
     if "allocated" in row["measured"]:
         memory += f", predicted {predicted:,.0f}"
     return (

@@ -10,6 +10,7 @@ import torch
 from unet3d import nvml
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.cpp_kernels import get_cache_dir
+from unet3d.data.preprocessing.lock import has_locks
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import (
@@ -31,6 +32,7 @@ from unet3d.machine.system import (
     inspect_kernel_cache,
     inspect_system,
 )
+from unet3d.memory.peak import can_measure_resident_peak
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import UntraceableError, estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
@@ -120,6 +122,7 @@ def inspect_run(
         problems += find_performance_problems(
             settings, precision, device, report, requested=requested
         )
+        problems += find_system_problems(settings, report.system)
     estimate = RunEstimate(
         overrides=list(settings.composition.overrides),
         device=device,
@@ -214,6 +217,28 @@ def find_performance_problems(
         )
     cache = machine.check_writable(settings.data.cache)
     return problems if cache is None else [*problems, cache]
+
+
+def find_system_problems(settings: TrainingSettings, system: System) -> list[Problem]:
+    """Return what the operating system does not provide, and what a run loses by it."""
+    lost = []
+    if system.ram_free is None:
+        lost.append(
+            "the system does not report free RAM: unet3d predict is not limited by it (set "
+            "memory_gib=), and preprocessing takes one case per core"
+        )
+    if not can_measure_resident_peak():
+        lost.append("the system does not report peak RAM: steps on the CPU have none")
+    folder = machine.find_existing_dir(settings.data.cache)
+    if not has_locks(folder):
+        lost.append(
+            f"{folder} cannot be locked: runs that start at once may preprocess the same cases"
+        )
+    if settings.data.num_workers > 0 and not machine.has_forked_workers():
+        lost.append("data workers are not forked: each imports torch, which takes seconds")
+    if not machine.has_posix_processes():
+        lost.append("the system has no POSIX signals: trainer.devices must be 1")
+    return [Problem(message) for message in lost]
 
 
 def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:

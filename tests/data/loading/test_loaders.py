@@ -46,6 +46,30 @@ def test_batches_are_the_same_with_and_without_workers_and_when_an_epoch_is_repe
     assert not expected[0]["image"].equal(expected[3]["image"])
 
 
+@pytest.mark.slow
+def test_batches_are_the_same_when_workers_are_spawned(volumes):
+    """Windows and macOS do not fork: datasets, sampler and augmentation are pickled."""
+    expected = build_loaders(volumes, volumes, **SETTINGS)
+    loaders = build_loaders(volumes, volumes, **{**SETTINGS, "num_workers": 1})
+    for loader, other in zip(loaders, expected, strict=True):
+        loader.multiprocessing_context = "spawn"
+        assert_equal(list(loader), list(other))
+
+
+@pytest.fixture
+def shared_by_name():
+    """Share tensors by names of files, as on macOS."""
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    yield
+    torch.multiprocessing.set_sharing_strategy(strategy)
+
+
+def test_batches_are_the_same_when_workers_share_them_by_name(volumes, shared_by_name):
+    with_workers = make_loader(volumes, num_workers=1, defer=True)
+    assert_equal(load_epochs(with_workers, 0), load_epochs(make_loader(volumes), 0))
+
+
 def test_deferred_augmentation_gives_the_same_batches(volumes):
     deferred = make_loader(volumes, defer=True)
     assert_equal(load_epochs(deferred, 0, 1), load_epochs(make_loader(volumes), 0, 1))

@@ -156,14 +156,28 @@ def test_other_signals_and_exit_codes_are_reported(volumes, fail, cause):
     assert cause in str(explanation)
 
 
-def test_missing_shared_memory_is_reported_with_the_fix():
-    error = RuntimeError(
-        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\n"
-        "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left"
-    )
+def explain(reason):
+    text = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\n"
+    error = RuntimeError(f"{text}RuntimeError: {reason}")
     explanation = explain_worker_error(error, [], num_workers=1, kills_before=0)
     assert isinstance(explanation, RunError)
-    assert "--shm-size=8g" in str(explanation)
+    return str(explanation)
+
+
+def test_full_or_missing_shared_memory_is_reported_with_the_fix(tmp_path, monkeypatch):
+    full = explain("unable to allocate shared memory(shm) for file </torch_1>: No space left")
+    assert "--shm-size=8g" in full
+    monkeypatch.setattr(worker_errors, "SHARED_MEMORY", tmp_path / "shm")
+    missing = explain("unable to open shared memory object </torch_1> in read-write mode: No such")
+    assert f"there is no {tmp_path / 'shm'}: lower data.num_workers (0 needs none)" in missing
+
+
+def test_without_shared_memory_samples_are_made_in_the_training_process(volumes, monkeypatch):
+    def fail(kind, size):
+        raise FileNotFoundError("/dev/shm")
+
+    monkeypatch.setattr(worker_errors, "RawArray", fail)
+    assert len(load_epochs(make_loader(volumes), 0)) == 3
 
 
 def test_an_error_that_is_not_about_workers_is_not_explained():

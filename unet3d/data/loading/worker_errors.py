@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, MutableSequence, Sequence
 from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -21,10 +21,12 @@ OOM_COUNTERS = (  # of this container: cgroup v2, cgroup v1
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-SHARED_MEMORY_FULL = (
-    "/dev/shm is full ({}): give the container more (docker run --shm-size=8g or --ipc=host), "
-    "or lower data.num_workers (0 needs none)"
+NO_SHARED_MEMORY = (
+    "unable to allocate shared memory",
+    "unable to mmap",
+    "unable to open shared memory object",
 )
+"""Errors of torch where shared memory is full or missing."""
 
 
 class SampleError(RunError):
@@ -45,7 +47,11 @@ class InFlightCases:
 
     def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
-        self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume index) of each worker
+        self.started: MutableSequence[int]  # (pid, volume index) of each worker
+        try:
+            self.started = RawArray("q", 2 * MAX_WORKERS)
+        except FileNotFoundError:  # Linux without /dev/shm, which cannot start workers either
+            self.started = [0] * (2 * MAX_WORKERS)
 
     @contextmanager
     def __call__(self, index: int) -> Generator[None]:
@@ -108,7 +114,7 @@ def explain_worker_error(
     """Explain a worker's death or exception in one line; None if the error is neither."""
     texts = list(iter_exception_texts(error))
     text = " ".join(texts)
-    if "unable to allocate shared memory" in text or "unable to mmap" in text:
+    if any(phrase in text for phrase in NO_SHARED_MEMORY):
         return RunError(f"a data worker could not allocate shared memory: {explain_full_shm()}")
     raised = re.match(r"Caught \w+ in \w+ .*process \d+", texts[0])
     if raised:
@@ -151,12 +157,15 @@ def explain_death(
 
 
 def explain_full_shm() -> str:
-    """Explain that shared memory is full, and how large it is."""
+    """Explain that shared memory is full or missing, and how large it is."""
+    fewer = "lower data.num_workers (0 needs none)"
     if not SHARED_MEMORY.is_dir():
-        return SHARED_MEMORY_FULL.format("it is missing")
+        return f"there is no {SHARED_MEMORY}: {fewer}"
     usage = shutil.disk_usage(SHARED_MEMORY)
-    return SHARED_MEMORY_FULL.format(
-        f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free now"
+    return (
+        f"{SHARED_MEMORY} is full ({format_bytes(usage.free)} of {format_bytes(usage.total)} are "
+        "free now): give the container more (docker run --shm-size=8g or --ipc=host), or "
+        f"{fewer}"
     )
 
 

@@ -66,8 +66,9 @@ class StepMemory(Callback):
         for phase, record in self.step.items():
             tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
         log_values(pl_module, tags)
-        headline = {"peak_mib": peak.headline / MIB}
-        log_values(pl_module, headline, prog_bar=True, logger=False)
+        if peak.headline is not None:
+            headline = {"peak_mib": peak.headline / MIB}
+            log_values(pl_module, headline, prog_bar=True, logger=False)
         if self.first is None:
             self.first = self.step
         else:

@@ -74,10 +74,11 @@ def find_problems(
     if workers > 0:
         batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
         ram, shm = get_available_bytes(torch.device("cpu")), machine.get_free_shm()
+        limits = machine.get_file_limits()
         problems += [
             machine.check_shm(workers=workers, processes=processes, batch=batch, free=shm),
             machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=ram),
-            machine.check_open_files(workers, hard=machine.get_file_limits()[1]),
+            machine.check_open_files(workers, hard=limits and limits[1]),
         ]
     checkpoint = estimate_checkpoint_bytes(settings, precision)
     if checkpoint is not None:

@@ -166,7 +166,7 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "memory": run.callbacks.memory.summarize(),
         "speed": run.callbacks.timing.summarize(),
         "precision": {"requested": run.precision.requested, "used": run.precision.used},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": collect_versions(),
         "choices": {k: v for k, v in run.settings.composition.choices.items() if k in groups},
         "config": dict(run.config),
