@@ -1,0 +1,91 @@
+"""What works without a compiler and on other systems, as far as Linux can imitate them."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unet3d.model.fused.kernels import cpu as fused
+from unet3d.pool.kernels import cpu as pooling
+from unet3d.workflows.training.build import build_training
+
+ROOT = Path(__file__).parents[1]
+
+
+def train_one_step(settings, folder):
+    """Return the weights after a step."""
+    run = build_training(settings, folder)
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    return [parameter.detach() for parameter in run.module.parameters()]
+
+
+def test_a_step_without_a_compiler_equals_one_with_kernels(composed, tmp_path, monkeypatch, caplog):
+    settings = composed("optimizer=sgd")  # AdamW divides by the gradient, however small it is
+    compiled = train_one_step(settings, tmp_path / "compiled")
+    for kernels in (fused.kernels, pooling.kernels):
+        assert kernels.libraries[torch.float32] is not None
+        monkeypatch.setattr(kernels, "libraries", {})
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plain = train_one_step(settings, tmp_path / "plain")
+    torch.testing.assert_close(plain, compiled)
+    messages = [r.getMessage() for r in caplog.records if "compiler" in r.getMessage()]
+    fallback = "no C++ compiler found: the {} kernels fall back to plain PyTorch, slowly"
+    for message, name in zip(sorted(messages), ("fused-block", "pooling"), strict=True):
+        assert message.startswith(fallback.format(name))
+
+
+@pytest.mark.slow
+def test_a_run_trains_resumes_and_predicts_with_what_windows_has(small, tmp_path, decathlon_folder):
+    run = tmp_path / "run"
+    options = [*small, "evaluation.enabled=true", "trainer.max_steps=2", f"hydra.run.dir={run}"]
+    commands = (
+        ["train", *options],
+        ["train", *options, "trainer.max_steps=3", "resume=auto"],
+        [
+            *("predict", f"checkpoint={run}", "save_probabilities=true"),
+            *(f"input={decathlon_folder / 'imagesTs'}", f"output={tmp_path / 'predictions'}"),
+        ],
+        ["doctor", *options],
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.windows", *map(shlex.join, commands)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for file in ("best.ckpt", "last.ckpt", "previous.ckpt"):
+        assert (run / "checkpoints" / file).is_file()
+    assert len(list((tmp_path / "predictions" / "probabilities").iterdir())) == 5
+    assert re.search(r"peak memory of a step +not measured", done.stdout)
+    for lost in (
+        "the system does not report free RAM: unet3d predict is not limited by it",
+        "the system does not report peak RAM: steps on the CPU have none",
+        "cannot be locked: runs that start at once may preprocess the same cases",
+        "the system has no POSIX signals: trainer.devices must be 1",
+    ):
+        assert lost in done.stdout
+
+
+def test_every_text_file_is_read_and_written_as_utf_8():
+    """Without an encoding, Windows uses that of its language."""
+    unnamed = []
+    for file in sorted((ROOT / "unet3d").rglob("*.py")):
+        calls = [n for n in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(n, ast.Call)]
+        for call in calls:
+            function, text = ast.unparse(call.func), ast.unparse(call)
+            opens = re.search(
+                r"(?<!\bos)(?<!gzip)(?<!tarfile)\.(open|read_text|write_text)$", function
+            )
+            if opens and not re.search(r"'utf-8|'[rwa]\+?b\+?'", text.removeprefix(function)):
+                unnamed.append(f"{file.relative_to(ROOT)}:{call.lineno}")
+    assert unnamed == []
