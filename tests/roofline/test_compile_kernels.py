@@ -62,6 +62,15 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeyp
     assert lines[1].startswith("compiled 12 GPU kernels in ")
 
 
+def test_rocm_compiles_no_kernels_which_it_would_not_use(composed, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(compile_kernels, "list_launches", lambda step: pytest.fail("listed"))
+    settings, lines = composed("data.num_classes=3", "data.in_channels=1"), []
+    device = torch.device("cuda")
+    compile_kernels.prepare_kernels(settings, Precision("16", "16"), device, lines.append)
+    assert not lines
+
+
 def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(composed, monkeypatch):
     def fail(make_step):
         raise RuntimeError("data-dependent")

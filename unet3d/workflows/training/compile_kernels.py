@@ -8,7 +8,7 @@ import torch
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
-from unet3d.machine.device import Precision
+from unet3d.machine.device import Precision, describe_missing_kernels
 from unet3d.machine.system import count_usable_cores
 from unet3d.roofline.launches import list_launches
 from unet3d.triton_kernels import compile_kernels
@@ -28,7 +28,8 @@ def prepare_kernels(
 
     A network that fake tensors cannot follow compiles its kernels when it launches them.
     """
-    if device.type != "cuda" or settings.compile or find_spec("triton") is None:
+    has_kernels = device.type == "cuda" and describe_missing_kernels(device.type) is None
+    if not has_kernels or settings.compile or find_spec("triton") is None:
         return
     started = time.monotonic()
     try:
