@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Train as a SLURM job that requeues itself when it is preempted or its time limit is near:
 #
-#   sbatch scripts/slurm.sh data=decathlon data.root=/scans/Task04_Hippocampus model=unet_small
+#   sbatch --gpus-per-node=1 scripts/slurm.sh data=decathlon data.root=/scans/Task04_Hippocampus
 #   sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --time=4:00:00 scripts/slurm.sh ...
 #
-# Use one task per GPU. The run is in outputs/JOB. After an error, `scontrol requeue JOB` resumes it;
+# Request one task per GPU. The run is in outputs/JOB. After an error, `scontrol requeue JOB` resumes it;
 # when SLURM no longer knows the job, submit a new one with hydra.run.dir=outputs/JOB.
 #
 #SBATCH --job-name=unet3d
