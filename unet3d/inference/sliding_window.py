@@ -25,7 +25,7 @@ class SlidingWindow:
     ):
         if not 0 <= overlap < 1 or batch_size < 1:
             raise UsageError(
-                "inference.overlap must be in 0..1 (1 excluded) and inference.batch_size >= 1, "
+                "inference.overlap must be in [0, 1) and inference.batch_size >= 1, "
                 f"got {overlap} and {batch_size}"
             )
         if len(patch_size) != 3 or min(patch_size) < 1:

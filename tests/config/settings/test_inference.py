@@ -44,7 +44,7 @@ def test_a_value_is_parsed(values, field, expected):
 @pytest.mark.parametrize(
     ("key", "values", "expected"),
     [
-        ("overlap", [1], "overlap must be in 0..1 (1 excluded), got 1"),
+        ("overlap", [1], "overlap must be in [0, 1), got 1"),
         ("overlap", [-0.1, "half"], "overlap must be a number >= 0"),
         ("batch_size", [0], "batch_size must be an int >= 1"),
         ("tta", ["x", 3, [0, 0], [-1], [True], [[0]]], "tta must be true, false or a list of"),

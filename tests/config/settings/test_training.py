@@ -97,7 +97,7 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("save_every_seconds", [-1, "often"], "save_every_seconds must be a number >= 0"),
         ("max_skipped_steps", [-1, 0.5], "max_skipped_steps must be an int >= 0"),
         ("allow_targets", ["x", [1], ["a-b"]], "allow_targets must be a list of packages"),
-        ("inference.overlap", [1], "inference.overlap must be in 0..1 (1 excluded), got 1"),
+        ("inference.overlap", [1], "inference.overlap must be in [0, 1), got 1"),
         ("inference.batch_size", [0], "inference.batch_size must be an int >= 1"),
         ("validation.hd95", ["x"], "validation.hd95 must be true or false"),
         ("evaluation.enabled", ["x"], "evaluation.enabled must be true or false"),

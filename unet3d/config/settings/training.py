@@ -252,7 +252,7 @@ def parse_windows(config: DictConfig, prefix: str = "") -> SlidingWindowSettings
     """Parse the sliding window."""
     overlap = read_float(config, f"{prefix}overlap")
     if overlap >= 1:
-        raise UsageError(f"{prefix}overlap must be in 0..1 (1 excluded), got {overlap:g}")
+        raise UsageError(f"{prefix}overlap must be in [0, 1), got {overlap:g}")
     return SlidingWindowSettings(
         overlap=overlap, batch_size=read_int(config, f"{prefix}batch_size", minimum=1)
     )
