@@ -119,7 +119,7 @@ FILES = {
 CODES = {
     "0": "success",
     "1": "some cases failed, `check` found problems, or some runs of a sweep failed",
-    "2": "invalid usage: a key, value, file or folder is invalid; nothing was computed",
+    "2": "invalid usage: a key, value, file or folder is invalid",
     "3": "out of memory, or predicted to run out of memory with `memory.if_too_large=error`",
     "4": "error at run time: NaN, a dead data worker, a full disk, a lost process",
     "130": "stopped by Ctrl-C; resume with `resume=auto`",
