@@ -229,7 +229,7 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
     assert "Traceback" not in error
     assert "out of GPU memory in the forward, in module decoder" in error
     assert "predicted to hold the most at the peak" in error
-    assert "resume=auto" in error
+    assert f" hydra.run.dir='{tmp_path / 'run'}' resume=auto\n" in error  # a command in one line
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] >= 1
 

@@ -145,8 +145,8 @@ def format_oom_report(
     lines += format_fixes(fixes)
     if fixes and (folder / "checkpoints" / "last.ckpt").exists():
         overrides = " ".join([*settings.composition.overrides, *fixes[0].overrides])
-        lines.append(f"to resume from the last checkpoint: unet3d train {overrides}")
-        lines.append(f"  hydra.run.dir='{folder}' resume=auto")
+        command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
+        lines.append(f"to resume from the last checkpoint: {command}")
     return "\n".join(lines)
 
 
