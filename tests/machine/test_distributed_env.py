@@ -95,12 +95,12 @@ def test_a_single_process_has_no_launcher(environ):
 
 @pytest.mark.parametrize("environ", [{}, JOB_SCRIPT])
 def test_a_job_script_without_srun_is_rejected(environ):
-    with pytest.raises(UsageError, match="that srun starts"):
+    with pytest.raises(UsageError, match="started by srun"):
         read_process_rank("slurm", environ)
 
 
 def test_trainer_torchrun_without_torchrun_is_rejected():
-    with pytest.raises(UsageError, match="that torchrun starts"):
+    with pytest.raises(UsageError, match="started by torchrun"):
         read_process_rank("torchrun", {})
 
 

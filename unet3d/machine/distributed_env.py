@@ -77,7 +77,10 @@ def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> P
         )
     if launch == "slurm":
         if "SLURM_STEP_NUM_TASKS" not in environ:  # the other variables exist in a job script, too
-            raise UsageError("trainer=slurm needs processes that srun starts: see scripts/slurm.sh")
+            raise UsageError(
+                "trainer=slurm needs processes started by srun: in a job, run srun unet3d train "
+                "trainer=slurm hydra.run.dir=..., with one task per GPU"
+            )
         tasks = environ["SLURM_STEP_TASKS_PER_NODE"]  # 2, 4(x3) or, uneven, 2(x3),1
         return _build_process_rank(
             rank=int(environ["SLURM_PROCID"]),
@@ -97,7 +100,8 @@ def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> P
         )
     if launch == "torchrun":
         raise UsageError(
-            "trainer=torchrun needs processes that torchrun starts: see docs/how-to/multi-gpu.md"
+            "trainer=torchrun needs processes started by torchrun: run torchrun --nproc-per-node=2 "
+            "--no-python unet3d train trainer=torchrun hydra.run.dir=..., with one process per GPU"
         )
     return ProcessRank()
 
