@@ -48,7 +48,7 @@ def test_a_plan_is_an_experiment_that_trains(plan, tmp_path, capsys):
     message = capsys.readouterr().out
     assert "a step is predicted to reserve" in message
     assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
-    assert "the batch is 2: a third patch would exceed 5% of the dataset" in message
+    assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
     assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
     written = experiment(tmp_path)
     assert written["data"]["patch_size"] == [16, 16, 16]

@@ -154,7 +154,7 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
 def test_the_default_run_has_no_blocker_and_the_report_may_go_to_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "output=report.txt"]) == 0
-    assert "Limits" in (tmp_path / "report.txt").read_text()
+    assert "Problems" in (tmp_path / "report.txt").read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["report.txt"]
 
 

@@ -136,8 +136,8 @@ class _Jobs:
         launcher = detect_launcher() if self.command == "train" else None
         if launcher is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & hydra_keys:
             raise UsageError(
-                f"{launcher} starts several processes, and each would name the run folder after "
-                "its own clock: set hydra.run.dir=... (and resume=auto to resume after an "
+                f"{launcher} starts several processes, and each would create its own time-stamped "
+                "run folder: set hydra.run.dir=... (and resume=auto to resume after an "
                 "interruption)"
             )
         check_unknown_keys(composed.config, self.command)

@@ -76,9 +76,9 @@ def format_doctor_report(
 ) -> str:
     """Return the report for people."""
     rows = [*make_software_rows(machine), *make_gpu_rows(machine), *make_system_rows(machine)]
-    overrides = " ".join(run.overrides) or "the default job"
+    overrides = " ".join(run.overrides) or "default options"
     lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
-    limits = [line for text in lines or ["no problems found"] for line in text.splitlines()]
+    found = [line for text in lines or ["no problems found"] for line in text.splitlines()]
     return "\n".join(
         [
             *align_columns(rows),
@@ -86,8 +86,8 @@ def format_doctor_report(
             f"run: {overrides}",
             *align_columns(make_run_rows(run)),
             "",
-            "Limits",
-            *(f"  {line}" for line in limits),
+            "Problems",
+            *(f"  {line}" for line in found),
         ]
     )
 

@@ -20,7 +20,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     job = build_inference(settings)
     print(job.summary)
     if job.num_skipped:
-        print(f"{job.num_skipped} already segmented, skipped (overwrite=true redoes them)")
+        print(f"{job.num_skipped} already segmented, skipped (overwrite=true segments them again)")
     failed, num_different, start = [], 0, time.perf_counter()
     for number, task in enumerate(job.tasks, start=1):
         title = f"{number}/{len(job.tasks)} {task.scan.name}"

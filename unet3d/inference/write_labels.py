@@ -109,8 +109,8 @@ class LabelWriter:
         """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""
         if not torch.isfinite(logits.sum()):
             raise RunError(
-                "the network's output is NaN or infinite; try precision=32; if it stays, the "
-                "checkpoint's weights are damaged or its training diverged"
+                "the network's output is NaN or infinite; try precision=32; if the error persists, "
+                "the weights are corrupted or training diverged"
             )
         own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
         rows, columns, lengthwise = self.axes

@@ -86,7 +86,8 @@ def resolve_precision(requested: object, device: str) -> Precision:
         return Precision(name, name)
     if name == "16-true":
         raise UsageError(
-            "precision=16-true needs a GPU (on a CPU it gave NaN); use 32 or bf16-true"
+            "precision=16-true needs a GPU (fp16 training on a CPU produces NaN); use 32 or "
+            "bf16-true"
         )
     if name in ("16", "bf16"):
         if not has_fast_bf16():

@@ -252,10 +252,10 @@ def format_row(row: dict[str, Any]) -> str:
             f"step, {row['host_seconds']:.3f} s to queue it"
         )
     if "gradient_error" in row:
-        verdict = "as exact as" if row["ok"] else "LESS EXACT than"
+        verdict = "ok" if row["ok"] else "LESS ACCURATE than plain modules"
         return (
-            f"{row['name']}: {verdict} plain modules, relative error {row['gradient_error']:.0e} "
-            f"({row['plain_gradient_error']:.0e})"
+            f"{row['name']}: {verdict}, relative error {row['gradient_error']:.0e}, plain modules "
+            f"{row['plain_gradient_error']:.0e}"
         )
     measured = MemoryRecord(**row["measured"]).headline
     predicted = row["predicted"]["allocated"] / MIB

@@ -41,7 +41,11 @@ def test_a_value_is_parsed(values, field, expected):
     ("key", "values", "expected"),
     [
         ("missing_predictions", ["fault"], "missing_predictions must be one of error, skip"),
-        ("classes", ["liver", ["liver"], ["a", "a"], {"a": 1}], "classes must be different names"),
+        (
+            "classes",
+            ["liver", ["liver"], ["a", "a"], {"a": 1}],
+            "classes must be unique names, background first",
+        ),
         ("regions", ["x", [1]], "regions must be names with their labels"),
         ("tolerance_mm", [-1, "far", True, float("inf")], "tolerance_mm must be a distance in mm"),
         ("tolerance_mm", [{"liver": -1}], "tolerance_mm.liver must be a distance in mm"),

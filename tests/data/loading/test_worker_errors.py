@@ -121,7 +121,7 @@ def test_a_killed_worker_is_reported_with_its_case_and_whether_memory_ran_out(
     counter.write_text(f"low 0\noom 3\noom_kill {4 + kills}\noom_group_kill 0\n")
     _, explanation = catch(loader, RuntimeError)
     assert str(explanation).startswith("a data worker (last case: case")
-    cause = "the container ran out of memory" if kills else "from outside (SIGKILL)"
+    cause = "the container ran out of memory" if kills else "killed by SIGKILL"
     assert cause in str(explanation)
     assert "lower data.num_workers (now 1)" in str(explanation)
 

@@ -86,7 +86,7 @@ def _parse_classes(value: Any) -> tuple[str, ...] | None:
     names = tuple(map(str, value)) if isinstance(value, list) else ()
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(
-            "classes must be different names, that of the background first, as in "
-            f"classes=[background,liver], got {value!r}"
+            "classes must be unique names, background first, as in classes=[background,liver], "
+            f"got {value!r}"
         )
     return names

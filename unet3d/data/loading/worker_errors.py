@@ -146,8 +146,8 @@ def explain_death(
         return f"was killed because the container ran out of memory: give it more, or {advice}"
     if name == "SIGKILL":
         return (
-            "was killed from outside (SIGKILL), usually because memory ran out: look at dmesg or "
-            f"the scheduler's log, and {advice}"
+            "was killed by SIGKILL, usually because memory ran out: look at dmesg or the "
+            f"scheduler's log, and {advice}"
         )
     if name == "SIGBUS":
         damaged = [(volume.name, find_damaged_file(volume)) for volume in last]

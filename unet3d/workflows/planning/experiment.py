@@ -31,29 +31,29 @@ def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
     """Say why the patch and the batch are not larger."""
     is_overridden = settings.composition.is_overridden
     if is_overridden("data.patch_size"):
-        patch = "the patch is the configured one"
+        patch = "patch size: set by data.patch_size"
     elif plan.patch_size != plan.initial_patch:
         size = join_by_x(plan.initial_patch)
-        patch = f"the patch is limited by the budget: {size} would not fit"
+        patch = f"patch size: limited by the budget, {size} would not fit"
     elif all(p >= n for p, n in zip(plan.patch_size, plan.median_shape, strict=True)):
-        patch = "the patch covers the median case: a larger one would see nothing more"
+        patch = "patch size: covers the median case, a larger patch would contain only padding"
     else:
         patch = (
-            f"the patch is limited to {MAX_PATCH_VOXELS:,} voxels, the largest that a plan starts "
+            f"patch size: limited to {MAX_PATCH_VOXELS:,} voxels, the largest that a plan starts "
             "with"
         )
     limit = limit_batch(plan.patch_size, plan.median_shape, plan.num_cases)
     percent = f"{100 * BATCH_FRACTION:g}%"
     if is_overridden("data.batch_size"):
-        batch = "the batch is the configured one"
+        batch = "batch size: set by data.batch_size"
     elif plan.batch_size < limit:
-        batch = f"the batch is limited by the budget: {plan.batch_size + 1} patches would not fit"
+        batch = f"batch size: limited by the budget, {plan.batch_size + 1} would not fit"
     elif limit == MAX_BATCH_SIZE:
-        batch = f"the batch is limited to {MAX_BATCH_SIZE} patches"
+        batch = f"batch size: limited to {MAX_BATCH_SIZE}"
     elif limit > 2:
-        batch = f"the batch is limited to {percent} of the dataset's voxels"
+        batch = f"batch size: limited to {percent} of the dataset's voxels"
     else:
-        batch = f"the batch is 2: a third patch would exceed {percent} of the dataset's voxels"
+        batch = f"batch size: 2, because 3 would exceed {percent} of the dataset's voxels"
     return [patch, batch]
 
 
