@@ -1,4 +1,4 @@
-"""Names of rows in results that were recorded before strategies were renamed."""
+"""Names of rows in the documents, for the names under which results were recorded."""
 
 import re
 from collections.abc import Iterable
@@ -19,12 +19,14 @@ def get_current_name(name: str, recorded: Iterable[str]) -> str:
     'unet3d, fused'
     >>> get_current_name("checkpointing=none", ["checkpointing=fused", "checkpointing=none"])
     'checkpointing=none'
+    >>> get_current_name("small, as written", [])
+    'small, plain modules'
     """
     strategies = {re.split(", |=", other)[-1] for other in recorded}
     for old, new in RENAMED.items():
         if new not in strategies:
             name = re.sub(rf"(?:^|(?<=, )|(?<=checkpointing=)){old}$", new, name)
-    return re.sub(r"^ours\b", "unet3d", name)
+    return re.sub(r"^ours\b", "unet3d", re.sub(r"\bas written$", "plain modules", name))
 
 
 def use_current_names(rows: dict[str, Row]) -> dict[str, Row]:

@@ -180,7 +180,7 @@ def count_flops(make: Factory, size: list[int]) -> int:
 
 
 def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
-    """Return experiment=forum_<name>'s network as written, and ours with each strategy."""
+    """Return experiment=forum_<name>'s network in plain modules, and ours with each strategy."""
     shape, dec = {"small": (SMALL, [4, 2, 1]), "large": (LARGE, [4, 2, 1, 1])}[name]
     enc, decoder = [width * n for n in shape], [width * n for n in dec]
     networks: dict[str, Factory] = {
@@ -367,7 +367,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         color = "#c1272d" if name.startswith("unet3d") else "#44546a"
         axes.text(x + 0.015 * right, label_y, name, fontsize=8, color=color, va="center")
     axes.set_xlabel("peak of a training step, MiB" + (" (predicted)" if "pred" in key else ""))
-    axes.set_ylabel("time of a step (as written = 1)")
+    axes.set_ylabel("time of a step (plain modules = 1)")
     axes.set_xlim(0, right)
     axes.set_ylim(0, 1.15 * max(row["time_ratio"] for row in rows.values()))
     axes.grid(alpha=0.3)

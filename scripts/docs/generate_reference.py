@@ -65,8 +65,8 @@ FILES = {
             "checkpoints/last.ckpt": "everything needed to resume (`resume=auto`) or to predict; "
             "at most `save_every_seconds=` old",
             "checkpoints/previous.ckpt": "the checkpoint before, in case `last.ckpt` is corrupted",
-            "checkpoints/best.ckpt": "the weights with the highest `val/dice` so far; not written "
-            "with `fold=none`",
+            "checkpoints/best.ckpt": "the full training state at the highest `val/dice` so far; not "
+            "written with `fold=none`",
             "checkpoints/corrupted.ckpt": "a corrupted `last.ckpt` that was set aside",
             "validation/*.nii.gz": "labels that the best checkpoint predicts for each validation "
             "case, on the grid of its image",

@@ -21,7 +21,7 @@ from unet3d.units import GIB, MIB
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 OPEN = "not measured yet"
-STRATEGIES = ("as written", "fused", "skips", "lean", "leanest", "offload", "blocks")
+STRATEGIES = ("plain modules", "fused", "skips", "lean", "leanest", "offload", "blocks")
 PHRASES = {
     "as the forum ran it": "as in the forum, in pure fp16 with SGD",
     "beside 1 on 1": "against 1 on 1",
@@ -92,8 +92,7 @@ def pooling_bytes(folder: Path) -> str:
     lines = ["| | stored | allocated at the peak |", "| --- | --- | --- |"]
     for name, rows in pooling_rows(folder).items():
         row = rows[(1, 8, 320, 150, 26), "float32", False]
-        stored = f"{row['saved_bytes']:.0f}{' and the input' if row['keeps_input'] else ''}"
-        lines.append(f"| `{name}` | {stored} | {row['peak_bytes']:.0f} |")
+        lines.append(f"| `{name}` | {format_stored(row)} | {row['peak_bytes']:.0f} |")
     return "\n".join(lines)
 
 
@@ -120,18 +119,31 @@ def pooling(folder: Path) -> str:
         flat, last = (1, 8, 320, 150, 26), (1, 64, 32, 64, 64)
         wide, half = rows[flat, "float32", False], rows[flat, "bfloat16", False]
         wide_last, half_last = rows[last, "float32", True], rows[last, "bfloat16", True]
-        stored = " + input" if wide["keeps_input"] else ""
         cells = [
             f"`{name}`",
             f"{wide['both_ratio']:.2f}x / {half['both_ratio']:.2f}x",
             f"{wide_last['both_ratio']:.2f}x / {half_last['both_ratio']:.2f}x",
-            f"{wide['saved_bytes']:.0f}{stored}",
+            format_stored(wide),
             f"{wide['peak_bytes']:.0f} / {half['peak_bytes']:.0f}",
         ]
         if raced:
             cells += [both(raced, name, ""), both(raced, name, " channels-last")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def format_stored(row: Row) -> str:
+    """Format the bytes that backward needs per output, besides the input if it needs that too.
+
+    >>> format_stored({"saved_bytes": 0.0, "keeps_input": True})
+    'input'
+    >>> format_stored({"saved_bytes": 8.0, "keeps_input": True})
+    '8 per output + input'
+    """
+    nbytes = f"{row['saved_bytes']:.0f}"
+    if not row["keeps_input"]:
+        return nbytes
+    return "input" if nbytes == "0" else f"{nbytes} per output + input"
 
 
 def both(raced: Rows, name: str, layout: str) -> str:
@@ -236,9 +248,9 @@ def step(folder: Path) -> str:
     ]
     for name in STRATEGIES:
         small, large = (rows[f"{net}, {name}"] for net in ("small", "large"))
-        timed = times.get(name if name == "as written" else f"unet3d, {name}")
+        timed = times.get(name if name == "plain modules" else f"unet3d, {name}")
         time = "" if timed is None else f"{timed['time_ratio']:.2f}x"
-        label = "as written, in plain modules" if name == "as written" else f"`{name}`"
+        label = name if name == "plain modules" else f"`{name}`"
         batch = small["largest_batch_in_7000_mib"] or "1"
         lines.append(
             f"| {label} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f}% "
@@ -255,7 +267,7 @@ def modeled(folder: Path) -> str:
     ]
     for name, row in result(folder, "cpu-step")["modeled"]["rows"].items():
         strategy, _, size = name.removesuffix(" MiB").partition(", ")
-        label = f"`{strategy}`, {size}" if size else "as written, in plain modules"
+        label = f"`{strategy}`, {size}" if size else "plain modules (`naive_small`)"
         times = (f"{row['gpu_ms'][gpu]:.0f} ms ({r:.2f}x)" for gpu, r in row["time_ratio"].items())
         lines.append(
             f"| {label} | {row['launches']:,} | {row['peak_allocated_mib']} MiB "
@@ -376,20 +388,20 @@ def gpu_callbacks(folder: Path) -> str:
 def unmeasured(folder: Path) -> str:
     """List the results that no file has."""
     missing = {
-        "the error of predictions": gpu_prediction(folder),
-        "peak, largest batch size and time of each checkpointing strategy": gpu_step(folder),
-        "the networks of other projects": gpu_peers(folder),
-        "the pooling methods": gpu(folder, "pool"),
-        "the hippocampus": gpu_hippocampus(folder),
-        "the overhead of callbacks": gpu_callbacks(folder),
+        "estimation error": gpu_prediction(folder),
+        "peak, largest batch size and time of each strategy": gpu_step(folder),
+        "other projects' networks": gpu_peers(folder),
+        "pooling": gpu(folder, "pool"),
+        "hippocampus training": gpu_hippocampus(folder),
+        "callback overhead": gpu_callbacks(folder),
     }
     open_parts = [name for name, found in missing.items() if not found]
     if not open_parts:
         return ""
-    listed = ", ".join(open_parts)
+    listed = "; ".join(open_parts)
     return (
-        f"**Not measured yet, on a GPU:** {listed}.\n`make gpu` measures them. Until then, GPU "
-        "memory in these documents is predicted,\nand times are measured on a CPU."
+        f"**Not yet measured on a GPU:** {listed}.\n`make gpu` measures them. Until then, GPU "
+        "memory in these documents is estimated,\nand times are measured on a CPU."
     )
 
 

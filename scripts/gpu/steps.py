@@ -148,7 +148,7 @@ def measure(context: Context, make: Factory, size: list[int], *, batch: int = 2)
 
 
 def forum(context: Context) -> dict[str, Row]:
-    """Measure the forum networks: as the thread ran them, as written, and with each strategy."""
+    """Measure the forum networks: as in the forum, in plain modules, and with each strategy."""
     rows: dict[str, Row] = {}
     for name in ("small", "large"):
         if not context.tiny:
