@@ -18,8 +18,8 @@ class DoesNotFitError(RuntimeError):
     """The run does not fit into the device's memory. Exit code 3."""
 
 
-class PredictedOutOfMemoryError(DoesNotFitError):
-    """The run is predicted not to fit; a sweep skips it."""
+class EstimatedOutOfMemoryError(DoesNotFitError):
+    """The run is estimated not to fit; a sweep skips it."""
 
 
 class RunError(RuntimeError):

@@ -5,7 +5,7 @@
 
 The network is tiny, because its weights do not matter here. Each case runs in a process of its own;
 its peak is that of the resident memory minus what was resident before the network was built, and is
-compared with the prediction. A smaller volume is also segmented in the plain way (MONAI's sliding
+compared with the estimate. A smaller volume is also segmented in the plain way (MONAI's sliding
 window, torch's interpolation, argmax), and the labels are compared.
 """
 

@@ -58,7 +58,7 @@ def read_run(folder: Path, report: Row) -> Row:
         "validation_dice": row["dice"],
         "cases": read_cases(folder) if evaluation else {},
         "seconds": sum(seconds) or None,
-        "predicted_bytes": (report["memory"].get("predicted") or {}).get("allocated"),
+        "predicted_bytes": (report["memory"].get("estimated") or {}).get("allocated"),
         "parameters": report["parameters"],
         "deep_supervision": report["config"]["model"].get("deep_supervision", False),
     }

@@ -1,7 +1,7 @@
 """Compare one training step of our network with the networks of other projects.
 
     pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
-    python -m scripts.bench.step predict       # predicted CUDA peaks; needs no GPU
+    python -m scripts.bench.step predict       # estimated CUDA peaks; needs no GPU
     python -m scripts.bench.step model         # launches and modeled times on GPUs; needs no GPU
     python -m scripts.bench.step time          # time and peaks on this machine, interleaved
     python -m scripts.bench.step plot          # draw the recorded times again
@@ -193,7 +193,7 @@ def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
 
 
 def predict_forum() -> dict[str, Any]:
-    """Predict peaks and largest batches of forum_small and forum_large, with each strategy."""
+    """Estimate peaks and largest batches of forum_small and forum_large, with each strategy."""
     size, rows = [320, 150, 26], {}
     for name in ("small", "large"):
         networks = list_forum_networks(name)
@@ -229,7 +229,7 @@ def list_comparable_networks(width: int = 64) -> dict[str, Factory]:
 
 
 def predict_peers() -> dict[str, Any]:
-    """Predict the peaks of all networks at 2 x 1 x 320 x 160 x 32, a size that all accept."""
+    """Estimate the peaks of all networks at 2 x 1 x 320 x 160 x 32, a size that all accept."""
     size, channels, rows = [320, 160, 32], [64, 128, 256, 256], {}
     for name, make in list_comparable_networks().items():
         predicted = estimate(make, size, 2, "16", cuda=True)
@@ -239,7 +239,7 @@ def predict_peers() -> dict[str, Any]:
 
 
 def predict_huge() -> dict[str, Any]:
-    """Predict the peaks of training on whole volumes of 512 x 512 x 256, in bf16."""
+    """Estimate the peaks of training on whole volumes of 512 x 512 x 256, in bf16."""
     size, rows = [512, 512, 256], {}
     for strategy in FUSED_STRATEGIES:
         make = partial(build_ours, [64, 128, 256, 256], strategy)
@@ -366,7 +366,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         labels.append((x, label_y))
         color = "#c1272d" if name.startswith("unet3d") else "#44546a"
         axes.text(x + 0.015 * right, label_y, name, fontsize=8, color=color, va="center")
-    axes.set_xlabel("peak of a training step, MiB" + (" (predicted)" if "pred" in key else ""))
+    axes.set_xlabel("peak of a training step, MiB" + (" (estimated)" if "pred" in key else ""))
     axes.set_ylabel("time of a step (plain modules = 1)")
     axes.set_xlim(0, right)
     axes.set_ylim(0, 1.15 * max(row["time_ratio"] for row in rows.values()))

@@ -65,8 +65,8 @@ FILES = {
             "checkpoints/last.ckpt": "everything needed to resume (`resume=auto`) or to predict; "
             "at most `save_every_seconds=` old",
             "checkpoints/previous.ckpt": "the checkpoint before, in case `last.ckpt` is corrupted",
-            "checkpoints/best.ckpt": "the full training state at the highest `val/dice` so far; not "
-            "written with `fold=none`",
+            "checkpoints/best.ckpt": "the full training state at the highest `val/dice` so far; "
+            "not written with `fold=none`",
             "checkpoints/corrupted.ckpt": "a corrupted `last.ckpt` that was set aside",
             "validation/*.nii.gz": "labels that the best checkpoint predicts for each validation "
             "case, on the grid of its image",
@@ -120,7 +120,7 @@ CODES = {
     "0": "success",
     "1": "some cases failed, `check` found problems, or some runs of a sweep failed",
     "2": "invalid usage: a key, value, file or folder is invalid",
-    "3": "out of memory, or predicted to run out of memory with `memory.if_too_large=error`",
+    "3": "out of memory, or estimated to run out of memory with `memory.if_too_large=error`",
     "4": "error at run time: NaN, a dead data worker, a full disk, a lost process",
     "130": "stopped by Ctrl-C; resume with `resume=auto`",
     "143": "stopped by SIGTERM or SIGUSR1; resume with `resume=auto`",

@@ -69,7 +69,7 @@ Rows = dict[str, Row]
 def front(folder: Path) -> str:
     """Compare one network in four implementations: peak memory, and time of a step."""
     content, measured = result(folder, "cpu-step"), gpu(folder, "peers")
-    rows, times = get_predicted(content, "peers"), get_times(content)
+    rows, times = get_estimated(content, "peers"), get_times(content)
     labels = {
         "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
         "MONAI DynUNet": "MONAI's DynUNet",
@@ -77,7 +77,7 @@ def front(folder: Path) -> str:
         "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
     }
     peaks = {name: measured.get(name) for name in labels}
-    kind = "measured (predicted)" if all(peaks.values()) else "predicted"
+    kind = "measured (estimated)" if all(peaks.values()) else "estimated"
     lines = [f"| | peak GPU memory, {kind} | relative time on a CPU |", "| --- | --- | --- |"]
     for name, label in labels.items():
         found = f"{rows[name]['peak_allocated_mib']} MiB"
@@ -159,13 +159,13 @@ def predict(folder: Path) -> str:
     """State the memory of a scan with many classes in a sentence."""
     case = result(folder, "cpu-predict")["cases"][-1]
     size = " x ".join(map(str, case["size"]))
-    peak, forecast, whole = (
+    peak, estimate, whole = (
         f"{case[key] / GIB:.1f} GiB"
         for key in ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
     )
     return (
         f"A scan with {case['classes']} classes at {size} voxels needed {peak} of RAM in addition "
-        f"to the network ({forecast} predicted).\nIts logits as one array would be {whole} "
+        f"to the network ({estimate} estimated).\nIts logits as one array would be {whole} "
         "(`python -m scripts.bench.inference`)."
     )
 
@@ -215,7 +215,7 @@ def quality_table(folder: Path, name: str) -> str:
         return ""
     lines = [
         "| job | network or setting | Dice, mean | 95% over cases | worst run | runs | steps "
-        "| seconds per step | predicted peak |",
+        "| seconds per step | estimated peak |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for job, variants in result(folder, name).items():
@@ -240,7 +240,7 @@ def quality_table(folder: Path, name: str) -> str:
 def step(folder: Path) -> str:
     """Compare memory and compute of each checkpointing strategy, and its time on a CPU."""
     content = result(folder, "cpu-step")
-    rows, times = get_predicted(content, "forum"), get_times(content)
+    rows, times = get_estimated(content, "forum"), get_times(content)
     lines = [
         "| `checkpointing=` | small: peak | more convolution FLOPs | largest batch in 7000 MiB "
         "| large: peak | time of a step on a CPU |",
@@ -279,7 +279,7 @@ def modeled(folder: Path) -> str:
 def peers(folder: Path) -> str:
     """Compare the same channels in networks of other projects."""
     content = result(folder, "cpu-step")
-    rows, times = get_predicted(content, "peers"), get_times(content)
+    rows, times = get_estimated(content, "peers"), get_times(content)
     lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
     for name, row in rows.items():
         timed = times[name]["time_ratio"]
@@ -300,8 +300,8 @@ def gpu_device(folder: Path) -> str:
     return f"Measured on one {found['device']} ({versions}; `make gpu`)."
 
 
-def gpu_prediction(folder: Path) -> str:
-    """State how far predictions are from measured peaks."""
+def gpu_error(folder: Path) -> str:
+    """State how far estimates are from measured peaks."""
     errors, parts = gpu_part(folder, "predict").get("summary", {}), []
     for kind in ("allocated", "reserved"):
         if kind in errors:
@@ -317,13 +317,13 @@ def gpu_prediction(folder: Path) -> str:
 
 
 def gpu_step(folder: Path) -> str:
-    """Compare peaks with their predictions on a GPU, with batch sizes and times."""
+    """Compare peaks with their estimates on a GPU, with batch sizes and times."""
     rows, batches = gpu(folder, "forum"), gpu(folder, "batch")
     if not rows and not batches:
         return ""
     lines = [
-        "| on a GPU | small: peak (predicted) | seconds per step | largest batch in 7000 MiB "
-        "(predicted) | large: peak (predicted) | seconds per step |",
+        "| on a GPU | small: peak (estimated) | seconds per step | largest batch in 7000 MiB "
+        "(estimated) | large: peak (estimated) | seconds per step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name in ("as the forum ran it", *STRATEGIES):
@@ -348,7 +348,7 @@ def gpu_peers(folder: Path) -> str:
     rows = gpu(folder, "peers")
     if not rows:
         return ""
-    lines = ["| on a GPU | peak (predicted) | seconds per step |", "| --- | --- | --- |"]
+    lines = ["| on a GPU | peak (estimated) | seconds per step |", "| --- | --- | --- |"]
     lines += [f"| {name} | {peak(row)} | {seconds(row)} |" for name, row in rows.items()]
     return "\n".join(lines)
 
@@ -388,7 +388,7 @@ def gpu_callbacks(folder: Path) -> str:
 def unmeasured(folder: Path) -> str:
     """List the results that no file has."""
     missing = {
-        "estimation error": gpu_prediction(folder),
+        "estimation error": gpu_error(folder),
         "peak, largest batch size and time of each strategy": gpu_step(folder),
         "other projects' networks": gpu_peers(folder),
         "pooling": gpu(folder, "pool"),
@@ -406,7 +406,7 @@ def unmeasured(folder: Path) -> str:
 
 
 def peak(row: Row | None) -> str:
-    """Format the measured peak of a step, with the prediction in brackets."""
+    """Format the measured peak of a step, with the estimate in brackets."""
     if row is None:
         return OPEN
     found, expected = row["measured"].get("allocated"), row["predicted"]["allocated"]
@@ -426,7 +426,7 @@ def format_mib(nbytes: int) -> str:
 def huge(folder: Path) -> str:
     """Compare checkpointing strategies on a whole volume at once."""
     lines = ["| `checkpointing=` | allocated | reserved |", "| --- | --- | --- |"]
-    for name, row in get_predicted(result(folder, "cpu-step"), "huge").items():
+    for name, row in get_estimated(result(folder, "cpu-step"), "huge").items():
         peak, reserved = (
             f"{row[f'peak_{kind}_gib']:.1f} GiB" for kind in ("allocated", "reserved")
         )
@@ -529,8 +529,8 @@ def result(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def get_predicted(content: Any, part: str) -> Rows:
-    """Return the predicted rows of a part of cpu-step.json."""
+def get_estimated(content: Any, part: str) -> Rows:
+    """Return the estimated rows of a part of cpu-step.json."""
     return use_current_names(content["predicted"][part]["rows"])
 
 
@@ -575,7 +575,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             peers,
         ),
         *(huge, same_dice, chaos, slurm, corrupted_inputs, start, results, big, big_fit),
-        *(gpu_device, gpu_prediction, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
+        *(gpu_device, gpu_error, gpu_step, gpu_peers, gpu_hippocampus, gpu_callbacks),
     )
 }
 

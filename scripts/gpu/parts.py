@@ -20,7 +20,7 @@ def summarize_checks(rows: Rows) -> dict[str, Any]:
 
 
 def summarize_errors(rows: Rows) -> dict[str, Any]:
-    """Return percentiles of the prediction errors, and the largest in each direction."""
+    """Return percentiles of the estimation errors, and the largest in each direction."""
     summary: dict[str, Any] = {"configurations": len(rows)}
     for kind in ("allocated", "reserved"):
         key = f"{kind}_error_percent"
@@ -57,7 +57,7 @@ def merge_rows(rows: Rows) -> dict[str, Any]:
 
 
 def summarize_steps(rows: Rows) -> dict[str, Any]:
-    """Return peak in MiB, prediction error and time of each network's step."""
+    """Return peak in MiB, estimation error and time of each network's step."""
     return {
         name: {
             "mib": round(row["measured"]["allocated"] / MIB),
@@ -117,13 +117,13 @@ PARTS = {
     ),
     "forum": Part(
         module="scripts.gpu.steps",
-        about="experiment=forum_small and forum_large: peak, prediction and seconds per step",
+        about="experiment=forum_small and forum_large: peak, estimate and seconds per step",
         limit_seconds=240,
         summary=summarize_steps,
     ),
     "predict": Part(
         module="scripts.gpu.steps",
-        about="predicted against measured peaks of 64 configurations",
+        about="estimated against measured peaks of 64 configurations",
         limit_seconds=400,
         summary=summarize_errors,
     ),

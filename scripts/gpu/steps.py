@@ -1,4 +1,4 @@
-"""Rows of the GPU report about training steps: memory and time, predicted and measured."""
+"""Rows of the GPU report about training steps: memory and time, estimated and measured."""
 
 import statistics
 import time
@@ -47,11 +47,11 @@ GPU_MEMORY = 7000 * MIB
 """Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
 
-# Predicted against measured.
+# Estimated against measured.
 
 
 def predict(context: Context) -> dict[str, Row]:
-    """Compare predicted with measured memory over a grid of configurations."""
+    """Compare estimated with measured memory over a grid of configurations."""
     grid, patches = GRID, PATCHES
     if context.tiny:
         grid = {"precision": ("32",), "checkpointing": ("fused",), "model": ("unet_tiny",)}
@@ -97,7 +97,7 @@ def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecor
 
 
 def compare_peaks(predicted: MemoryEstimate, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
-    """Return predicted and measured peaks of a step and of its phases, with errors in percent."""
+    """Return estimated and measured peaks of a step and of its phases, with errors in percent."""
     peak = MemoryRecord()
     for record in phases.values():
         peak |= record
@@ -213,7 +213,7 @@ def batch(context: Context) -> dict[str, Row]:
 
 
 def find_largest_batch(context: Context, make: Factory) -> dict[str, Any]:
-    """Try batches, starting from the predicted one, until one fits and the next does not."""
+    """Try batches, starting from the estimated one, until one fits and the next does not."""
     precision, size = "16" if context.cuda else "32", get_forum_size(context)
     any_batch = BatchExtrapolation(*(estimate(make, size, n, precision, cuda=True) for n in (2, 3)))
     predicted = 0

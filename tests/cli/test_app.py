@@ -205,7 +205,7 @@ def test_a_sweep_runs_every_job_even_if_one_fails(small, tmp_path, monkeypatch, 
     assert len(set(pools)) == 2
 
 
-def test_a_sweep_skips_jobs_predicted_to_run_out_of_memory(small, tmp_path, monkeypatch, capsys):
+def test_a_sweep_skips_jobs_estimated_to_run_out_of_memory(small, tmp_path, monkeypatch, capsys):
     from unet3d.workflows.memory import oom_advice
 
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_a_sweep_skips_jobs_predicted_to_run_out_of_memory(small, tmp_path, monk
     assert main(["train", *words, *sweep]) == 0
     message = capsys.readouterr().out
     assert "sweep: 1 of 2 done" in message
-    assert "1 skipped: predicted to need" in message
+    assert "1 skipped: estimated to need" in message
     assert [p.parent.name for p in (tmp_path / "sweep").glob("*/report.json")] == ["0"]
 
 

@@ -46,7 +46,7 @@ def experiment(folder, name="planned"):
 def test_a_plan_is_an_experiment_that_trains(plan, tmp_path, capsys):
     assert plan("budget_gib=1") == 0
     message = capsys.readouterr().out
-    assert "a step is predicted to reserve" in message
+    assert "a step is estimated to reserve" in message
     assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
     assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
     assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
@@ -94,7 +94,7 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
     assert experiment(tmp_path)["data"]["background"] == 0
 
 
-def test_a_plan_is_predicted_to_fit_the_budget(plan, tmp_path):
+def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.589", "data.spacing_mm=[0.5,0.5,1]") == 0
     peak = estimate_memory(composed_from(tmp_path / "conf")).peak
     assert 0 < peak.reserved <= 0.589 * GIB - CUDA_CONTEXT_BYTES

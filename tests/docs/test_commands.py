@@ -114,7 +114,7 @@ class Reader:
                     self.type(words, as_written=after.language == "text" and not after.file)
 
     def type(self, words: list[str], *, as_written: bool) -> None:
-        """Run a command; with `as_written` a memory prediction is not shortened."""
+        """Run a command; with `as_written` a memory estimate is not shortened."""
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             self.set_variable(*words.pop(0).split("=", 1))
         line, command = shlex.join(words), parse_unet3d(words)
@@ -127,7 +127,7 @@ class Reader:
         if not as_written and not FLAGS & set(command):
             command = shorten(command, self.small, self.page)
         with self.monkeypatch.context() as patched:
-            if as_written:  # savings take several predictions, and pages do not quote them
+            if as_written:  # savings take several estimates, and pages do not quote them
                 patched.setattr(memory, "rank_savings", lambda *_: [])
             self.capsys.readouterr()
             assert exit_code(command) == 0, line
@@ -229,7 +229,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def known():
-    """Predictions that were made before: pages need the same ones again and again."""
+    """Estimates that were made before: pages need the same ones again and again."""
     return {}
 
 

@@ -32,7 +32,7 @@ def make_volume(
 @pytest.mark.parametrize("mirror", [[], [0, 1]])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("box", [(40, 48, 30), (60, 70, 45), (20, 30, 11)])
-def test_predicted_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
+def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
     window = measure_peak_bytes(lambda: network(batch.flip([]))) + batch.nbytes

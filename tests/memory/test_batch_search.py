@@ -163,23 +163,23 @@ def test_an_automatic_budget_without_a_gpu_is_an_error(capsys, monkeypatch):
     assert "finds no GPU" in capsys.readouterr().err
 
 
-def test_a_run_predicted_to_run_out_of_memory_warns_or_stops(request_):
-    prediction = estimate_memory(request_)
-    total = prediction.peak.reserved + CUDA_CONTEXT_BYTES - 1
-    lines = format_oom_warning(prediction, request_, total)
-    assert lines[0].startswith("predicted to run out of memory")
+def test_a_run_estimated_to_run_out_of_memory_warns_or_stops(request_):
+    estimate = estimate_memory(request_)
+    total = estimate.peak.reserved + CUDA_CONTEXT_BYTES - 1
+    lines = format_oom_warning(estimate, request_, total)
+    assert lines[0].startswith("estimated to run out of memory")
     assert any("checkpointing=" in line for line in lines)
-    assert format_oom_warning(prediction, request_, total + 1) == []
+    assert format_oom_warning(estimate, request_, total + 1) == []
 
 
-def test_a_run_predicted_to_run_out_of_memory_stops_if_configured(composed, monkeypatch):
+def test_a_run_estimated_to_run_out_of_memory_stops_if_configured(composed, monkeypatch):
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
     settings = composed("model.depth=2", "model.convs_per_level=1", "memory.if_too_large=error")
-    with pytest.raises(DoesNotFitError, match="predicted to run out of memory"):
+    with pytest.raises(DoesNotFitError, match="estimated to run out of memory"):
         oom_advice.check_memory(estimate_memory(settings), settings, torch.device("cpu"))
 
 
-def test_fixes_are_predicted_to_fit(request_):
+def test_fixes_are_estimated_to_fit(request_):
     total = estimate_memory(request_).peak.reserved + CUDA_CONTEXT_BYTES - 1
     fixes = find_fixes(request_, total)
     assert len(fixes) == 3
@@ -228,7 +228,7 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "out of GPU memory in the forward, in module decoder" in error
-    assert "predicted to hold the most at the peak" in error
+    assert "estimated to hold the most at the peak" in error
     assert f" hydra.run.dir='{tmp_path / 'run'}' resume=auto\n" in error  # a command in one line
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] >= 1
@@ -286,17 +286,17 @@ def test_the_report_of_a_gpu_states_reserved_but_unallocated_memory(
 def test_a_run_prints_its_estimate_first_and_reports_it(unet3d, tmp_path, capsys):
     assert unet3d("memory.estimate=true") == 0
     shown = capsys.readouterr().out
-    assert shown.index("predicted peak") < shown.index("Dice, mean")
+    assert shown.index("estimated peak") < shown.index("Dice, mean")
     assert "MiB of tensors" in shown
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["memory"]["predicted"]["allocated"] > 0
+    assert report["memory"]["estimated"]["allocated"] > 0
 
 
-def test_a_cpu_run_predicted_to_run_out_of_memory_warns_too(composed, monkeypatch):
+def test_a_cpu_run_estimated_to_run_out_of_memory_warns_too(composed, monkeypatch):
     request = composed("model.depth=2", "model.convs_per_level=1")
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
     lines = oom_advice.check_memory(estimate_memory(request), request, torch.device("cpu"))
-    assert lines[0].startswith("predicted to run out of memory")
+    assert lines[0].startswith("estimated to run out of memory")
 
 
 def test_step_memory_reports_the_estimate():
@@ -304,4 +304,4 @@ def test_step_memory_reports_the_estimate():
     from unet3d.memory.record import MemoryRecord
 
     memory = StepMemory(PeakMeter(), MemoryRecord(allocated=5))
-    assert memory.summarize()["predicted"] == {"allocated": 5}
+    assert memory.summarize()["estimated"] == {"allocated": 5}

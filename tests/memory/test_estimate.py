@@ -207,13 +207,13 @@ def test_layers_are_drawn_with_the_name_type_and_phase_of_each_call(forum):
 
 
 def test_each_phase_that_was_measured_is_compared_with_its_estimate(forum):
-    predicted = forum.phases["forward"].allocated
+    estimated = forum.phases["forward"].allocated
     measured = {
-        "forward": MemoryRecord(allocated=round(predicted / 1.25)),
+        "forward": MemoryRecord(allocated=round(estimated / 1.25)),
         "backward": MemoryRecord(resident=1),
     }
     _, forward, backward = format_measured(forum, measured).splitlines()
-    mib = predicted / MIB
+    mib = estimated / MIB
     assert forward.split() == ["forward", f"{mib:,.1f}", f"{mib / 1.25:,.1f}", "+25.00%"]
     assert backward.split()[::2] == ["backward", "0.0"]
     assert backward.split()[-1] == "-"
@@ -254,7 +254,7 @@ def test_json_on_standard_output_is_one_object(capsys):
 def test_every_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_memory(*SMALL, *LEANEST) == 0
-    assert "predicted peak of a step" in capsys.readouterr().out
+    assert "estimated peak of a step" in capsys.readouterr().out
     assert run_memory(*SMALL, *LEANEST, "view=layers") == 0
     assert "encoder.0" in capsys.readouterr().out
     assert run_memory(*SMALL, *LEANEST, "view=timeline", "format=png", "output=a b.png") == 0

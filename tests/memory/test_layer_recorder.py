@@ -19,11 +19,11 @@ def test_a_real_step_has_the_rows_of_the_estimate(composed):
     model = build_network(request)
     with LayerRecorder(read).record(model) as recorder:
         model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
-    predicted = estimate_memory(request).layers
+    estimated = estimate_memory(request).layers
     for phase in ("forward", "backward"):
         rows = [
             [(r.name, r.type) for r in rs if r.phase == phase]
-            for rs in (recorder.layers, predicted)
+            for rs in (recorder.layers, estimated)
         ]
         assert rows[0] == rows[1]
     assert all(layer.change > 0 for layer in recorder.layers)
@@ -32,6 +32,6 @@ def test_a_real_step_has_the_rows_of_the_estimate(composed):
 @pytest.mark.gpu
 def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
     request = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]")
-    real, predicted = measure_step(request), estimate_memory(request)
-    assert predicted.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)
+    real, estimated = measure_step(request), estimate_memory(request)
+    assert estimated.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)
     assert len(real.layers) > 10

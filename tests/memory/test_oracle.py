@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.config.helpers.configs import SHRUNK
-from tests.memory.helpers.oracle import Memory, measure, predict
+from tests.memory.helpers.oracle import Memory, estimate, measure
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow
@@ -78,22 +78,22 @@ def mark_larger_networks(case: tuple[str, ...]) -> Any:
 
 @pytest.fixture(scope="module", params=map(mark_larger_networks, CASES), ids=" ".join)
 def compared(request: pytest.FixtureRequest) -> tuple[Memory, Memory]:
-    """Return the predicted and the measured memory of a case."""
+    """Return the estimated and the measured memory of a case."""
     torch.set_num_threads(1)
     settings = parse_training(compose_config([*SMALL, *request.param], "train"))
     make_step = make_step_factory(settings, Precision("32", "32"), cuda=False)
-    return predict(make_step), measure(make_step)
+    return estimate(make_step), measure(make_step)
 
 
-def test_the_predicted_peak_equals_the_measured_one_to_the_byte(compared):
-    predicted, measured = compared
-    assert predicted.peak == measured.peak
+def test_the_estimated_peak_equals_the_measured_one_to_the_byte(compared):
+    estimated, measured = compared
+    assert estimated.peak == measured.peak
 
 
-def test_allocations_and_frees_have_the_predicted_order(compared):
-    predicted, measured = compared
-    assert predicted.before == measured.before
-    assert predicted.sequence == measured.sequence
+def test_allocations_and_frees_have_the_estimated_order(compared):
+    estimated, measured = compared
+    assert estimated.before == measured.before
+    assert estimated.sequence == measured.sequence
 
 
 class Joined(nn.Module):
@@ -140,6 +140,6 @@ def test_gradients_that_add_up_take_the_memory_of_autograd(join):
             dtype=torch.float32,
         )
 
-    predicted, measured = predict(make_step), measure(make_step)
-    assert predicted.peak == measured.peak
-    assert predicted.sequence == measured.sequence
+    estimated, measured = estimate(make_step), measure(make_step)
+    assert estimated.peak == measured.peak
+    assert estimated.sequence == measured.sequence

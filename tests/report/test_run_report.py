@@ -37,18 +37,18 @@ def test_the_printed_command_shows_a_run_under_its_folder_name(tmp_path, name):
     ("memory", "shown"),
     [
         ({}, None),
-        ({"predicted": {"allocated": 300 * MIB}}, "300 MiB of tensors"),
+        ({"estimated": {"allocated": 300 * MIB}}, "300 MiB of tensors"),
         (
-            {"predicted": {"allocated": 300 * MIB}, "first_step": {"resident": MIB}},
+            {"estimated": {"allocated": 300 * MIB}, "first_step": {"resident": MIB}},
             "300 MiB of tensors",
         ),
         (
-            {"predicted": {"allocated": 300 * MIB}, "first_step": {"allocated": 400 * MIB}},
+            {"estimated": {"allocated": 300 * MIB}, "first_step": {"allocated": 400 * MIB}},
             "300 MiB allocated (-25.0% versus measured)",
         ),
         (
             {
-                "predicted": {"allocated": 300 * MIB},
+                "estimated": {"allocated": 300 * MIB},
                 "first_step": {"allocated": 400 * MIB},
                 "steady_step": {"allocated": 240 * MIB},
             },

@@ -43,7 +43,7 @@ def test_every_strategy_is_measured_after_gradients_are_compared(run_benchmark):
     assert rows["gradients, fused"]["ok"]
     assert rows["gradients, lean"]["ok"]
     assert rows["lean"]["step_seconds"] >= rows["lean"]["host_seconds"] > 0
-    assert rows["fused"]["predicted"]["allocated"] > 0
+    assert rows["fused"]["estimated"]["allocated"] > 0
     assert rows["fused"]["measured"]["resident"] > 0
     assert "gradients, lean: ok, relative error" in shown
     assert "checkpointing=leanest: " in shown

@@ -77,8 +77,8 @@ def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkey
     )
     _, run, problems = inspect("data.batch_size=8000", "memory.if_too_large=error")
     assert problems[0].is_fatal
-    assert "predicted to run out of memory" in problems[0].message
-    assert "predicted to fit:\n  data.batch_size=4000" in problems[0].message
+    assert "estimated to run out of memory" in problems[0].message
+    assert "estimated to fit:\n  data.batch_size=4000" in problems[0].message
     assert 4000 <= run.largest_batch < run.batch_size
 
 

@@ -19,7 +19,7 @@ from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir
 from unet3d.config.user_configs import check_config_dirs
 from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
-from unet3d.errors import Interrupted, PredictedOutOfMemoryError, RunError, UsageError
+from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
 from unet3d.machine.distributed_env import detect_launcher
 
 Command = Callable[[ComposedConfig, Path], int]
@@ -111,7 +111,7 @@ class _Jobs:
             self._check(composed, hydra_keys)
             try:
                 return self.run_command(composed, folder)
-            except PredictedOutOfMemoryError as reason:
+            except EstimatedOutOfMemoryError as reason:
                 print(f"skipped: {reason}")
                 self.exceptions.append(f"{folder.name} skipped: {reason}: {typed}")
                 return 0

@@ -178,10 +178,10 @@ def make_run_rows(run: RunEstimate) -> list[tuple[str, str]]:
             precision += f" (instead of {run.precision.requested}: {run.precision.reason})"
     peak, available = format_known_size(run.peak), format_known_size(run.available)
     rows = [("device", device), ("precision", precision)]
-    rows.append(("predicted peak", f"{peak} of {available}"))
+    rows.append(("estimated peak", f"{peak} of {available}"))
     if run.largest_batch is not None:
         rows.append(
-            ("batch size", f"{run.batch_size}; at most {run.largest_batch} predicted to fit")
+            ("batch size", f"{run.batch_size}; at most {run.largest_batch} estimated to fit")
         )
     return rows
 

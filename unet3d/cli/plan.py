@@ -65,7 +65,7 @@ def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
         f"spacing {spacing} mm; the median case has {median} voxels",
         f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {' '.join(plan.strategy)}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
-        f"a step is predicted to reserve {reserved} of {format_bytes(budget)}",
+        f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]
 
 

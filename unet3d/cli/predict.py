@@ -46,7 +46,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 def segment_scan(predictor: Predictor, task: ScanTask, title: str) -> bool:
     """Segment a scan with a progress bar; return whether it differs from the training data."""
     scan = predictor.prepare(task)
-    print(scan.forecast, flush=True)
+    print(scan.memory_summary, flush=True)
     if scan.differences:
         files = ", ".join(file.name for file in task.scan.files)
         differences = "; ".join(scan.differences)

@@ -1,4 +1,4 @@
-"""Predict the memory of segmenting a volume and choose the cheapest plan that fits."""
+"""Estimate the memory of segmenting a volume and choose the cheapest plan that fits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Itera
             slabs = tuple(_split_into_slabs(volume, order, starts, count))
             windows = sum(len(slab.schedule.windows) for slab in slabs)
             for sums_in_ram in (True,) if budget.gpu_bytes is None else (False, True):
-                ram, gpu = _predict_bytes(
+                ram, gpu = _estimate_bytes(
                     volume, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu_bytes is not None
                 )
                 yield InferencePlan(
@@ -136,13 +136,13 @@ def _split_into_slabs(
         yield Slab(schedule, (start, stop))
 
 
-def _predict_bytes(
+def _estimate_bytes(
     volume: VolumeToSegment, slabs: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
 ) -> tuple[int, int]:
     """Return the peak (RAM, GPU) bytes: constant parts, sums and the largest temporary."""
     schedules = [slab.schedule for slab in slabs]
-    sums = max(_predict_sums(volume, schedule) for schedule in schedules)
-    temporary = max(_predict_temporaries(volume, schedule) for schedule in schedules)
+    sums = max(_estimate_sums(volume, schedule) for schedule in schedules)
+    temporary = max(_estimate_temporaries(volume, schedule) for schedule in schedules)
     if not gpu:
         return volume.held_bytes + sums + max(temporary, volume.window_bytes), 0
     if sums_in_ram:
@@ -150,7 +150,7 @@ def _predict_bytes(
     return volume.held_bytes, sums + max(temporary, volume.window_bytes)
 
 
-def _predict_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
+def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
     numbers = schedule.max_active_voxels * (volume.classes + 1) + prod(volume.patch)
@@ -161,7 +161,7 @@ def _predict_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     return FLOAT * numbers
 
 
-def _predict_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
+def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of a batch, its logits and the part being added, or of a row being written.
 
     The larger of the two.

@@ -156,7 +156,7 @@ def plot_variants(points: Sequence[tuple[str, MemoryEstimate]], title: str) -> "
             axes.barh(labels, width, left=left, color=COLORS[kind], label=kind)
         left += width
     axes.invert_yaxis()
-    axes.set_xlabel("predicted MiB allocated at the peak of a training step")
+    axes.set_xlabel("estimated MiB allocated at the peak of a training step")
     axes.set_title(title)
     axes.legend(fontsize=8, ncols=2)
     return figure

@@ -1,4 +1,4 @@
-"""Record memory peaks in bytes, predicted or measured."""
+"""Record memory peaks in bytes, estimated or measured."""
 
 from dataclasses import asdict, dataclass
 

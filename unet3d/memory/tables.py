@@ -13,7 +13,7 @@ def format_peaks(estimate: MemoryEstimate) -> str:
     """Format the peak by phase and by kind."""
     lower, upper = estimate.bounds
     peak = estimate.peak
-    rows = [("predicted peak of a step", "allocated MiB", "reserved MiB")]
+    rows = [("estimated peak of a step", "allocated MiB", "reserved MiB")]
     rows.append(("whole step", format_mib(peak.allocated), format_mib(peak.reserved)))
     for phase, record in estimate.phases.items():
         rows.append((f"  {phase}", format_mib(record.allocated), format_mib(record.reserved)))
@@ -106,12 +106,12 @@ def layers_to_dicts(layers: Sequence[Layer]) -> list[dict[str, Any]]:
 
 
 def format_measured(estimate: MemoryEstimate, phases: dict[str, MemoryRecord]) -> str:
-    """Format predicted and measured peaks by phase, with the error of the estimate."""
-    rows = [("measured on this GPU", "predicted MiB", "measured MiB", "error")]
+    """Format estimated and measured peaks by phase, with the error of the estimate."""
+    rows = [("measured on this GPU", "estimated MiB", "measured MiB", "error")]
     for phase, record in phases.items():
-        predicted, measured = estimate.phases[phase].allocated or 0, record.allocated or 0
-        error = f"{100 * (predicted / measured - 1):+.2f}%" if measured else "-"
-        rows.append((phase, format_mib(predicted), format_mib(measured), error))
+        estimated, measured = estimate.phases[phase].allocated or 0, record.allocated or 0
+        error = f"{100 * (estimated / measured - 1):+.2f}%" if measured else "-"
+        rows.append((phase, format_mib(estimated), format_mib(measured), error))
     return format_columns(rows)
 
 

@@ -61,14 +61,14 @@ def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
 
 def make_estimate_rows(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Compare estimated and measured memory; on a CPU the estimate covers tensors only."""
-    predicted = memory.get("predicted", {}).get("allocated")
-    if predicted is None:
+    estimated = memory.get("estimated", {}).get("allocated")
+    if estimated is None:
         return []
     measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
     if measured is None:
-        return [("estimated peak", f"{predicted / MIB:.0f} MiB of tensors")]
-    error = f"{100 * (predicted / measured - 1):+.1f}%"
-    return [("estimated peak", f"{predicted / MIB:.0f} MiB allocated ({error} versus measured)")]
+        return [("estimated peak", f"{estimated / MIB:.0f} MiB of tensors")]
+    error = f"{100 * (estimated / measured - 1):+.1f}%"
+    return [("estimated peak", f"{estimated / MIB:.0f} MiB allocated ({error} versus measured)")]
 
 
 def make_validation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Measure a training step on this machine with every checkpointing strategy, against predictions.
+"""Measure a training step on this machine with every checkpointing strategy, against estimates.
 
 The result is one JSON file that can be attached to an issue. Rows are written as they are measured:
 a crash costs the rest, not what is known.
@@ -160,10 +160,10 @@ def compute_gradients(
 
 
 def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
-    """Return predicted and measured memory, and times of a step and of the host that queues it."""
+    """Return estimated and measured memory, and times of a step and of the host that queues it."""
     cuda = device.type == "cuda"
     precision = resolve_precision(settings.precision, device.type)
-    predicted = estimate_step(make_step_factory(settings, precision, cuda=cuda), cuda=cuda)
+    estimated = estimate_step(make_step_factory(settings, precision, cuda=cuda), cuda=cuda)
     free_memory()
     step = build_step(settings, device)
     measurement = Measurement(phases=measure_phases(step, device), layers=[])
@@ -171,8 +171,8 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
     del step
     return {
         "precision": precision.used,
-        "predicted": predicted.peak.known(),
-        "predicted_bounds": list(predicted.bounds),
+        "estimated": estimated.peak.known(),
+        "estimated_bounds": list(estimated.bounds),
         "measured": measurement.peak.known(),
         "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
         "step_seconds": statistics.median(whole for whole, _ in times),
@@ -258,10 +258,10 @@ def format_row(row: dict[str, Any]) -> str:
             f"{row['plain_gradient_error']:.0e}"
         )
     measured = MemoryRecord(**row["measured"]).headline
-    predicted = row["predicted"]["allocated"] / MIB
+    estimated = row["estimated"]["allocated"] / MIB
     memory = "peak not measured" if measured is None else f"peak {measured / MIB:,.0f} MiB"
     if "allocated" in row["measured"]:
-        memory += f", predicted {predicted:,.0f}"
+        memory += f", estimated {estimated:,.0f}"
     return (
         f"checkpointing={row['name']}: {row['step_seconds']:.3f} s per step, "
         f"{row['host_seconds']:.3f} s to queue it, {memory}"

@@ -63,10 +63,10 @@ class RunEstimate:
     device: str | None
     processes: int | None
     precision: Precision | None
-    peak: int | None  # predicted bytes of a step
+    peak: int | None  # estimated bytes of a step
     available: int | None  # bytes of the device
     batch_size: int
-    largest_batch: int | None  # predicted to fit in a GPU
+    largest_batch: int | None  # estimated to fit in a GPU
 
 
 def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
@@ -170,7 +170,7 @@ def count_bytes_held_by_others(gpu: Gpu) -> int:
 
 
 def find_memory_problems(settings: TrainingSettings, available: int) -> list[Problem]:
-    """Return whether the run is predicted to run out of memory, with what to change."""
+    """Return whether the run is estimated to run out of memory, with what to change."""
     lines = format_oom_warning(estimate_memory(settings), settings, available)
     is_fatal = settings.memory.if_too_large == "error"
     return [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []

@@ -45,8 +45,8 @@ def test_a_log_has_charts_images_and_final_metrics(log):
     assert dice.step == 3
 
 
-def test_predicted_kinds_are_constant_from_the_first_step_to_the_last_validation(log):
-    kinds = [t for t in log.Tags()["scalars"] if t.startswith("memory/predicted_kind_mib/")]
+def test_estimated_kinds_are_constant_from_the_first_step_to_the_last_validation(log):
+    kinds = [t for t in log.Tags()["scalars"] if t.startswith("memory/estimated_kind_mib/")]
     assert len(kinds) > 4
     points = log.Scalars(kinds[0])
     assert [p.step for p in points] == [0, 1, 2]

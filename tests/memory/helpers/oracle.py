@@ -1,4 +1,4 @@
-"""Record what two training steps allocate on a CPU, and what the estimate predicts.
+"""Record what two training steps allocate on a CPU, and what the estimate says.
 
 The measured side runs the traced step on real tensors under torch's profiler, which records every
 allocation and the operations that were running. Two things are excluded: memory that a kernel
@@ -99,12 +99,12 @@ class PhaseMarker:
         """Do nothing: a profile has no kinds."""
 
 
-def predict(make_step: Callable[[], TrainingStep]) -> Memory:
-    """Return what the estimate predicts."""
-    estimate = estimate_step(make_step, cuda=False)
-    trace = estimate.trace
+def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
+    """Return what the estimate says."""
+    result = estimate_step(make_step, cuda=False)
+    trace = result.trace
     start = next(p.start for p in trace.phases if p.phase == "forward")
-    second, stop = estimate.steady_step
+    second, stop = result.steady_step
 
     def list_changes(events: list[int]) -> list[Change]:
         blocks = [(1 if event > 0 else -1, trace.blocks[abs(event) - 1]) for event in events]

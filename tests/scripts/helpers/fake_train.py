@@ -26,7 +26,7 @@ def main():
             "mean": {"dice": {"mean": mean}},
             "per_class": {name: {"dice": {"mean": d}} for name, d in dice.items()},
         },
-        "memory": {"steady_step": {"resident": 2**30}, "predicted": {"allocated": 2**20}},
+        "memory": {"steady_step": {"resident": 2**30}, "estimated": {"allocated": 2**20}},
         "speed": {"median_step_seconds": 0.25},
         "config": {"model": {}},
         "precision": {},

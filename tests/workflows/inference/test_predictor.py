@@ -115,7 +115,7 @@ def test_a_plan_holds_the_image_and_the_labels_of_the_file(ensemble, task):
     assert prepared.volume.held_bytes == sum(array.nbytes for array in arrays) + HEAP
 
 
-def test_memory_for_finding_components_is_part_of_a_forecast(ensemble, tmp_path):
+def test_memory_for_finding_components_is_part_of_the_estimate(ensemble, tmp_path):
     task, predictor = write_scan(tmp_path, (400, 8, 8)), build_predictor(ensemble, "cpu")
     predictor.window_bytes = 0
     held = predictor.prepare(task).volume.held_bytes

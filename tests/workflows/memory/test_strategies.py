@@ -20,7 +20,7 @@ def resolve(settings):
 
 
 @pytest.mark.parametrize("strategy", ["fused", "lean", "leanest"])
-def test_auto_selects_the_first_strategy_that_is_predicted_to_fit(composed, monkeypatch, strategy):
+def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch, strategy):
     overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
     if strategy == "fused":
         available = 2**40

@@ -23,11 +23,11 @@ CHARTS = {
         "predicted voxels / reference voxels": ["^val/volume_ratio/"],
     },
     "Memory": {
-        "peak of a step in MiB": ["^memory/step_peak_", "^memory/predicted_step_peak_mib$"],
+        "peak of a step in MiB": ["^memory/step_peak_", "^memory/estimated_step_peak_mib$"],
         "peak by phase in MiB": [
             r"^memory/(forward|backward|optimizer|validation)_peak_(allocated|resident)_mib$"
         ],
-        "predicted peak by kind in MiB": ["^memory/predicted_kind_mib/"],
+        "estimated peak by kind in MiB": ["^memory/estimated_kind_mib/"],
     },
     "Speed": {
         "seconds of a step": ["^speed/step_seconds$"],
@@ -44,7 +44,7 @@ FINAL_METRICS = ("dice", "hd95_mm", "peak_mib", "step_seconds")
 
 
 class Dashboard(Callback):
-    """Write the config and the predicted memory at the start, and the final metrics at the end.
+    """Write the config and the estimated memory at the start, and the final metrics at the end.
 
     `choices` are the hyperparameters in which this run differs from its neighbors. They are written
     at the start, so that HParams also lists runs that never end.
@@ -54,11 +54,11 @@ class Dashboard(Callback):
         self,
         config: Mapping[str, Any],
         choices: Mapping[str, Any],
-        prediction: MemoryEstimate | None,
+        estimate: MemoryEstimate | None,
         title: str,
     ):
         self.config, self.choices = config, choices
-        self.prediction, self.title = prediction, title
+        self.estimate, self.title = estimate, title
         self.writers: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -74,9 +74,9 @@ class Dashboard(Callback):
             writer.add_custom_scalars(make_scalar_layout(pl_module.device.type))
             for summary in (experiment, session_start):
                 get_file_writer(writer).add_summary(summary)
-        if self.prediction is not None:
+        if self.estimate is not None:
             for name, draw in (("timeline", plot_timeline), ("layers", plot_layers)):
-                image = figure_to_array(draw(self.prediction, self.title))
+                image = figure_to_array(draw(self.estimate, self.title))
                 for writer in self.writers:
                     writer.add_image(f"memory/{name}", image, step, dataformats="HWC")
             self._write_kinds(step)
@@ -86,11 +86,11 @@ class Dashboard(Callback):
             self._write_kinds(trainer.global_step - 1)
 
     def _write_kinds(self, step: int) -> None:
-        """Repeat the predicted bytes by kind, which are constant: a line needs two points."""
-        kinds = {} if self.prediction is None else self.prediction.kinds
+        """Repeat the estimated bytes by kind, which are constant: a line needs two points."""
+        kinds = {} if self.estimate is None else self.estimate.kinds
         for writer in self.writers:
             for kind, nbytes in kinds.items():
-                tag = f"memory/predicted_kind_mib/{kind.replace(' ', '_')}"
+                tag = f"memory/estimated_kind_mib/{kind.replace(' ', '_')}"
                 writer.add_scalar(tag, nbytes / MIB, step)
 
     def finish(self, metrics: Mapping[str, float], step: int) -> None:

@@ -25,11 +25,11 @@ class StepMemory(Callback):
     def __init__(
         self,
         meter: PeakMeter,
-        predicted: MemoryRecord | None = None,
+        estimated: MemoryRecord | None = None,
         recorded: Mapping[str, MemoryRecord] | None = None,
     ):
         self.meter = meter
-        self.predicted = predicted
+        self.estimated = estimated
         self.recorded = {} if recorded is None else recorded  # is filled during the run
         self.phase: str | None = None  # None between steps
         self.step: dict[str, MemoryRecord] = {}
@@ -61,8 +61,8 @@ class StepMemory(Callback):
         self._leave(trainer)
         peak = find_peak_over_phases(self.step)
         tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in peak.known().items()}
-        if self.predicted is not None and self.predicted.allocated is not None:
-            tags["memory/predicted_step_peak_mib"] = self.predicted.allocated / MIB
+        if self.estimated is not None and self.estimated.allocated is not None:
+            tags["memory/estimated_step_peak_mib"] = self.estimated.allocated / MIB
         for phase, record in self.step.items():
             tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
         log_values(pl_module, tags)
@@ -91,8 +91,8 @@ class StepMemory(Callback):
     def summarize(self) -> dict[str, Any]:
         """Return bytes for the report: first step, maximum of the steady steps, and validation."""
         summary: dict[str, Any] = {}
-        if self.predicted is not None:
-            summary["predicted"] = self.predicted.known()
+        if self.estimated is not None:
+            summary["estimated"] = self.estimated.known()
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
             if phases is not None:
                 by_phase = {phase: record.known() for phase, record in phases.items()}

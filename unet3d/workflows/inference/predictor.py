@@ -67,7 +67,7 @@ class PreparedScan:
     volume: VolumeToSegment
     plan: InferencePlan
     max_ram: int  # with reading and postprocessing
-    forecast: str  # one line
+    memory_summary: str  # one line
     differences: list[str]  # from the training cases of every network
 
 
@@ -144,18 +144,20 @@ class Predictor:
             raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
         postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
         max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
-        forecast = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
-        forecast += f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
+        memory_summary = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
+        memory_summary += (
+            f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
+        )
         if task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
-            forecast += f"; probabilities: {format_bytes(file)} on disk"
+            memory_summary += f"; probabilities: {format_bytes(file)} on disk"
         return PreparedScan(
             task=task,
             scan=scan,
             volume=volume,
             plan=plan,
             max_ram=max_ram,
-            forecast=forecast,
+            memory_summary=memory_summary,
             differences=self._find_differences(scan),
         )
 

@@ -66,7 +66,7 @@ def make_figure_title(settings: TrainingSettings) -> str:
     choices = settings.composition.choices
     groups = [name for name in ("model", "pool", "checkpointing") if name in choices]
     options = ", ".join(f"{group}={choices[group]}" for group in groups)
-    return f"one training step, predicted: {options}, precision={settings.precision}"
+    return f"one training step, estimated: {options}, precision={settings.precision}"
 
 
 def rank_savings(settings: TrainingSettings, current: MemoryEstimate) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import DoesNotFitError, PredictedOutOfMemoryError, UsageError
+from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
 from unet3d.machine.memory import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
@@ -19,7 +19,7 @@ from unet3d.workflows.memory.strategies import get_device_bytes, list_leaner_str
 
 @dataclass(frozen=True)
 class MemoryFix:
-    """Overrides, and what a step is predicted to reserve with them."""
+    """Overrides, and what a step is estimated to reserve with them."""
 
     overrides: tuple[str, ...]
     reserved: int
@@ -28,17 +28,17 @@ class MemoryFix:
 def check_memory(
     estimate: MemoryEstimate, settings: TrainingSettings, device: torch.device
 ) -> list[str]:
-    """Return lines that warn of a run predicted to run out of memory, or raise.
+    """Return lines that warn of a run estimated to run out of memory, or raise.
 
-    DoesNotFitError stops the run; PredictedOutOfMemoryError makes a sweep skip it.
+    DoesNotFitError stops the run; EstimatedOutOfMemoryError makes a sweep skip it.
     """
     if_too_large, available = settings.memory.if_too_large, get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
     needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
     if settings.composition.sweeping and if_too_large == "warn" and needed > available:
-        raise PredictedOutOfMemoryError(
-            f"predicted to need {format_bytes(needed)}, only {format_bytes(available)} available"
+        raise EstimatedOutOfMemoryError(
+            f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
     lines = format_oom_warning(estimate, settings, available)
     if lines and if_too_large == "error":
@@ -49,12 +49,12 @@ def check_memory(
 def format_oom_warning(
     estimate: MemoryEstimate, settings: TrainingSettings, available: int
 ) -> list[str]:
-    """Return lines that warn if a step is predicted not to fit in `available` bytes."""
+    """Return lines that warn if a step is estimated not to fit in `available` bytes."""
     needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
     if needed <= available:
         return []
     return [
-        f"predicted to run out of memory: a step needs {format_bytes(needed)}, "
+        f"estimated to run out of memory: a step needs {format_bytes(needed)}, "
         f"{format_bytes(available)} are available",
         *format_fixes(find_fixes(settings, available)),
     ]
@@ -63,7 +63,7 @@ def format_oom_warning(
 def find_fixes(
     settings: TrainingSettings, available: int | None, count: int = 3
 ) -> list[MemoryFix]:
-    """Return the first changes predicted to fit `available` bytes (None: to need less than now)."""
+    """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
         limit = get_device_bytes(estimate_memory(settings)) + CUDA_CONTEXT_BYTES
@@ -105,9 +105,9 @@ def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
 def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
     """Return the fixes as lines to paste."""
     if not fixes:
-        return ["no change of batch, precision, checkpointing or patch is predicted to fit"]
+        return ["no change of batch, precision, checkpointing or patch is estimated to fit"]
     return [
-        "predicted to fit:",
+        "estimated to fit:",
         *(
             f"  {' '.join(fix.overrides)}   ({format_bytes(fix.reserved)} reserved)"
             for fix in fixes
@@ -140,7 +140,7 @@ def format_oom_report(
     if estimate is not None:
         holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
-        lines.append(f"predicted to hold the most at the peak: {largest}")
+        lines.append(f"estimated to hold the most at the peak: {largest}")
     fixes = find_fixes(settings, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
     if fixes and (folder / "checkpoints" / "last.ckpt").exists():

@@ -50,7 +50,7 @@ def resolve_strategy(
 ) -> TrainingSettings:
     """Replace `checkpointing=auto`, and `fused` for a network without fused blocks.
 
-    `auto` becomes the first strategy that is predicted to fit the device, or the leanest if none
+    `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
     is; on a GPU with room for them, with the largest tiles, which launch the fewest kernels.
     """
     if settings.strategy != "auto":

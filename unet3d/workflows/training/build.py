@@ -195,9 +195,9 @@ def estimate_run_memory(
     except UntraceableError as reason:
         return None, [str(reason)]
     low, high = estimate.bounds
-    note = f"predicted peak of a step: {format_bytes(low)} of tensors"
+    note = f"estimated peak of a step: {format_bytes(low)} of tensors"
     if cuda:
-        note = f"predicted peak of a step: {format_bytes(low)} to {format_bytes(high)} allocated"
+        note = f"estimated peak of a step: {format_bytes(low)} to {format_bytes(high)} allocated"
     return estimate, [note, *check_memory(estimate, settings, torch.device(device))]
 
 
