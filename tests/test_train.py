@@ -41,7 +41,7 @@ def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, cap
     assert report["parameters"] == 88_860
     assert {"val/dice", "val/dice/ball", "val/iou"} <= set(report["metrics"])
     assert {"first_step", "steady_step", "validation"} == set(report["memory"])
-    assert {"median_step_seconds", "median_data_wait_share"} <= set(report["speed"])
+    assert {"median_step_seconds", "median_data_wait_fraction"} <= set(report["speed"])
     assert report["precision"] == {"requested": "32", "used": "32"}
     assert report["config"]["data"]["num_classes"] == 4
     assert report["device"] == "cpu"
@@ -60,7 +60,7 @@ def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, cap
         "val/dice/ball",
         "speed/step_seconds",
         "speed/volumes_per_second",
-        "speed/data_wait_share",
+        "speed/data_wait_fraction",
         "memory/step_peak_resident_mib",
         "memory/forward_peak_resident_mib",
         "memory/validation_peak_resident_mib",

@@ -46,7 +46,7 @@ from unet3d.roofline.operations import count_operations, sum_launches
 from unet3d.roofline.step_time import model_step_time
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, SilentListener, TrainingStep
+from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, NullListener, TrainingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -307,12 +307,12 @@ def time_networks(options: argparse.Namespace) -> dict[str, Any]:
         for name, make in networks.items():
             torch.manual_seed(0)
             step = build_step(make, size, batch, precision, device)
-            step.train(SilentListener())  # the first step allocates the optimizer's state
+            step.train(NullListener())  # the first step allocates the optimizer's state
             if device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
             start = time.perf_counter()
-            step.train(SilentListener())
+            step.train(NullListener())
             if device == "cuda":
                 torch.cuda.synchronize()
                 rows.setdefault(name, {})["peak_allocated_mib"] = to_mib(

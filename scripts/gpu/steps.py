@@ -29,7 +29,7 @@ from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import (
-    SilentListener,
+    NullListener,
     TrainingStep,
     make_step_factory,
 )
@@ -122,11 +122,11 @@ def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
     """Return the seconds of a step, and the seconds in which the host queued it."""
     count = 1 if context.tiny else 8
     seconds, launch_seconds = [], []
-    step.train(SilentListener())
+    step.train(NullListener())
     for _ in range(count):
         context.synchronize()
         start = time.perf_counter()
-        step.train(SilentListener())
+        step.train(NullListener())
         launch_seconds.append(time.perf_counter() - start)
         context.synchronize()
         seconds.append(time.perf_counter() - start)
@@ -244,7 +244,7 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
     try:
         step = build_step(make, size, count, "16", context.device.type)
         for _ in range(2):
-            step.train(SilentListener())
+            step.train(NullListener())
         context.synchronize()
     except torch.OutOfMemoryError:
         return False
@@ -274,11 +274,11 @@ def profile_step(context: Context, make: Factory) -> dict[str, Any]:
     precision = "16" if context.cuda else "32"
     step = build_step(make, get_forum_size(context), 2, precision, context.device.type)
     for _ in range(2):
-        step.train(SilentListener())
+        step.train(NullListener())
     context.synchronize()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.cuda else [])]
     with Profiler(activities=activities) as profiler:
-        step.train(SilentListener())
+        step.train(NullListener())
         context.synchronize()
     kind = "CUDA" if context.cuda else "CPU"  # operators repeat the time of their kernels
     kernels = [

@@ -33,7 +33,7 @@ def test_a_store_that_does_not_answer_means_rank_0_and_is_not_queried_again():
         heartbeat = HeartbeatThread(ProcessRank(rank=1, world_size=2))
         heartbeat.store = None
         heartbeat.answered -= 60
-        assert heartbeat.find_unresponsive() == "rank 0"
+        assert heartbeat.wait_for_unresponsive() == "rank 0"
     finally:
         dist.destroy_process_group()
 
@@ -42,34 +42,34 @@ def test_ranks_whose_heartbeat_stopped_are_named():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         heartbeat = HeartbeatThread(ProcessRank(rank=0, world_size=4))
-        assert heartbeat.find_silent(5) == ""
+        assert heartbeat.find_unresponsive(5) == ""
         heartbeat.heard[2] -= 60
-        assert heartbeat.find_silent(5) == "rank 2"
+        assert heartbeat.find_unresponsive(5) == "rank 2"
         heartbeat.heard[3] -= 60
-        assert heartbeat.find_silent(5) == "ranks 2, 3"
+        assert heartbeat.find_unresponsive(5) == "ranks 2, 3"
         heartbeat.store.set("heartbeat/2", "1")
         heartbeat._listen()
-        assert heartbeat.find_silent(5) == "rank 3"
+        assert heartbeat.find_unresponsive(5) == "rank 3"
     finally:
         dist.destroy_process_group()
 
 
-SILENT = """
+UNRESPONSIVE = """
 import time
 import torch.distributed as dist
-from unet3d.lit.distributed import HeartbeatThread, SilenceWatcher
+from unet3d.lit.distributed import HeartbeatThread, UnresponsiveRankWatcher
 from unet3d.machine.distributed_env import ProcessRank
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 heartbeat = HeartbeatThread(ProcessRank(rank=0, world_size=3))
 heartbeat.heard[2] -= 60
-SilenceWatcher(heartbeat, 5).start()
+UnresponsiveRankWatcher(heartbeat, 5).start()
 time.sleep(60)  # as in a collective that never returns
 """
 
 
 def test_a_process_that_waits_for_a_silent_rank_ends_and_names_it():
-    command = [sys.executable, "-W", "ignore", "-c", SILENT]
+    command = [sys.executable, "-W", "ignore", "-c", UNRESPONSIVE]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == 4
     assert "unet3d: rank 2 stopped responding; rerun with resume=auto" in ended.stderr

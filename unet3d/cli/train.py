@@ -63,9 +63,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             return train_within_memory(settings, folder, signals, process)
         except Exception as error:
             if heartbeat is not None and is_communication_error(error):
-                raise RunError(
-                    f"{heartbeat.find_unresponsive()} stopped responding; rerun with resume=auto"
-                ) from error
+                ranks = heartbeat.wait_for_unresponsive()
+                raise RunError(f"{ranks} stopped responding; rerun with resume=auto") from error
             raise
 
 

@@ -20,8 +20,8 @@ from unet3d.lit.lightning_internals import disable_sigterm_broadcast
 from unet3d.machine.distributed_env import ProcessRank, resolve_rendezvous
 
 HEARTBEAT_SECONDS = 1.0
-SILENCE_FRACTION = 0.8
-"""Part of the timeout of collectives after which a silent rank ends the run."""
+UNRESPONSIVE_FRACTION = 0.8
+"""Part of the timeout of collectives after which an unresponsive rank ends the run."""
 EXIT_CODE = 4  # of errors other than usage and memory
 PREPROCESSING_TIMEOUT = timedelta(days=30)
 """How long other ranks wait while rank 0 preprocesses the data."""
@@ -103,7 +103,7 @@ def process_group(
         ) from error
     heartbeat = HeartbeatThread(process)
     heartbeat.start()
-    SilenceWatcher(heartbeat, SILENCE_FRACTION * timeout_seconds).start()
+    UnresponsiveRankWatcher(heartbeat, UNRESPONSIVE_FRACTION * timeout_seconds).start()
     yield heartbeat
     leave_process_group()  # not after an error: it would wait for the other ranks
 
@@ -145,20 +145,20 @@ class HeartbeatThread(threading.Thread):
                 return  # rank 0, which hosts the store, has exited
             time.sleep(HEARTBEAT_SECONDS)
 
-    def find_unresponsive(self) -> str:
-        """Return the ranks whose heartbeat has stopped, as text for a message."""
+    def wait_for_unresponsive(self) -> str:
+        """Wait for three heartbeats; return the ranks without one, as text for a message."""
         time.sleep(3 * HEARTBEAT_SECONDS)
-        return self.find_silent(3 * HEARTBEAT_SECONDS) or "another rank"
+        return self.find_unresponsive(3 * HEARTBEAT_SECONDS) or "another rank"
 
-    def find_silent(self, seconds: float) -> str:
+    def find_unresponsive(self, seconds: float) -> str:
         """Return the ranks without a heartbeat for so long, as text; empty if there are none."""
         now = time.monotonic()
         if now - self.answered > seconds:
             return "rank 0"  # it hosts the store; nothing is known of the others
-        silent = [rank for rank, heard in self.heard.items() if now - heard > seconds]
-        if not silent:
+        ranks = [rank for rank, heard in self.heard.items() if now - heard > seconds]
+        if not ranks:
             return ""
-        return f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
     def _listen(self) -> None:
         for rank in range(self.process.world_size):
@@ -168,11 +168,11 @@ class HeartbeatThread(threading.Thread):
                 self.beats[rank], self.heard[rank] = beat, time.monotonic()
 
 
-class SilenceWatcher(threading.Thread):
-    """End this process if another rank is silent for so long that collectives will time out.
+class UnresponsiveRankWatcher(threading.Thread):
+    """End this process if another rank is unresponsive for so long that collectives will time out.
 
     After the timeout of a collective, NCCL aborts the process without a Python exception: nobody
-    would learn which rank was silent, and the launcher would name a healthy one.
+    would learn which rank was unresponsive, and the launcher would name a responsive one.
     """
 
     def __init__(self, heartbeat: HeartbeatThread, seconds: float):
@@ -181,9 +181,9 @@ class SilenceWatcher(threading.Thread):
 
     def run(self) -> None:
         while dist.is_initialized():
-            silent = self.heartbeat.find_silent(self.seconds)
-            if silent and dist.is_initialized():
-                line = f"unet3d: {silent} stopped responding; rerun with resume=auto\n"
+            ranks = self.heartbeat.find_unresponsive(self.seconds)
+            if ranks and dist.is_initialized():
+                line = f"unet3d: {ranks} stopped responding; rerun with resume=auto\n"
                 os.write(2, line.encode())
                 os._exit(EXIT_CODE)
             time.sleep(HEARTBEAT_SECONDS)

@@ -125,7 +125,7 @@ def format_report_table(report: Mapping[str, Any]) -> str:
     if speed:
         step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]
         rows.append(("step time", f"{step:.3f} s (95% below {slow:.3f} s)"))
-        share = speed["median_data_wait_share"]
+        share = speed["median_data_wait_fraction"]
         rows.append(("waiting for data", f"{100 * share:.1f}% of the step time"))
     for name, task in (("steady_step", "a step"), ("validation", "validation")):
         peak = report["memory"].get(name)

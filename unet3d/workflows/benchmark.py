@@ -28,7 +28,7 @@ from unet3d.units import MIB
 from unet3d.workflows.memory.measure import Measurement, measure_phases
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import (
-    SilentListener,
+    NullListener,
     TrainingStep,
     make_step_factory,
 )
@@ -214,7 +214,7 @@ def train_steps(
         recorded = RecordedPass(step.model, step.loss, recorder)
         step.compute_loss = lambda image, label: recorded(image, label)[0]
     for _ in range(WARMUP_BATCHES + 3):
-        step.train(SilentListener())
+        step.train(NullListener())
     if recorded is not None and recorded.recording is None:
         raise RuntimeError("the step could not be recorded")
     return step
@@ -233,7 +233,7 @@ def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float
     for _ in range(ROUNDS):
         synchronize(device)
         begin = time.perf_counter()
-        step.train(SilentListener())
+        step.train(NullListener())
         queued = time.perf_counter() - begin
         synchronize(device)
         yield time.perf_counter() - begin, queued

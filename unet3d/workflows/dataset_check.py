@@ -32,25 +32,25 @@ def check_dataset(
     """Check the configured dataset; `progress` is called with cases checked and in total."""
     data = settings.data
     layout = build_layout(data)
-    facts = resolve_dataset(data, layout.describe())
+    dataset = resolve_dataset(data, layout.describe())
     cases = layout.list_cases()
     groups = read_case_groups(data, cases)
-    findings = [*layout.find_problems(), *check_headers(cases, channels=len(facts.channels))]
+    findings = [*layout.find_problems(), *check_headers(cases, channels=len(dataset.channels))]
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
         findings += [] if hint is None else [hint]
     if settings.read_voxels:
         findings += check_voxels(
             cases,
-            classes=facts.classes,
-            ignore_label=facts.ignore_label,
-            channels=facts.channels,
+            classes=dataset.classes,
+            ignore_label=dataset.ignore_label,
+            channels=dataset.channels,
             background=data.background,
             workers=settings.workers or os.cpu_count() or 1,
             progress=progress,
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
-    names = f"channels {', '.join(facts.channels)}; classes {', '.join(facts.classes)}"
+    names = f"channels {', '.join(dataset.channels)}; classes {', '.join(dataset.classes)}"
     assert data.root is not None  # or there is no layout
     return DatasetCheckResult(
         root=data.root,

@@ -35,7 +35,7 @@ def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
     assert all(0 < share < 1 for share in quick.shares + slow.shares)
     assert all(step.waiting >= 0.06 for step in slow.recent)  # two patches
     assert all(step.loading["augmenting"] >= 0.06 for step in slow.recent)
-    assert slow.summarize()["median_data_wait_share"] == sorted(slow.shares[1:])[1]
+    assert slow.summarize()["median_data_wait_fraction"] == sorted(slow.shares[1:])[1]
 
 
 def test_a_step_counts_the_waiting_for_all_of_its_micro_batches(composed, tmp_path):
@@ -120,7 +120,9 @@ def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeyp
     samples, gpu = iter([40, 60]), torch.device("cuda")
     monkeypatch.setattr(nvml, "get_utilization", lambda device: next(samples))
     speed = StepTimer(num_workers=0)
-    use = [speed._query_gpu(gpu, now)["speed/gpu_use_percent"] for now in (10.0, 10.5, 11.0)]
+    use = [
+        speed._query_gpu(gpu, now)["speed/gpu_utilization_percent"] for now in (10.0, 10.5, 11.0)
+    ]
     assert use == [40.0, 40.0, 60.0]
     monkeypatch.setattr(nvml, "get_utilization", lambda device: None)
     assert StepTimer(num_workers=0)._query_gpu(gpu, 10.0) == {}

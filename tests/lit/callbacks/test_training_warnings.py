@@ -29,7 +29,7 @@ class Validations:
     """A run of 20 steps with a validation after each."""
 
     def __init__(self, regions=None):
-        self.health = TrainingWarnings(StoppingLimits(max_steps=20), SUGGESTED)
+        self.warnings = TrainingWarnings(StoppingLimits(max_steps=20), SUGGESTED)
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
         self.module = SimpleNamespace(
@@ -48,7 +48,7 @@ class Validations:
             rates["lr"] = 1 - self.trainer.global_step / 20
             self.metric.reset()
             self.metric.update(prediction, REFERENCE)
-            self.health.on_validation_end(self.trainer, self.module)
+            self.warnings.on_validation_end(self.trainer, self.module)
         return self.lines
 
 
@@ -96,7 +96,7 @@ def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
     for prediction in (torch.zeros_like(GOOD), GOOD):
         run = Validations()
         for _ in range(80):
-            run.health.on_train_batch_end(run.trainer, run.module)
+            run.warnings.on_train_batch_end(run.trainer, run.module)
         printed = run.after(*[prediction] * 8)
         lines.append([line for line in printed if "loss" in line])
     (line,), nothing = lines
@@ -107,13 +107,13 @@ def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
 def test_warnings_list_the_problems_at_the_end_of_a_run():
     run = Validations()
     run.after(GOOD, ELSEWHERE)
-    assert run.health.warnings(done=False) == []
-    assert run.health.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
+    assert run.warnings.warnings(done=False) == []
+    assert run.warnings.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
     run.after(WITHOUT_2, WITHOUT_2)
-    assert run.health.warnings(done=False) == []  # too early
+    assert run.warnings.warnings(done=False) == []  # too early
     run.after(WITHOUT_2)
     for done in (False, True):
-        (warning,) = run.health.warnings(done=done)
+        (warning,) = run.warnings.warnings(done=done)
         assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
 
 
@@ -122,11 +122,11 @@ def test_it_resumes_from_its_state_without_a_difference():
     predictions = [*[WITHOUT_2] * 6, GOOD, GOOD, *[ELSEWHERE] * 10]
     uninterrupted.after(*predictions)
     stopped.after(*predictions[:6])
-    resumed.health.load_state_dict(stopped.health.state_dict())
+    resumed.warnings.load_state_dict(stopped.warnings.state_dict())
     resumed.trainer.global_step = 6
     resumed.after(*predictions[6:])
     assert stopped.lines + resumed.lines == uninterrupted.lines
-    assert resumed.health.state_dict() == uninterrupted.health.state_dict()
+    assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
 
 
 def read_scalars(folder):
@@ -171,6 +171,6 @@ def test_a_class_that_no_case_has_is_reported_before_the_first_step_and_as_a_war
     base = [word for word in small if "layout" not in word and "data.root" not in word]
     overrides = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
     run = build_training(composed(*overrides, base=base), tmp_path)
-    (sentence,) = run.callbacks.health.warnings(done=False)
+    (sentence,) = run.callbacks.training_warnings.warnings(done=False)
     assert sentence.startswith("no case has class_3, so it cannot be learned")
     assert f"\n{sentence}\n" in summarize_run(run)

@@ -119,7 +119,7 @@ def test_memory_for_finding_components_is_part_of_the_estimate(ensemble, tmp_pat
     task, predictor = write_scan(tmp_path, (400, 8, 8)), build_predictor(ensemble, "cpu")
     predictor.window_bytes = 0
     held = predictor.prepare(task).volume.held_bytes
-    predictor.clean_labels = [1]
+    predictor.largest_component_labels = [1]
     assert predictor.prepare(task).max_ram == held + 400 * 8 * 8 * postprocess.BYTES_PER_VOXEL
 
 

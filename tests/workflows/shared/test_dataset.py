@@ -32,23 +32,23 @@ def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
 
 
 def test_the_dataset_says_what_the_settings_leave_open():
-    facts = resolve_dataset(parse(), describe(ignore_label=9, regions=REGIONS))
-    assert facts.channels == ("MRI",)
-    assert facts.classes == ("background", "a", "b")
-    assert facts.regions == REGIONS
-    assert facts.ignore_label == 9
+    dataset = resolve_dataset(parse(), describe(ignore_label=9, regions=REGIONS))
+    assert dataset.channels == ("MRI",)
+    assert dataset.classes == ("background", "a", "b")
+    assert dataset.regions == REGIONS
+    assert dataset.ignore_label == 9
 
 
 def test_settings_win_over_the_dataset():
     data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
-    facts = resolve_dataset(data, describe(ignore_label=9, regions=REGIONS))
-    assert facts.regions == {"b": (2,), "a": (1,)}
-    assert facts.ignore_label == 8
+    dataset = resolve_dataset(data, describe(ignore_label=9, regions=REGIONS))
+    assert dataset.regions == {"b": (2,), "a": (1,)}
+    assert dataset.ignore_label == 8
 
 
 def test_classes_without_a_name_are_numbered():
-    facts = resolve_dataset(parse(num_classes=5), describe())
-    assert facts.classes == ("background", "a", "b", "class_3", "class_4")
+    dataset = resolve_dataset(parse(num_classes=5), describe())
+    assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
 
 
 def test_outputs_are_classes_or_regions():
@@ -56,7 +56,7 @@ def test_outputs_are_classes_or_regions():
     assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
 
 
-def test_facts_complete_the_settings_the_loss_and_their_record(composed):
+def test_the_dataset_completes_the_settings_the_loss_and_their_record(composed):
     settings = composed("data=nnunet", "data.root=/no/such", base=[])
     complete = resolve_dataset(settings.data, describe(regions=REGIONS)).complete(settings)
     assert (complete.data.in_channels, complete.data.num_classes) == (1, 3)
@@ -128,7 +128,7 @@ def test_a_background_other_than_zero_is_left_out_of_the_normalization(
 
 
 def test_each_channel_has_its_normalization():
-    facts = resolve_dataset(parse(), describe(channels=("T1", "T2")))
-    assert build_preprocessing(parse(normalize="zscore"), facts, []).normalize == ("zscore",) * 2
+    dataset = resolve_dataset(parse(), describe(channels=("T1", "T2")))
+    assert build_preprocessing(parse(normalize="zscore"), dataset, []).normalize == ("zscore",) * 2
     with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
-        build_preprocessing(parse(normalize=["zscore"] * 3), facts, [])
+        build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])

@@ -15,7 +15,7 @@ def count_class_fractions(run):
     labels = torch.stack(
         [torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler]
     )
-    return [(labels == c).float().mean().item() for c in range(len(run.facts.classes))]
+    return [(labels == c).float().mean().item() for c in range(len(run.dataset.classes))]
 
 
 def test_every_head_starts_at_the_class_fractions_of_the_training_patches(composed, tmp_path):
@@ -72,5 +72,5 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
 def test_the_bias_draws_no_random_number(composed, tmp_path):
     run = build_training(composed(), tmp_path)
     state = torch.random.get_rng_state()
-    initialize_head_bias(run.module.model, run.settings, run.facts, run.train_loader)
+    initialize_head_bias(run.module.model, run.settings, run.dataset, run.train_loader)
     assert torch.random.get_rng_state().equal(state)

@@ -32,8 +32,8 @@ CHARTS = {
     "Speed": {
         "seconds of a step": ["^speed/step_seconds$"],
         "volumes per second": ["^speed/volumes_per_second$"],
-        "fraction of a step spent waiting for data": ["^speed/data_wait_share$"],
-        "GPU utilization in percent": ["^speed/gpu_use_percent$"],
+        "fraction of a step spent waiting for data": ["^speed/data_wait_fraction$"],
+        "GPU utilization in percent": ["^speed/gpu_utilization_percent$"],
     },
 }
 """Charts of TensorBoard's Custom Scalars by page, each with regular expressions for its tags; one

@@ -97,7 +97,7 @@ class StepTimer(Callback):
         values = {
             "speed/step_seconds": step.total,
             "speed/volumes_per_second": self.volumes / step.total,
-            "speed/data_wait_share": share,
+            "speed/data_wait_fraction": share,
         }
         log_values(pl_module, values | self._query_gpu(pl_module.device, now))
         self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
@@ -110,7 +110,7 @@ class StepTimer(Callback):
             self.gpu_utilization, self.queried_at = nvml.get_utilization(device), now
         if self.gpu_utilization is None:
             return {}
-        return {"speed/gpu_use_percent": float(self.gpu_utilization)}
+        return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}
 
     def _warn_if_waiting(self, pl_module: pl.LightningModule) -> None:
         step = average_steps(self.recent)
@@ -129,7 +129,7 @@ class StepTimer(Callback):
         return {
             "median_step_seconds": median(seconds),
             "p95_step_seconds": seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
-            "median_data_wait_share": median(shares),
+            "median_data_wait_fraction": median(shares),
             "steps_timed": len(seconds),
         }
 

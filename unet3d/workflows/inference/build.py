@@ -34,7 +34,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     checkpoints = [resolve_checkpoint(path) for path in settings.checkpoints]
     ensemble = load_ensemble(checkpoints, settings.allow_targets)
     precision = resolve_inference_precision(settings.precision, ensemble, device)
-    labels = find_labels_to_clean(settings.keep_largest_component, ensemble)
+    labels = find_largest_component_labels(settings.keep_largest_component, ensemble)
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
         scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
@@ -47,7 +47,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         overlap=settings.windows.overlap,
         batch_size=settings.windows.batch_size,
         flip_axes=settings.flip_axes,
-        clean_labels=labels,
+        largest_component_labels=labels,
         ram=settings.memory_bytes,
     )
     return InferenceJob(
@@ -80,7 +80,7 @@ def resolve_inference_precision(
     return resolve_precision(requested or ensemble.precision, device)
 
 
-def find_labels_to_clean(classes: Sequence[str] | None, ensemble: Ensemble) -> list[int]:
+def find_largest_component_labels(classes: Sequence[str] | None, ensemble: Ensemble) -> list[int]:
     """Return the labels of which only the largest component is kept; None: as in training."""
     names = ensemble.keep_largest_component if classes is None else classes
     known = ensemble.classes[1:]

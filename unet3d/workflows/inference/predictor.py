@@ -75,8 +75,8 @@ class Predictor:
     """Segment scans with the networks of an ensemble.
 
     `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
-    of `clean_labels` only the largest component is kept; a case may take `ram` bytes, or, if None,
-    what is free.
+    of `largest_component_labels` only the largest component is kept; a case may take `ram` bytes,
+    or, if None, what is free.
     """
 
     def __init__(
@@ -88,12 +88,16 @@ class Predictor:
         overlap: float,
         batch_size: int,
         flip_axes: Sequence[int] = (),
-        clean_labels: Sequence[int] = (),
+        largest_component_labels: Sequence[int] = (),
         ram: int | None = None,
     ):
         self.ensemble, self.device = ensemble, device
         self.overlap, self.batch_size = overlap, batch_size
-        self.flips, self.clean_labels, self.ram = list_flips(flip_axes), list(clean_labels), ram
+        self.flips, self.largest_component_labels, self.ram = (
+            list_flips(flip_axes),
+            list(largest_component_labels),
+            ram,
+        )
         self.networks = [
             get_inference_fn(network, precision, device) for network in ensemble.networks
         ]
@@ -142,7 +146,9 @@ class Predictor:
         plan = choose_plan(volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
-        postprocessing = postprocess.BYTES_PER_VOXEL * voxels if self.clean_labels else 0
+        postprocessing = (
+            postprocess.BYTES_PER_VOXEL * voxels if self.largest_component_labels else 0
+        )
         max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
         memory_summary = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
         memory_summary += (
@@ -199,7 +205,7 @@ class Predictor:
                 del array
             self._segment(prepared, outputs, on_windows=on_windows, log=log)
             del outputs  # and with it the mapping of the file, which Windows would not move
-        postprocess.keep_largest_component(labels, self.clean_labels)
+        postprocess.keep_largest_component(labels, self.largest_component_labels)
         write_labels(task.labels, labels, task.scan.files[0])
 
     def _segment(

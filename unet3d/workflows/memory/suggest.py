@@ -73,7 +73,7 @@ def search_configs(
                 batch_size=batch_size,
                 patch_voxels=prod(variant.data.patch_size),
                 peak=peak,
-                extra_compute=measure_extra_compute(training, overrides),
+                extra_compute=count_extra_flops(training, overrides),
             ),
         )
 
@@ -143,8 +143,8 @@ def estimate_cached(settings: TrainingSettings) -> MemoryEstimate:
     return _last[0][2]
 
 
-def measure_extra_compute(settings: TrainingSettings, overrides: tuple[str, ...]) -> float:
-    """Return the work of a step beyond that of plain modules, as a fraction of it."""
+def count_extra_flops(settings: TrainingSettings, overrides: tuple[str, ...]) -> float:
+    """Return the FLOPs of a step beyond those of plain modules, as a fraction of the latter."""
     strategy = [o for o in overrides if o.startswith("checkpointing=")]
     small = ("data.batch_size=1", "precision=32")
     plain = _count_flops(settings, "checkpointing=none", *small)

@@ -31,7 +31,7 @@ class PhaseListener(Protocol):
         ...
 
 
-class SilentListener:
+class NullListener:
     """Ignores the phases of a step, so that only the step is timed."""
 
     def begin_phase(self, phase: str) -> None:

@@ -80,7 +80,7 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
     background = choose_background(facts.channels)
     if settings.composition.is_overridden("data.background"):
         background = data.background
-    fingerprints = usable.run_excluding_bad(
+    fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
     return DatasetFingerprint(

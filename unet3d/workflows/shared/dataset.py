@@ -33,7 +33,7 @@ class ResolvedDataset:
         return len(self.classes if self.regions is None else self.regions)
 
     def complete(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return the settings with these facts."""
+        """Return the settings with what is resolved here."""
         return settings.with_dataset(
             in_channels=len(self.channels),
             num_classes=len(self.classes),
@@ -113,26 +113,26 @@ def read_case_groups(data: DataSettings, cases: Sequence[Case]) -> dict[str, str
 
 
 def build_preprocessing(
-    data: DataSettings, facts: ResolvedDataset, cases: Sequence[Case]
+    data: DataSettings, dataset: ResolvedDataset, cases: Sequence[Case]
 ) -> Preprocessing:
     """Build the preprocessing; what depends on the dataset is read from all of its cases."""
     spacing = data.spacing_mm
     if spacing == "median":
         spacing = compute_median_spacing(cases, data.orientation)
-    normalize = _choose_normalization(data, facts.channels)
+    normalize = _choose_normalization(data, dataset.channels)
     fingerprints = None
     if "ct" in normalize:
-        background = choose_background(facts.channels)  # as `unet3d plan` reads it
+        background = choose_background(dataset.channels)  # as `unet3d plan` reads it
         fingerprints = fingerprint_dataset(cases, data.orientation, data.cache, background)
     return Preprocessing(
-        num_classes=len(facts.classes),
+        num_classes=len(dataset.classes),
         orientation=data.orientation,
         spacing_mm=spacing,
         background=data.background,
         crop=data.crop,
         normalize=normalize,
         intensities=None if fingerprints is None else compute_foreground_intensities(fingerprints),
-        ignore_label=facts.ignore_label,
+        ignore_label=dataset.ignore_label,
     )
 
 

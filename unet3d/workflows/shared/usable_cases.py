@@ -38,8 +38,8 @@ class UsableCases:
             raise InvalidDatasetError(findings)
         self.skipped += findings
 
-    def run_excluding_bad(self, work: Callable[[list[Case]], T]) -> T:
-        """Do something with all cases; it may find what headers do not show."""
+    def run_on_valid_cases(self, work: Callable[[list[Case]], T]) -> T:
+        """Call `work` with the valid cases, again without those that it finds to be invalid."""
         try:
             return work(self.cases)
         except InvalidDatasetError as error:
@@ -57,5 +57,5 @@ class UsableCases:
             usable = [case for case in cases if case.name in wanted]
             return preprocess_all(usable, preprocessing, self.data.cache, ram=ram)
 
-        volumes = {volume.name: volume for volume in self.run_excluding_bad(work)}
+        volumes = {volume.name: volume for volume in self.run_on_valid_cases(work)}
         return tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)

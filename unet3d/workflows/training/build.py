@@ -51,8 +51,8 @@ def build_training(
     # The dataset's channels and classes, and the strategy that fits the device.
     augment = settings.augmentation()
     layout = build_layout(settings.data)
-    facts = resolve_dataset(settings.data, layout.describe())
-    settings = facts.complete(settings)
+    dataset = resolve_dataset(settings.data, layout.describe())
+    settings = dataset.complete(settings)
     requested_strategy = settings.strategy
     if device == "mps":
         settings = settings.with_strategy("none")
@@ -66,11 +66,11 @@ def build_training(
         device=device,
         processes=process.local_world_size,
         folder=folder,
-        channels=len(facts.channels),
+        channels=len(dataset.channels),
         augment=augment,
     )
     warnings = enforce_requirements(settings, problems)
-    data = prepare_training_data(settings, layout, facts, process)
+    data = prepare_training_data(settings, layout, dataset, process)
 
     # The network, what it is judged by, and how it learns.
     pl.seed_everything(settings.seed, verbose=False)
@@ -81,9 +81,9 @@ def build_training(
     module = build_module(
         settings,
         precision,
-        facts=facts,
+        dataset=dataset,
         spacing_mm=spacing_mm,
-        metadata=make_metadata(config, facts, data),
+        metadata=make_metadata(config, dataset, data),
         recorder=recorder,
     )
 
@@ -91,7 +91,7 @@ def build_training(
     train_loader, val_loader = build_data_loaders(
         settings, data, augment=augment, device=device, process=process
     )
-    bias_notes = initialize_head_bias(module.model, settings, facts, train_loader)
+    bias_notes = initialize_head_bias(module.model, settings, dataset, train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, device, data.validation)
 
     # What watches the run, saves it and stops it.
@@ -100,7 +100,7 @@ def build_training(
         config=config,
         folder=folder,
         device=device,
-        class_names=facts.classes,
+        class_names=dataset.classes,
         data=data,
         spacing_mm=spacing_mm,
         module=module,
@@ -113,7 +113,7 @@ def build_training(
         config=config,
         folder=folder,
         precision=precision,
-        facts=facts,
+        dataset=dataset,
         data=data,
         module=module,
         train_loader=train_loader,

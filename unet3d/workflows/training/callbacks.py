@@ -43,7 +43,7 @@ class RunCallbacks:
     memory: StepMemory
     timing: StepTimer
     dashboard: Dashboard
-    health: TrainingWarnings
+    training_warnings: TrainingWarnings
 
 
 def build_callbacks(
@@ -76,7 +76,7 @@ def build_callbacks(
     absent = find_absent_classes(
         module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
     )
-    health = TrainingWarnings(limits, suggest_overrides(settings), absent)
+    training_warnings = TrainingWarnings(limits, suggest_overrides(settings), absent)
     resume_state = ResumeState(train_loader, limits, seed=settings.seed)
     checkpoints = folder / "checkpoints"
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
@@ -93,7 +93,7 @@ def build_callbacks(
             spacing_mm=spacing_mm,
         ),
         dashboard,
-        health,
+        training_warnings,
         limits,
         resume_state,
         *([BestCheckpoint(checkpoints)] if data.validation else []),
@@ -109,7 +109,7 @@ def build_callbacks(
         memory=memory,
         timing=timing,
         dashboard=dashboard,
-        health=health,
+        training_warnings=training_warnings,
     )
 
 

@@ -27,15 +27,20 @@ class TrainingData:
 
 
 def prepare_training_data(
-    settings: TrainingSettings, layout: DatasetLayout, facts: ResolvedDataset, process: ProcessRank
+    settings: TrainingSettings,
+    layout: DatasetLayout,
+    dataset: ResolvedDataset,
+    process: ProcessRank,
 ) -> TrainingData:
     """Split the cases, and preprocess those that are not in the cache."""
     data = settings.data
     cases = layout.list_cases()  # with invalid ones, so that skipping a case changes no fold
     groups = read_case_groups(data, cases)
     parts = split_cases(cases, settings.fold, data.splits, groups)
-    usable = UsableCases(data, layout, facts.channels)
-    preprocessing = usable.run_excluding_bad(lambda cases: build_preprocessing(data, facts, cases))
+    usable = UsableCases(data, layout, dataset.channels)
+    preprocessing = usable.run_on_valid_cases(
+        lambda cases: build_preprocessing(data, dataset, cases)
+    )
     with rank_zero_first(process):
         training, validation = usable.preprocess(parts, preprocessing)
     if not training:

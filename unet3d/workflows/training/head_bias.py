@@ -17,22 +17,22 @@ from unet3d.workflows.shared.network import build_network
 
 
 def initialize_head_bias(
-    model: nn.Module, settings: TrainingSettings, facts: ResolvedDataset, loader: TrainLoader
+    model: nn.Module, settings: TrainingSettings, dataset: ResolvedDataset, loader: TrainLoader
 ) -> list[str]:
     """Set the bias of the network's heads; return messages about networks that are not ours."""
     if not settings.network.prior_bias:
         return []
     fractions = compute_class_fractions(
         loader.patches,
-        num_classes=len(facts.classes),
+        num_classes=len(dataset.classes),
         samples=loader.epoch_sampler.samples,
         foreground_fraction=settings.data.foreground_fraction,
     )
-    bias = compute_head_bias(fractions, facts.regions)
+    bias = compute_head_bias(fractions, dataset.regions)
     if isinstance(model, HasHeads):
         set_bias(model.list_heads(), bias)
         return []
-    names = trace_heads(settings, facts, len(bias))
+    names = trace_heads(settings, dataset, len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
         return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
@@ -51,8 +51,10 @@ def compute_head_bias(
     return compute_sigmoid_bias([fractions[list(labels)].sum() for labels in regions.values()])
 
 
-def trace_heads(settings: TrainingSettings, facts: ResolvedDataset, num_outputs: int) -> list[str]:
+def trace_heads(
+    settings: TrainingSettings, dataset: ResolvedDataset, num_outputs: int
+) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
     with FakeTensorMode():
-        image = torch.zeros(2, len(facts.channels), *settings.data.patch_size)
+        image = torch.zeros(2, len(dataset.channels), *settings.data.patch_size)
         return find_heads(build_network(settings), image, num_outputs)

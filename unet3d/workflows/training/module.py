@@ -23,7 +23,7 @@ def build_module(
     settings: TrainingSettings,
     precision: Precision,
     *,
-    facts: ResolvedDataset,
+    dataset: ResolvedDataset,
     spacing_mm: Mapping[str, Sequence[float]],
     metadata: dict[str, Any],
     recorder: Recorder | None,
@@ -37,7 +37,7 @@ def build_module(
     if recorder is not None:
         accumulates = settings.trainer.accumulate_grad_batches > 1
         recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)
-    metric = Dice(facts.classes, facts.regions)
+    metric = Dice(dataset.classes, dataset.regions)
     return SegmentationModule(
         model=model,
         loss=loss,
@@ -45,7 +45,7 @@ def build_module(
         validation_hd95=(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
-        sliding_window=build_sliding_window(settings, facts),
+        sliding_window=build_sliding_window(settings, dataset),
         optimizer=make_optimizer_factory(settings, precision),
         metadata=metadata,
         max_skipped_steps=settings.max_skipped_steps,
@@ -53,9 +53,9 @@ def build_module(
     )
 
 
-def build_sliding_window(settings: TrainingSettings, facts: ResolvedDataset) -> SlidingWindow:
+def build_sliding_window(settings: TrainingSettings, dataset: ResolvedDataset) -> SlidingWindow:
     """Build the inference of validation volumes."""
-    regions = facts.regions
+    regions = dataset.regions
     return SlidingWindow(
         list(settings.data.patch_size),
         decide=argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions)),
@@ -65,14 +65,14 @@ def build_sliding_window(settings: TrainingSettings, facts: ResolvedDataset) -> 
 
 
 def make_metadata(
-    config: dict[str, Any], facts: ResolvedDataset, data: TrainingData
+    config: dict[str, Any], dataset: ResolvedDataset, data: TrainingData
 ) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
     statistics = summarize_statistics([volume.statistics for volume in data.training])
     return {
         "config": config,
-        "classes": list(facts.classes),
-        "channels": list(facts.channels),
+        "classes": list(dataset.classes),
+        "channels": list(dataset.channels),
         "regions": config["data"]["regions"],
         "preprocessing": data.preprocessing.to_dict(),
         "training_statistics": statistics.to_dict(),

@@ -41,7 +41,7 @@ class TrainingRun:
     config: Mapping[str, Any]  # resolved, with what the dataset says: plain values for records
     folder: Path
     precision: Precision
-    facts: ResolvedDataset
+    dataset: ResolvedDataset
     data: TrainingData
     module: SegmentationModule
     train_loader: TrainLoader
@@ -139,10 +139,10 @@ def summarize_run(run: TrainingRun) -> str:
         f"{type(model).__name__}, {count_parameters(model):,} parameters, precision "
         f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",
         f"{training} for training, {validation} for validation; "
-        f"classes {', '.join(run.facts.classes)}",
+        f"classes {', '.join(run.dataset.classes)}",
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
-        *run.callbacks.health.absent,
+        *run.callbacks.training_warnings.absent,
         f"run: {run.folder}",
     ]
     return "\n".join(lines)
@@ -161,7 +161,7 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "skipped_steps": run.module.nonfinite_guard.skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": run.callbacks.health.warnings(done=finished),
+        "warnings": run.callbacks.training_warnings.warnings(done=finished),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),
         "speed": run.callbacks.timing.summarize(),
