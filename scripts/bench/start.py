@@ -48,7 +48,7 @@ def record_end(owner, name, phase, leave=False):
         return result
     setattr(owner, name, wrapped)
 
-record_end(train, "build_training", "build, with the prediction")
+record_end(train, "build_training", "build, with the memory estimate")
 record_end(StepMemory, "on_validation_end", "first validation volume")
 record_end(StepTimer, "on_train_batch_end", "first step", leave=True)
 main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])

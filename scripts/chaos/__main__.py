@@ -347,17 +347,17 @@ def scaling(experiment: Experiment) -> list[Row]:
     result = measure_scaling(experiment.folder)
     share = result["efficiency"]
     return [
-        Row("2 ranks on 2 cores against 1 on 1 (weak): t1 / t2", f"{100 * share:.0f} %", ">= 85 %",
+        Row("2 ranks on 2 cores against 1 on 1 (weak): t1 / t2", f"{100 * share:.0f}%", ">= 85%",
             share >= 0.85, result),
     ]  # fmt: skip
 
 
 def overhead(experiment: Experiment) -> list[Row]:
-    """Measure what fault tolerance takes of a step of the default job."""
+    """Measure what fault tolerance takes of a step of the default run."""
     result = measure_overhead(experiment.folder)
     share = result["share"]
     return [
-        Row("overhead per step of the default job", f"{100 * share:.2f} %", "<= 1 %",
+        Row("overhead per step of the default run", f"{100 * share:.2f}%", "<= 1%",
             share <= 0.01, result),
     ]  # fmt: skip
 

@@ -76,7 +76,7 @@ def measure_scaling(scratch: Path) -> dict[str, Any]:
 
 
 def measure_overhead(scratch: Path) -> dict[str, Any]:
-    """Time the hooks of fault tolerance in a child that trains the default job."""
+    """Time the hooks of fault tolerance in a child that trains the default run."""
     if child := os.fork():
         if os.waitpid(child, 0)[1]:
             sys.exit("overhead: the run failed")

@@ -21,29 +21,8 @@ from unet3d.units import GIB, MIB
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 OPEN = "not measured yet"
+FORUM_RUN = "in pure fp16 with SGD"
 STRATEGIES = ("plain modules", "fused", "skips", "lean", "leanest", "offload", "blocks")
-PHRASES = {
-    "as the forum ran it": "as in the forum, in pure fp16 with SGD",
-    "beside 1 on 1": "against 1 on 1",
-    "what this costs a step of the": "overhead per step of the",
-    "default job": "default run",
-    "end unlike an undisturbed run": "parts that differ from an uninterrupted run",
-    "cannot resume, or end unlike": "cannot resume, or differ from an uninterrupted run",
-    "commands of their own": "started by separate commands",
-    "in any)": "at any moment)",
-    "seconds to leave, median and most": "seconds to exit, median and maximum",
-    "a rank of two meets": "one of two ranks receives",
-    "the process that started two ranks meets": "the parent process of two ranks receives",
-    "train on,": "keep training,",
-    "to leave at most": "to exit at most",
-    "without exit 4 and its name": "without exit code 4 and the name of the rank",
-    "left alone": "uninterrupted",
-    "kill -9,": "SIGKILL,",
-    "gets SIG": "receives SIG",
-    "does not answer any more; resume=auto goes on": "stopped responding; rerun with resume=auto",
-    "stopped by SIGUSR1": "interrupted by SIGUSR1",
-}
-"""Wording of recorded results, and the wording of the documents."""
 
 JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
 """Recorded jobs of scripts.bench.quality, and their names in the documents."""
@@ -326,7 +305,7 @@ def gpu_step(folder: Path) -> str:
         "(estimated) | large: peak (estimated) | seconds per step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name in ("as the forum ran it", *STRATEGIES):
+    for name in (FORUM_RUN, *STRATEGIES):
         cells = []
         for net in ("small", "large"):
             row = rows.get(f"{net}, {name}")
@@ -336,9 +315,9 @@ def gpu_step(folder: Path) -> str:
                 cells.append(
                     OPEN if tried is None else f"{tried['largest']} ({tried['predicted']})"
                 )
-        if name == "as the forum ran it":
+        if name == FORUM_RUN:
             cells[2] = ""  # it is what everything is compared with
-        label = f"`{name}`" if name in STRATEGIES[1:] else reword(name)
+        label = f"`{name}`" if name in STRATEGIES[1:] else name
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -441,7 +420,7 @@ def same_dice(folder: Path) -> str:
         for name, dice in found["dice"].items():
             values = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
             label = "plain modules" if name == "plain" else f"`{name}`"
-            lines.append(f"| {reword(job)} | {label} | {values} |")
+            lines.append(f"| {job} | {label} | {values} |")
     return "\n".join(lines)
 
 
@@ -451,7 +430,7 @@ def chaos(folder: Path) -> str:
     for part in result(folder, "cpu-chaos")["parts"].values():
         for row in part["rows"]:
             missed = "" if row["good"] else "missed"
-            cells = (*(reword(row[key]) for key in ("check", "found", "goal")), missed)
+            cells = (row["check"], row["found"], row["goal"], missed)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -463,7 +442,7 @@ def slurm(folder: Path) -> str:
         "| --- | --- | --- | --- |",
     ]
     for scene in result(folder, "cpu-slurm")["scenes"]:
-        row = (reword(scene[key]) for key in ("launcher", "scene", "weights", "said"))
+        row = (scene[key] for key in ("launcher", "scene", "weights", "said"))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -549,13 +528,6 @@ def gpu_part(folder: Path, part: str) -> dict[str, Any]:
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     reports = [c["parts"] for c in found if "environment" in c.get("parts", {})]
     return max(reports, key=len, default={}).get(part, {})
-
-
-def reword(text: str) -> str:
-    """Translate a recorded sentence into the wording of the documents."""
-    for recorded, phrase in PHRASES.items():
-        text = text.replace(recorded, phrase)
-    return re.sub(r"(?<=\d) %", "%", text)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -152,7 +152,7 @@ def forum(context: Context) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name in ("small", "large"):
         if not context.tiny:
-            rows[f"{name}, as the forum ran it"] = partial(measure_forum_run, context, name)
+            rows[f"{name}, in pure fp16 with SGD"] = partial(measure_forum_run, context, name)
         for strategy, make in list_forum_networks(name, 4 if context.tiny else 64).items():
             rows[f"{name}, {strategy}"] = partial(measure, context, make, get_forum_size(context))
     return shorten(context, rows)
