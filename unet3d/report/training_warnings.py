@@ -149,7 +149,7 @@ def format_never_predicted_warning(
 
 
 def format_low_dice_warning(names: Sequence[str], suggested: SuggestedOverrides) -> str:
-    """Return the warning about classes that are predicted in the wrong places."""
+    """Return the warning about classes that are predicted, but hardly overlap the reference."""
     message = f"Dice is below {LOW_DICE} for {join_first(names)}"
     return append_overrides(message, suggested.class_not_learned)
 
