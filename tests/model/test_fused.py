@@ -257,6 +257,6 @@ def test_a_depth_of_two_has_bfloat16_weight_gradients_on_a_cpu():
     padding = [1, 1, 1]
     for _ in range(20):
         torch.full((4 * 16 * 16 * 27,), torch.inf)  # what uninitialized memory may hold
-        gradient = tiled_conv._weight_gradient(g, x, weight, padding)
+        gradient = tiled_conv.compute_weight_gradient(g, x, weight, padding)
         exact = torch.nn.grad.conv3d_weight(x.double(), weight.shape, g.double(), padding=1)
         torch.testing.assert_close(gradient.double(), exact, atol=1e-3, rtol=1e-2)

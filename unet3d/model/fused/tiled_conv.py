@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unet3d.model.fused.feature_maps import Convolution, LazyActivation, convolve
 from unet3d.model.fused.norms import NormGradient
+from unet3d.model.fused.onednn import needs_onednn
 from unet3d.model.fused.ops import norm_ops
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def backward(
             backward_norm_act(rows, y, *activation, out=rows)
             del y
         if needs_weight:
-            part = _weight_gradient(rows, x, weight, padding)
+            part = compute_weight_gradient(rows, x, weight, padding)
             weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
         del x, rows
         if transposed is None:
@@ -94,11 +95,14 @@ def backward_norm_act(
     norm_ops.gradient(g, y, n.scale, n.shift, gradient.constant, gradient.linear, n.slope, out)
 
 
-def _weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+def compute_weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+    """Return the gradient of a convolution's weight, at least in float32."""
     g = g.contiguous(memory_format=torch.channels_last_3d)
     if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
         # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
         g, x, weight = g.float(), x.float(), weight.float()
+    if needs_onednn(x):
+        x = x.to_mkldnn()
     _, gradient, _ = aten.convolution_backward(
         g, x, weight, None, [1] * 3, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
     )

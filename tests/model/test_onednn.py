@@ -1,0 +1,72 @@
+"""Small convolutions of one volume are computed by oneDNN."""
+
+import pytest
+import torch
+from torch.nn.functional import conv3d
+
+from unet3d.machine.device import Precision
+from unet3d.model.fused.feature_maps import convolve
+from unet3d.model.fused.onednn import needs_onednn
+from unet3d.model.fused.tiled_conv import compute_weight_gradient
+from unet3d.workflows.memory.training_step import NullListener, make_step_factory
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
+)
+
+FORMAT = torch.channels_last_3d
+SLOW = {"aten::slow_conv3d_forward", "aten::_slow_conv3d_forward", "aten::slow_conv3d"}
+
+
+def list_operations(work):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        work()
+    return {event.key for event in profiler.key_averages()}
+
+
+@pytest.fixture
+def operands():
+    x = torch.randn(1, 16, 18, 16, 16).contiguous(memory_format=FORMAT)
+    weight = torch.randn(8, 16, 3, 3, 3).contiguous(memory_format=FORMAT)
+    return x, weight
+
+
+def test_a_small_convolution_takes_onednn_where_pytorch_does_not(operands):
+    x, weight = operands
+    assert SLOW & list_operations(lambda: conv3d(x, weight, padding=1))
+    assert not SLOW & list_operations(lambda: convolve(x, weight, [1, 1, 1]))
+    result, expected = convolve(x, weight, [1, 1, 1]), conv3d(x, weight, padding=1)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_the_gradient_of_its_weight_is_that_of_pytorch(operands):
+    x, weight = operands
+    leaf = weight.clone().requires_grad_()
+    output = conv3d(x, leaf, padding=1)
+    gradient = torch.randn_like(output)
+    output.backward(gradient)
+    own = compute_weight_gradient(gradient, x, weight, [1, 1, 1])
+    torch.testing.assert_close(own, leaf.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.empty(2, 16, 18, 16, 16),
+        torch.empty(1, 64, 18, 64, 64),
+        torch.empty(1, 2, 2, 2, 2),
+        torch.empty(1, 16, 18, 16, 16, dtype=torch.float64),
+        torch.empty(1, 16, 18, 16, 16, dtype=torch.bfloat16),
+        torch.empty(1, 16, 18, 16, 16, device="meta"),
+    ],
+    ids=["two volumes", "large", "tiny", "float64", "bfloat16", "no memory"],
+)
+def test_other_convolutions_are_left_to_pytorch(x):
+    assert not needs_onednn(x)
+
+
+def test_a_step_of_one_volume_has_no_matrix_products_of_windows(composed):
+    settings = composed("data.batch_size=1", "model.width=16", "data.patch_size=[32,32,32]")
+    settings = settings.with_overrides("data.num_classes=3", "data.in_channels=1")
+    step = make_step_factory(settings, Precision("32", "32"), cuda=False)()
+    assert not SLOW & list_operations(lambda: step.train(NullListener()))
