@@ -26,6 +26,20 @@ def test_torch_2_9_is_excluded_and_blocks_half_precision_on_a_gpu():
     assert "2.13.0" in Requirement(torch).specifier
 
 
+def test_a_cudnn_that_torch_avoids_is_reported_for_plain_modules_in_half_precision():
+    problem = preflight.check_cudnn(91_002, half=True, is_fused=False)
+    assert problem.message.startswith("cuDNN 9.10: torch computes half-precision 3D convolutions")
+    assert not problem.is_fatal
+    for cudnn, half, is_fused in (
+        (91_002, False, False),
+        (91_002, True, True),
+        (90_701, True, False),
+        (91_501, True, False),
+        (None, True, False),
+    ):
+        assert preflight.check_cudnn(cudnn, half=half, is_fused=is_fused) is None
+
+
 def test_a_gpu_that_torch_does_not_find_is_reported(tmp_path):
     for name in ("nvidia0", "nvidia-uvm", "nvidiactl"):
         (tmp_path / name).touch()

@@ -39,6 +39,9 @@ COPIES = 8
 BASE_FILES, FILES_PER_WORKER = 128, 16
 """Open files of a run, and of each worker: pipes, and a descriptor per tensor in transit."""
 
+CUDNN_WITHOUT_CONV3D = range(90_800, 91_500)
+"""Versions of cuDNN, from 9.8 to 9.14, whose half-precision 3D convolutions torch avoids."""
+
 MAX_CHECKPOINTS = 4
 """Checkpoints on disk at a time: best, last, previous, and the one being written."""
 
@@ -72,6 +75,21 @@ def check_torch_build(
     return Problem(
         f"torch {version}, built for CUDA {cuda}, finds no GPU, but the machine has one "
         f"({device}): check that nvidia-smi works and that the driver is new enough"
+    )
+
+
+def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> Problem | None:
+    """Check whether torch gives half-precision 3D convolutions to this version of cuDNN.
+
+    Fused blocks are not concerned: they compute channels-last.
+    """
+    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D or not half or is_fused:
+        return None
+    number = f"{cudnn // 10_000}.{cudnn % 10_000 // 100}"
+    return Problem(
+        f"cuDNN {number}: torch computes half-precision 3D convolutions of plain modules without "
+        "it, in many times the memory and the time (pytorch#166643): install cuDNN 9.15 or newer "
+        "(nvidia-cudnn-cu12 or -cu13), or use fused blocks"
     )
 
 

@@ -16,6 +16,7 @@ from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.memory import get_available_bytes
 from unet3d.text import pluralize
+from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
@@ -60,6 +61,14 @@ def find_problems(
         machine.check_writable(folder / "checkpoints"),
     ]
     if cuda:
+        problems.append(
+            machine.check_cudnn(
+                torch.backends.cudnn.version(),
+                half=precision.used != "32",
+                is_fused=settings.strategy not in ("none", "blocks")
+                and "fused" in list_strategies(settings),
+            )
+        )
         problems.append(
             machine.check_gpu_arch(
                 torch.__version__,
