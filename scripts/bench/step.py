@@ -1,22 +1,16 @@
-"""Compare one training step of our network with the networks of other projects.
+"""Estimate the memory and model the time of training steps, also of other projects' networks.
 
     pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
     python -m scripts.bench.step predict       # estimated CUDA peaks; needs no GPU
     python -m scripts.bench.step model         # launches and modeled times on GPUs; needs no GPU
-    python -m scripts.bench.step time          # time and peaks on this machine, interleaved
-    python -m scripts.bench.step plot          # draw the recorded times again
 
 All networks have the same channels at every level and get the same volumes. Results are written to
-benchmarks/<name>-step.json; `time` also plots time against peak memory.
+benchmarks/<name>-step.json, as are the times that scripts.bench.step_times measures.
 """
 
 import argparse
-import gc
 import json
-import os
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,7 +26,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scripts.bench.recorded_names import use_current_names
 from unet3d.gpu_specs import GPUS
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
@@ -46,7 +39,7 @@ from unet3d.roofline.operations import count_operations, sum_launches
 from unet3d.roofline.step_time import model_step_time
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, NullListener, TrainingStep
+from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -290,129 +283,29 @@ def set_tile_size(make: Factory, mib: int) -> Factory:
     return make_with_tiles
 
 
-def time_networks(options: argparse.Namespace) -> dict[str, Any]:
-    """Time all networks in interleaved rounds, so that other load affects all of them."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        torch.set_num_threads(options.threads)
-    size, batch, precision = options.size, options.batch, options.precision
-    channels = [options.width * n for n in SMALL]
-    networks = {
-        name if name == AS_WRITTEN else f"ours, {name}": make
-        for name, make in list_forum_networks("small", options.width).items()
-    } | dict(list_peers(channels))
-    rows: dict[str, Any] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in networks}
-    for turn in range(options.rounds + 1):
-        for name, make in networks.items():
-            torch.manual_seed(0)
-            step = build_step(make, size, batch, precision, device)
-            step.train(NullListener())  # the first step allocates the optimizer's state
-            if device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
-            step.train(NullListener())
-            if device == "cuda":
-                torch.cuda.synchronize()
-                rows.setdefault(name, {})["peak_allocated_mib"] = to_mib(
-                    torch.cuda.max_memory_allocated()
-                )
-            if turn:  # the first turn warms up
-                seconds[name].append(time.perf_counter() - start)
-            del step
-            gc.collect()
-    for name, make in networks.items():
-        predicted = estimate(make, size, batch, precision, cuda=device == "cuda")
-        rows.setdefault(name, {})["predicted_peak_mib"] = to_mib(predicted.peak.allocated)
-        rows[name]["median_seconds"] = statistics.median(seconds[name])
-        ratios = [a / b for a, b in zip(seconds[name], seconds[AS_WRITTEN], strict=True)]
-        rows[name]["time_ratio"] = round(statistics.median(ratios), 3)
-        print(name, rows[name], flush=True)
-    return {
-        **{"size": size, "batch": batch, "channels": channels},
-        **{"precision": precision, "threads": options.threads, "device": device},
-        **{"rounds": options.rounds, "torch": torch.__version__, "rows": rows},
-    }
-
-
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Plot time against peak memory: our strategies as a curve, other networks as points."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110, layout="constrained")
-    rows = use_current_names(result["rows"])
-    key = "peak_allocated_mib" if result["device"] == "cuda" else "predicted_peak_mib"
-    ours = [f"unet3d, {strategy}" for strategy in FUSED_STRATEGIES]
-    axes.plot(
-        [rows[name][key] for name in ours],
-        [rows[name]["time_ratio"] for name in ours],
-        "o-",
-        color="#c1272d",
-    )
-    right = 1.45 * max(row[key] for row in rows.values())
-    labels: list[tuple[float, float]] = []  # positions
-    for name, row in sorted(rows.items(), key=lambda item: item[1]["time_ratio"]):
-        x, y = row[key], row["time_ratio"]
-        if name not in ours:
-            axes.plot(x, y, "s", color="#44546a")
-        label_y = y
-        for other_x, other_y in labels:
-            if abs(other_x - x) < 0.3 * right and label_y < other_y + 0.07:
-                label_y = other_y + 0.07
-        labels.append((x, label_y))
-        color = "#c1272d" if name.startswith("unet3d") else "#44546a"
-        axes.text(x + 0.015 * right, label_y, name, fontsize=8, color=color, va="center")
-    axes.set_xlabel("peak of a training step, MiB" + (" (estimated)" if "pred" in key else ""))
-    axes.set_ylabel("time of a step (plain modules = 1)")
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, 1.15 * max(row["time_ratio"] for row in rows.values()))
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench.step",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=("predict", "model", "time", "plot"))
+    parser.add_argument("part", choices=("predict", "model"))
     parser.add_argument("--name", default="cpu", help="prefix of the result file")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
-    parser.add_argument("--precision", choices=("32", "16", "bf16"), default="32", help="of time")
-    timing = parser.add_argument_group("options of time")
-    timing.add_argument("--size", type=int, nargs=3, default=[96, 64, 32])
-    timing.add_argument("--batch", type=int, default=2)
-    timing.add_argument("--width", type=int, default=16, help="channels of the first level")
-    timing.add_argument("--threads", type=int, default=os.cpu_count())
-    timing.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     path = options.output / f"{options.name}-step.json"
     results = json.loads(path.read_text()) if path.is_file() else {}
-    key = f"time, {options.precision}"
     if options.part == "predict":
         results["predicted"] = {
             "forum": predict_forum(),
             "peers": predict_peers(),
             "huge": predict_huge(),
         }
-    elif options.part == "model":
+    else:
         results["modeled"] = model_times()
-    elif options.part == "time":
-        results[key] = time_networks(options)
-    elif key not in results:
-        parser.error(f"{path} has no times with precision {options.precision}: run `time` first")
-    if options.part != "plot":
-        path.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"wrote {path}")
-    if options.part in ("time", "plot"):
-        plot(results[key], path.with_suffix(".png"))
-        print(f"wrote {path.with_suffix('.png')}")
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"wrote {path}")
     return 0
 
 

@@ -62,7 +62,7 @@ def front(folder: Path) -> str:
         found = f"{rows[name]['peak_allocated_mib']} MiB"
         if all(peaks.values()):
             found = peak(peaks[name])
-        lines.append(f"| {label} | {found} | {times[name]['time_ratio']:.2f}x |")
+        lines.append(f"| {label} | {found} | {format_time(times[name])} |")
     return "\n".join(lines)
 
 
@@ -227,8 +227,7 @@ def step(folder: Path) -> str:
     ]
     for name in STRATEGIES:
         small, large = (rows[f"{net}, {name}"] for net in ("small", "large"))
-        timed = times.get(name if name == "plain modules" else f"unet3d, {name}")
-        time = "" if timed is None else f"{timed['time_ratio']:.2f}x"
+        time = format_time(times[name])
         label = name if name == "plain modules" else f"`{name}`"
         batch = small["largest_batch_in_7000_mib"] or "1"
         lines.append(
@@ -247,7 +246,7 @@ def modeled(folder: Path) -> str:
     for name, row in result(folder, "cpu-step")["modeled"]["rows"].items():
         strategy, _, size = name.removesuffix(" MiB").partition(", ")
         label = f"`{strategy}`, {size}" if size else "plain modules (`naive_small`)"
-        times = (f"{row['gpu_ms'][gpu]:.0f} ms ({r:.2f}x)" for gpu, r in row["time_ratio"].items())
+        times = (f"{row['step_ms'][gpu]:.0f} ms ({r:.2f}x)" for gpu, r in row["time_ratio"].items())
         lines.append(
             f"| {label} | {row['launches']:,} | {row['peak_allocated_mib']} MiB "
             f"| {row['host_ms']:.0f} ms | {' | '.join(times)} |"
@@ -261,8 +260,39 @@ def peers(folder: Path) -> str:
     rows, times = get_estimated(content, "peers"), get_times(content)
     lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
     for name, row in rows.items():
-        timed = times[name]["time_ratio"]
-        lines.append(f"| {name} | {row['peak_allocated_mib']} MiB | {timed:.2f}x |")
+        time = format_time(times[name])
+        lines.append(f"| {name} | {row['peak_allocated_mib']} MiB | {time} |")
+    return "\n".join(lines)
+
+
+def step_times(folder: Path) -> str:
+    """Compare times of a step on a CPU at several sizes."""
+    cases = result(folder, "cpu-step")["times, 32"]["cases"]
+    titles = {
+        "96x64x32": "2 x 96x64x32, 16 channels",
+        "96x64x32, width 32": "the same, 32 channels",
+        "64x64x64": "1 x 64x64x64, 16 channels",
+        "64x64x64, width 32": "the same, 32 channels",
+        "patches of 32": "default run, 2 x 32x32x32",
+        "patches of 16": "default run, 2 x 16x16x16",
+    }
+    titles = {case: title for case, title in titles.items() if case in cases}
+    names = list(cases["64x64x64"]["rows"])
+    lines = ["| | " + " | ".join(titles.values()) + " |", "| --- " * (len(titles) + 1) + "|"]
+    for name in names:
+        cells = [cases[case]["rows"].get(name) for case in titles]
+        times = ["" if cell is None else format_time(cell) for cell in cells]
+        lines.append(f"| {name} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def host_time(folder: Path) -> str:
+    """Compare what the host does in a step, by strategy and size of tiles."""
+    lines = ["| `checkpointing=`, MiB of a tile | host | |", "| --- | --- | --- |"]
+    for name, row in use_current_names(result(folder, "cpu-step")["host"]).items():
+        strategy, _, size = name.removesuffix(" MiB").partition(", ")
+        label = f"`{strategy}`, {size}" if size else "plain modules (`naive_small`)"
+        lines.append(f"| {label} | {row['host_ms']:.0f} ms | {row['ratio']:.1f}x |")
     return "\n".join(lines)
 
 
@@ -514,8 +544,16 @@ def get_estimated(content: Any, part: str) -> Rows:
 
 
 def get_times(content: Any) -> Rows:
-    """Return the timed rows of cpu-step.json."""
-    return use_current_names(content["time, 32"]["rows"])
+    """Return the timed rows of cpu-step.json at the size with all networks."""
+    return content["times, 32"]["cases"]["96x64x32"]["rows"]
+
+
+def format_time(row: Row) -> str:
+    """Return the relative time of a step, with the range over processes."""
+    low, high = row["time_ratio_range"]
+    if low == high:
+        return f"{low:.2f}x"
+    return f"{row['time_ratio']:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def gpu(folder: Path, part: str) -> Rows:
@@ -543,7 +581,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
             quality,
             quality_screen,
             step,
+            step_times,
             modeled,
+            host_time,
             peers,
         ),
         *(huge, same_dice, chaos, slurm, corrupted_inputs, start, results, big, big_fit),
