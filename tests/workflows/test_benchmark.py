@@ -104,7 +104,9 @@ def test_replayed_steps_are_compared_with_eager_steps(is_wrong):
             recorded = super().record(work)
             return replace(recorded, replay=lambda: None) if is_wrong else recorded
 
-    settings = parse_training(compose_config([*TINY[:-1], "data.num_classes=3"], "train"))
+    settings = parse_training(
+        compose_config([*TINY[:-1], "data.num_classes=3", "data.batch_size=2"], "train")
+    )
     row = benchmark.measure_cuda_graph(settings, torch.device("cpu"), Recorder())
     assert row["ok"] is not is_wrong
     shown = benchmark.format_row({"name": benchmark.GRAPH_ROW, **row})

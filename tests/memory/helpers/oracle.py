@@ -26,6 +26,8 @@ KERNELS = {
     "aten::mul": "see above",
     "aten::convolution": "oneDNN reorders input, weight and output into blocks",
     "aten::convolution_backward": "see above",
+    "aten::mkldnn_convolution": "see above",
+    "aten::to_mkldnn": "a contiguous copy, which is then reordered",
     "aten::native_batch_norm": "partial sums of the statistics",
     "aten::native_batch_norm_backward": "a copy of the gradient",
     "aten::native_group_norm_backward": "sums over each channel",

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unet3d.model.fused import onednn
 from unet3d.model.fused.host_offload import HostFeatureMap
 from unet3d.model.fused.norms import FoldedNorm, Moments
-from unet3d.model.fused.onednn import needs_onednn
 from unet3d.model.fused.ops import norm_ops
 from unet3d.model.fused.tiling import MapLayout
 
@@ -56,12 +55,7 @@ def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Ten
 
 def convolve(x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
     """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
-    if needs_onednn(x):
-        ones = [1, 1, 1]
-        y = torch.ops.aten.mkldnn_convolution(x, weight, None, padding, ones, ones, 1)
-    else:
-        y = F.conv3d(x, weight, padding=list(padding))
-    return y.contiguous(memory_format=torch.channels_last_3d)
+    return onednn.convolve(x, weight, padding).contiguous(memory_format=torch.channels_last_3d)
 
 
 class Convolution:

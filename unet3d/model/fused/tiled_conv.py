@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from unet3d.model.fused import onednn
 from unet3d.model.fused.feature_maps import Convolution, LazyActivation, convolve
 from unet3d.model.fused.norms import NormGradient
-from unet3d.model.fused.onednn import needs_onednn
 from unet3d.model.fused.ops import norm_ops
 
 aten = torch.ops.aten
@@ -101,8 +101,7 @@ def compute_weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Seque
     if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
         # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
         g, x, weight = g.float(), x.float(), weight.float()
-    if needs_onednn(x):
-        x = x.to_mkldnn()
+    x = onednn.prepare_input(x)
     _, gradient, _ = aten.convolution_backward(
         g, x, weight, None, [1] * 3, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
     )
