@@ -7,6 +7,7 @@ from pathlib import Path
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
+from unet3d.memory.conv_backend import assume_versions, parse_rules
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
 from unet3d.memory.tables import (
@@ -29,6 +30,12 @@ from unet3d.workflows.memory.variants import estimate_variants
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
+    with assume_versions(parse_rules(settings.torch, settings.cudnn)):
+        return show_memory(settings)
+
+
+def show_memory(settings: MemorySettings) -> int:
+    """Print or draw what the settings ask for."""
     if settings.vary is not None:
         return print_variants(settings, settings.vary)
     training, output = settings.training, settings.output

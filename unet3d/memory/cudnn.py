@@ -19,16 +19,17 @@ def follow_cudnn(func: Any, args: tuple, out: Any) -> Any:
     """Return the outputs of a convolution channels-last if its input or its weight is."""
     if func.overloadpacket not in (aten.convolution, aten.convolution_backward):
         return out
-    if any(_is_channels_last(x) for x in tree_leaves(args) if isinstance(x, Tensor)):
+    if any(is_channels_last(x) for x in tree_leaves(args) if isinstance(x, Tensor)):
         return tree_map_only(Tensor, _make_channels_last, out)
     return out
 
 
-def _is_channels_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether torch takes a tensor for channels-last."""
     return x.dim() == 5 and suggest_memory_format(x) == torch.channels_last_3d
 
 
 def _make_channels_last(x: Tensor) -> Tensor:
-    if x.dim() != 5 or _is_channels_last(x):
+    if x.dim() != 5 or is_channels_last(x):
         return x
     return torch.empty_like(x, memory_format=torch.channels_last_3d)

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.memory.allocator import replay, round_block_size
 from unet3d.memory.autocast import use_cuda_autocast_rules
+from unet3d.memory.conv_backend import COLUMNS
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
 from unet3d.simulated_cuda import simulate_cuda
@@ -128,6 +129,11 @@ class MemoryEstimate:
             if start < event <= stop
         ]
         return lower, max([lower, *(with_workspace if self.trace.cuda else [])])
+
+    @property
+    def column_bytes(self) -> int:
+        """Return the largest columns of a convolution without cuDNN; 0 if all use it."""
+        return max((b.nbytes for b in self.trace.blocks if b.op == COLUMNS), default=0)
 
     @cached_property
     def kinds(self) -> dict[str, int]:

@@ -65,6 +65,11 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
     fixed = sum(estimate.kinds.get(k, 0) for k in ("parameters", "gradients", "optimizer state"))
     share = 100 * fixed / max(sum(estimate.kinds.values()), 1)
     parts.append(f"weights, gradients and optimizer state take {share:.0f}% of the peak")
+    if estimate.column_bytes:
+        parts.append(
+            "torch computes some convolutions without cuDNN and allocates up to "
+            f"{format_bytes(estimate.column_bytes)} for each"
+        )
     useful = [(override, saved) for override, saved in savings if saved > 0]
     if useful:
         parts.append(

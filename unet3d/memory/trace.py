@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.memory.allocator import round_block_size
+from unet3d.memory.conv_backend import COLUMNS, CudnnRules, get_rules
 from unet3d.memory.cudnn import follow_cudnn
 
 aten = torch.ops.aten
@@ -65,9 +66,10 @@ class EventRange:
 class Trace(TorchDispatchMode):
     """Records a step; the code that runs the step sets the phase."""
 
-    def __init__(self, *, cuda: bool):
+    def __init__(self, *, cuda: bool, rules: CudnnRules | None = None):
         super().__init__()
         self.cuda = cuda
+        self.rules = get_rules() if rules is None else rules
         self.blocks: list[Block] = []
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
         self.calls: list[EventRange] = []  # of leaf modules
@@ -162,7 +164,7 @@ class Trace(TorchDispatchMode):
                 self._see(tensor, None, op)
         self._add_kernel_copies(func.overloadpacket, args, out, op)
         if func.overloadpacket in (aten.convolution, aten.convolution_backward):
-            self.workspaces.append((len(self.events), _workspace(args, out)))
+            self._add_workspace(func.overloadpacket, args, out)
         return out
 
     # Blocks.
@@ -222,6 +224,16 @@ class Trace(TorchDispatchMode):
             if not (self.cuda and fused):  # labels and masks are copied as int64
                 nbytes = args[0].numel() * out.element_size()
                 self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
+
+    def _add_workspace(self, operation: Any, args: tuple, out: Any) -> None:
+        """Record the columns of a convolution, or an estimate of cuDNN's workspace."""
+        is_forward = operation is aten.convolution
+        result, x, weight = (out, *args[:2]) if is_forward else args[:3]
+        columns = self.rules.get_column_bytes(x, weight, result, args[-1 if is_forward else -2])
+        if self.cuda and columns:
+            self._free(self._allocate(columns, COLUMNS))
+        else:
+            self.workspaces.append((len(self.events), _workspace(args, out)))
 
     def _copy_view_gradient(self, grad: Tensor, view: Tensor) -> Tensor:
         """Return the gradient of a view that was modified in place, as AsStridedBackward does.

@@ -40,6 +40,8 @@ class MemorySettings:
     measure: bool
     vary: str | None
     gpu: GpuSpec  # that view=time models
+    torch: str | None  # versions to estimate for; None: the installed ones
+    cudnn: str | None
 
 
 def parse_memory(composed: ComposedConfig) -> MemorySettings:
@@ -54,6 +56,8 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         measure=read_bool(config, "measure"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
         gpu=GPUS[read_choice(config, "device", tuple(GPUS))],
+        torch=read_version(config, "torch"),
+        cudnn=read_version(config, "cudnn"),
     )
     is_figure = settings.output.format == "png"
     if settings.vary is None and settings.view == "timeline" and not is_figure:
@@ -67,6 +71,14 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
     if is_figure and settings.output.path is None:
         raise UsageError("format=png needs output=FILE.png")
     return settings
+
+
+def read_version(config: DictConfig, key: str) -> str | None:
+    """Read a version, which YAML takes for a number: 9.10 would be 9.1."""
+    value = read(config, key)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{key} must be a version with three parts, such as 2.9.1, got {value}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
