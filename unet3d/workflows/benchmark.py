@@ -211,7 +211,8 @@ def train_steps(
     step = build_step(settings, device)
     recorded = None
     if recorder is not None:
-        recorded = RecordedPass(step.model, step.loss, recorder)
+        accumulates = step.micro_batches > 1
+        recorded = RecordedPass(step.model, step.loss, recorder, accumulates=accumulates)
         step.compute_loss = lambda image, label: recorded(image, label)[0]
     for _ in range(WARMUP_BATCHES + 3):
         step.train(NullListener())
