@@ -1,4 +1,4 @@
-"""Run commands of unet3d on Linux with what Windows lacks and what it forbids.
+"""Run commands of unet3d on Linux with what Windows has and what it allows.
 
 Each argument is one command line. The package gets no POSIX modules, functions, signals and
 folders. As on Windows, a folder cannot be opened as a file, a file is synced only if it is open for

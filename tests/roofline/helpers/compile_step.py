@@ -48,7 +48,7 @@ def main() -> None:
     launch = launches[0]
     misaligned = torch.empty(8)[1:]
     compile_kernel(replace(launch, arguments=(misaligned, *launch.arguments[1:])))
-    assert compiled, "a misaligned tensor is not told from an aligned one"
+    assert compiled, "a misaligned tensor needs a variant of its own"
 
 
 if __name__ == "__main__":
