@@ -8,8 +8,6 @@ its kernels for an H100; a launch takes Triton's own time, without that of the d
 turns. Results are written to benchmarks/<name>-step.json.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -18,7 +16,6 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,11 +24,13 @@ from torch import Tensor, nn
 
 from scripts.bench.step import (
     AS_WRITTEN,
-    ROOT,
     TILE_SIZES_MIB,
     Factory,
     build_cuda_step,
+    get_result_path,
     list_forum_networks,
+    make_parser,
+    update_results,
 )
 from unet3d.simulated_cuda import simulate_cuda
 from unet3d.types import HasRetention
@@ -154,23 +153,15 @@ def time_host(rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.host_time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--name", default="cpu", help="prefix of the result file")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
+    parser = make_parser("scripts.bench.host_time", __doc__)
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = time_host(options.rounds)
     for name, row in rows.items():
         print(f"{name}: {row['host_ms']:.1f} ms, {row['ratio']:.2f}x")
-    path = options.output / f"{options.name}-step.json"
-    results = json.loads(path.read_text()) if path.is_file() else {}
-    results["host"] = rows
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path = get_result_path(options)
+    update_results(path, {"host": rows})
     print(f"wrote {path}")
     return 0
 

@@ -283,28 +283,44 @@ def set_tile_size(make: Factory, mib: int) -> Factory:
     return make_with_tiles
 
 
-def main() -> int:
+def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all scripts that write <name>-step.json."""
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.step",
-        description=__doc__,
+        prog=f"python -m {module}",
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", choices=("predict", "model"))
     parser.add_argument("--name", default="cpu", help="prefix of the result file")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
+    return parser
+
+
+def get_result_path(options: argparse.Namespace) -> Path:
+    """Return the file of the results."""
+    return options.output / f"{options.name}-step.json"
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the recorded results."""
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def update_results(path: Path, parts: dict[str, Any]) -> None:
+    """Replace parts of the recorded results."""
+    path.write_text(json.dumps(read_results(path) | parts, indent=1) + "\n", "utf-8")
+
+
+def main() -> int:
+    parser = make_parser("scripts.bench.step", __doc__)
+    parser.add_argument("part", choices=("predict", "model"))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    path = options.output / f"{options.name}-step.json"
-    results = json.loads(path.read_text()) if path.is_file() else {}
+    path = get_result_path(options)
     if options.part == "predict":
-        results["predicted"] = {
-            "forum": predict_forum(),
-            "peers": predict_peers(),
-            "huge": predict_huge(),
-        }
+        forum, peers, huge = predict_forum(), predict_peers(), predict_huge()
+        update_results(path, {"predicted": {"forum": forum, "peers": peers, "huge": huge}})
     else:
-        results["modeled"] = model_times()
-    path.write_text(json.dumps(results, indent=1) + "\n")
+        update_results(path, {"modeled": model_times()})
     print(f"wrote {path}")
     return 0
 

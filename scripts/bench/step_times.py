@@ -34,10 +34,15 @@ from scripts.bench.step import (
     build_ours,
     build_step,
     estimate,
+    get_result_path,
     list_comparable_networks,
     list_forum_networks,
+    make_parser,
+    read_results,
     to_mib,
+    update_results,
 )
+from unet3d.workflows.benchmark import synchronize
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
@@ -92,13 +97,13 @@ def list_networks(case: Case) -> dict[str, Factory]:
 
 def time_case(case: Case, rounds: int, threads: int, precision: str) -> dict[str, list[float]]:
     """Return the seconds of each network's step in interleaved rounds."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
     seconds: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds + 1):
         for name, make in list_networks(case).items():
             torch.manual_seed(0)
-            step = build_step(make, list(case.size), case.batch, precision, device)
+            step = build_step(make, list(case.size), case.batch, precision, device.type)
             first = time_steps(step, 1, device)  # allocates the optimizer's state
             count = max(1, round(MIN_SECONDS / first))
             mean = time_steps(step, count, device) / count
@@ -109,7 +114,7 @@ def time_case(case: Case, rounds: int, threads: int, precision: str) -> dict[str
     return seconds
 
 
-def time_steps(step: TrainingStep, count: int, device: str) -> float:
+def time_steps(step: TrainingStep, count: int, device: torch.device) -> float:
     """Return the seconds of some steps."""
     synchronize(device)
     start = time.perf_counter()
@@ -117,12 +122,6 @@ def time_steps(step: TrainingStep, count: int, device: str) -> float:
         step.train(NullListener())
     synchronize(device)
     return time.perf_counter() - start
-
-
-def synchronize(device: str) -> None:
-    """Wait for a GPU."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def run_processes(name: str, options: argparse.Namespace) -> list[dict[str, list[float]]]:
@@ -200,14 +199,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.step_times",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("scripts.bench.step_times", __doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
-    parser.add_argument("--name", default="cpu", help="prefix of the result file")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
     parser.add_argument("--precision", choices=("32", "16", "bf16"), default="32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--processes", type=int, default=5)
@@ -220,14 +213,13 @@ def main() -> int:
         case = CASES[options.child]
         print(json.dumps(time_case(case, options.rounds, options.threads, options.precision)))
         return 0
-    path = options.output / f"{options.name}-step.json"
-    results = json.loads(path.read_text()) if path.is_file() else {}
-    times = results.setdefault(f"times, {options.precision}", {"cases": {}})
+    path, key = get_result_path(options), f"times, {options.precision}"
+    times = read_results(path).get(key, {"cases": {}})
     for name in [] if options.plot else options.cases:
         runs = run_processes(name, options)
         times["cases"][name] = summarize(CASES[name], runs, options.precision)
         times |= {"threads": options.threads, "torch": torch.__version__}
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        update_results(path, {key: times})
         for network, row in times["cases"][name]["rows"].items():
             low, high = row["time_ratio_range"]
             print(f"{name}, {network}: {row['time_ratio']:.2f}x ({low:.2f} to {high:.2f})")

@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from unet3d.cpp_kernels import allows_exec
+from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
 from unet3d.units import GIB, MIB, format_bytes
 
 try:
@@ -38,9 +39,6 @@ COPIES = 8
 
 BASE_FILES, FILES_PER_WORKER = 128, 16
 """Open files of a run, and of each worker: pipes, and a descriptor per tensor in transit."""
-
-CUDNN_WITHOUT_CONV3D = range(90_800, 91_500)
-"""Versions of cuDNN, from 9.8 to 9.14, whose half-precision 3D convolutions torch avoids."""
 
 MAX_CHECKPOINTS = 4
 """Checkpoints on disk at a time: best, last, previous, and the one being written."""

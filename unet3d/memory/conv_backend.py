@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
 from unet3d.errors import UsageError
 from unet3d.memory.cudnn import is_channels_last
 
@@ -45,11 +46,12 @@ class CudnnRules:
 
     def _uses_cudnn(self, x: Tensor, weight: Tensor, out: Tensor) -> bool:
         has_windows = any(n != 1 for n in weight.shape[2:])
-        if x.dtype in HALVES and has_windows and self.cudnn >= 90_800:
-            if self.torch[:2] == (2, 9) and self.torch[2] == 0:
+        if x.dtype in HALVES and has_windows:
+            if self.torch == (2, 9, 0) and self.cudnn >= CUDNN_WITHOUT_CONV3D.start:
                 return False
             is_last = is_channels_last(x) or is_channels_last(weight)
-            if self.cudnn < 91_500 and self.torch >= (2, 9, 1) and not is_last:
+            is_avoided = self.torch >= (2, 9, 1) and self.cudnn in CUDNN_WITHOUT_CONV3D
+            if is_avoided and not is_last:
                 return False
         if max(x.numel() // len(x), out.numel() // len(out)) > INT_MAX:
             return self.torch >= (2, 6, 0) and self.cudnn >= 90_300

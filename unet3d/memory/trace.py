@@ -229,8 +229,10 @@ class Trace(TorchDispatchMode):
         """Record the columns of a convolution, or an estimate of cuDNN's workspace."""
         is_forward = operation is aten.convolution
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
-        columns = self.rules.get_column_bytes(x, weight, result, args[-1 if is_forward else -2])
-        if self.cuda and columns:
+        groups, columns = args[-1 if is_forward else -2], 0
+        if self.cuda:
+            columns = self.rules.get_column_bytes(x, weight, result, groups)
+        if columns:
             self._free(self._allocate(columns, COLUMNS))
         else:
             self.workspaces.append((len(self.events), _workspace(args, out)))

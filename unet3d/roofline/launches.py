@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unet3d.custom_ops import OPERATORS
-from unet3d.memory.cudnn import follow_cudnn
 from unet3d.memory.estimate import Step, simulate_cuda_step
-from unet3d.memory.trace import read_scalar
-from unet3d.roofline.operations import OperationCounter
+from unet3d.roofline.operations import OperationCounter, run_as_on_gpu
 from unet3d.triton_kernels import Launch, collect_launches
 
 
@@ -21,11 +18,7 @@ class BodyRunner(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:
-            return func(*args)
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return read_scalar(func, args)
-        out = follow_cudnn(func, args, func(*args, **(kwargs or {})))
+        out = run_as_on_gpu(func, args, kwargs or {})
         operator = OPERATORS.get(func._schema.name)
         if operator is not None:
             operator.body(*args)

@@ -47,7 +47,7 @@ FREE = frozenset(
     """alias as_strided chunk detach detach_ device empty empty_like empty_strided expand
     is_pinned is_same_size movedim narrow new_empty new_empty_strided numel permute promote_types
     reshape scalar_tensor select set_ slice split split_with_sizes squeeze t transpose unbind
-    unflatten unsafe_split unsqueeze view view_as _reshape_alias _unsafe_view
+    unflatten unsafe_split unsqueeze view view_as _reshape_alias _unsafe_view prim::device
     profiler::_record_function_enter_new profiler::_record_function_exit""".split()
 )
 """Operations that launch nothing: views, and tensors without or with one value on the host."""
@@ -98,13 +98,7 @@ class OperationCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args)
-        name = get_name(func)
-        if func is aten._local_scalar_dense.default:
-            out = read_scalar(func, args)
-        else:
-            out = follow_cudnn(func, args, func(*args, **kwargs))
+        out, name = run_as_on_gpu(func, args, kwargs), get_name(func)
         if name not in FREE and not self._is_on_host(args):
             self.operations.append(self._describe(func, name, args, kwargs, out))
         return out
@@ -127,6 +121,15 @@ class OperationCounter(TorchDispatchMode):
             flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
             dtype=torch.float32 if first is None else first.dtype,
         )
+
+
+def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
+    if func is torch.ops.prim.device.default:
+        return func(*args)
+    if func is aten._local_scalar_dense.default:
+        return read_scalar(func, args)
+    return follow_cudnn(func, args, func(*args, **kwargs))
 
 
 def get_name(func: Any) -> str:

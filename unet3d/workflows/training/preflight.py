@@ -16,7 +16,7 @@ from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.memory import get_available_bytes
 from unet3d.text import pluralize
-from unet3d.workflows.memory.strategies import list_strategies
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, list_strategies
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
@@ -65,8 +65,7 @@ def find_problems(
             machine.check_cudnn(
                 torch.backends.cudnn.version(),
                 half=precision.used != "32",
-                is_fused=settings.strategy not in ("none", "blocks")
-                and "fused" in list_strategies(settings),
+                is_fused=has_fused_blocks(settings),
             )
         )
         problems.append(
@@ -93,6 +92,13 @@ def find_problems(
     if checkpoint is not None:
         problems.append(machine.check_disk(folder / "checkpoints", checkpoint=checkpoint))
     return [problem for problem in problems if problem is not None]
+
+
+def has_fused_blocks(settings: TrainingSettings) -> bool:
+    """Return whether the run computes in fused blocks; only other strategies build the network."""
+    if settings.strategy in ("none", "blocks"):
+        return False
+    return settings.strategy in FUSED_STRATEGIES or "fused" in list_strategies(settings)
 
 
 def estimate_batch_bytes(
