@@ -322,6 +322,7 @@ def test_overflows_of_scaled_gradients_change_nothing_and_are_not_counted(
     assert run.module.nonfinite_guard.skipped == 0
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path):
     run = build(composed, tmp_path, "trainer.max_steps=30", "data.patches_per_case=16")
     scale_gradients(run, 2.0**16)

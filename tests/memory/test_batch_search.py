@@ -172,6 +172,7 @@ def test_a_run_estimated_to_run_out_of_memory_warns_or_stops(request_):
     assert format_oom_warning(estimate, request_, total + 1) == []
 
 
+@pytest.mark.slow
 def test_a_run_estimated_to_run_out_of_memory_stops_if_configured(composed, monkeypatch):
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
     settings = composed("model.depth=2", "model.convs_per_level=1", "memory.if_too_large=error")
@@ -234,6 +235,7 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
     assert last["global_step"] >= 1
 
 
+@pytest.mark.slow
 def test_auto_goes_on_with_the_next_strategy_where_memory_runs_out(
     unet3d, tmp_path, capsys, monkeypatch
 ):
@@ -292,6 +294,7 @@ def test_a_run_prints_its_estimate_first_and_reports_it(unet3d, tmp_path, capsys
     assert report["memory"]["estimated"]["allocated"] > 0
 
 
+@pytest.mark.slow
 def test_a_cpu_run_estimated_to_run_out_of_memory_warns_too(composed, monkeypatch):
     request = composed("model.depth=2", "model.convs_per_level=1")
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)

@@ -105,6 +105,7 @@ def test_a_cpu_build_of_torch_is_taken_for_one_with_a_new_cudnn():
 SMALL = ("data.patch_size=[32,32,32]", "model.width=8", "precision=16")
 
 
+@pytest.mark.slow
 def test_the_command_estimates_for_versions_that_are_asked_for(capsys):
     words = ["memory", "checkpointing=none", *SMALL]
     peaks = []

@@ -33,6 +33,7 @@ def run_benchmark(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_every_strategy_is_measured_after_gradients_are_compared(run_benchmark):
     code, result, shown = run_benchmark()
     assert code == 0
@@ -57,6 +58,7 @@ def test_what_there_is_no_time_for_is_named(run_benchmark):
     assert "no time for gradients, lean, none, fused, skips, lean, leanest: raise seconds=" in shown
 
 
+@pytest.mark.slow
 def test_a_strategy_that_fails_is_reported_and_the_others_are_measured(run_benchmark, monkeypatch):
     original = benchmark.measure_strategy
 
