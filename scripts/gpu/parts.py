@@ -69,6 +69,14 @@ def summarize_steps(rows: Rows) -> dict[str, Any]:
     }
 
 
+def summarize_libraries(rows: Rows) -> dict[str, Any]:
+    """Return the memory outside the allocator, and the number of recorded convolutions."""
+    libraries = rows.get("libraries", {})
+    used = [row["outside_allocator"] for row in libraries.values() if isinstance(row, dict)]
+    count = sum(len(row.get("operations", [])) for row in rows.values())
+    return {"outside_allocator_mib": [round(n / MIB) for n in used], "convolutions": count}
+
+
 def summarize_ratios(rows: Rows) -> dict[str, Any]:
     """Return the time of each pooling divided by that of nn.MaxPool3d."""
     return {
@@ -126,6 +134,12 @@ PARTS = {
         about="estimated against measured peaks of 64 configurations",
         limit_seconds=400,
         summary=summarize_errors,
+    ),
+    "workspaces": Part(
+        module="scripts.gpu.workspaces",
+        about="memory that cuDNN, cuBLAS and CUDA take",
+        limit_seconds=240,
+        summary=summarize_libraries,
     ),
     "peers": Part(
         module="scripts.gpu.steps",
