@@ -319,20 +319,18 @@ def downsample_kernel(
         at += d.to(tl.int64) * gd + h.to(tl.int64) * gh
     position += low_first
     window = size // low_size
-    if LINEAR:  # readers lie within 1 / reach on both sides
-        reach = (low_size - 1) * 1.0 / tl.maximum(size - 1, 1)
-        begin = tl.maximum((position - 1).to(tl.float32) / tl.maximum(reach, 1e-9) - 0.5, 0.0)
-        start = tl.where(low_size > 1, begin.to(tl.int32), 0)
+    ends, low_ends = tl.maximum(size - 1, 1), tl.maximum(low_size - 1, 1)
+    if LINEAR:  # distances are integers, in units of 1 / ends of a coarser voxel
+        start = tl.maximum(position - 1, 0) * (size - 1) // low_ends
+        start = tl.where(low_size > 1, start, 0)
     else:
-        reach = 1.0 / window
         start = position * window
     total = tl.zeros([BV, BC], tl.float32)
     for k in range(taps):
         u = start + k
         if LINEAR:
-            weight = tl.maximum(
-                1.0 - tl.abs(u.to(tl.float32) * reach - position.to(tl.float32)), 0.0
-            )
+            distance = tl.abs(u * (low_size - 1) - position * (size - 1))
+            weight = tl.maximum(1.0 - distance.to(tl.float32) / ends, 0.0)
         else:
             weight = tl.where(u // window == position, 1.0, 0.0)
         inside = (u >= first) & (u < first + count) & (weight > 0)
