@@ -62,7 +62,9 @@ class CudaGraphs:
         """Record a graph."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(self.device)
-        with torch.cuda.graph(graph, pool=cast(Any, self.pool.id), stream=self.stream):
+        pool = cast(Any, self.pool.id)
+        # thread_local: the thread that pins batches allocates memory at any time.
+        with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
             tensors = work()
         peak = MemoryRecord(allocated=torch.cuda.max_memory_allocated(self.device))
         return Recorded(tensors, graph.replay, peak)
