@@ -43,8 +43,13 @@ def spoil_images(run, *calls):
 
 def spoil_gradients(run, *steps):
     """Make gradients of one weight infinite in these steps."""
-    weight = run.module.model.decoder[0].convs[0].conv.weight
-    weight.register_hook(lambda g: g * torch.inf if run.trainer.global_step in steps else None)
+
+    def register(model, args):  # in the first forward: true half precision replaces the weights
+        weight = model.decoder[0].convs[0].conv.weight
+        weight.register_hook(lambda g: g * torch.inf if run.trainer.global_step in steps else None)
+        handle.remove()
+
+    handle = run.module.model.register_forward_pre_hook(register)
 
 
 class States:

