@@ -73,7 +73,7 @@ def summarize_libraries(rows: Rows) -> dict[str, Any]:
     """Return the memory outside the allocator, and the number of recorded convolutions."""
     libraries = rows.get("libraries", {})
     used = [row["outside_allocator"] for row in libraries.values() if isinstance(row, dict)]
-    count = sum(len(row.get("operations", [])) for row in rows.values())
+    count = sum(len(row.get("operations", {})) for row in rows.values())
     return {"outside_allocator_mib": [round(n / MIB) for n in used], "convolutions": count}
 
 

@@ -43,6 +43,10 @@ GRID = {
 PATCHES = ("[64,64,64]", "[160,144,32]")
 """Patch sizes for each of the 32 configurations of GRID."""
 
+FORUM_SIZE = [320, 150, 26]
+PEERS_SIZE = [320, 160, 32]
+TILE_MIB = (4, 16, 64, 256)
+
 GPU_MEMORY = 7000 * MIB
 """Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
@@ -101,17 +105,23 @@ def compare_peaks(predicted: MemoryEstimate, phases: dict[str, MemoryRecord]) ->
     peak = MemoryRecord()
     for record in phases.values():
         peak |= record
+    return {
+        "measured": peak.known(),
+        "measured_by_phase": {k: v.known() for k, v in phases.items()},
+        **describe_errors(predicted, peak.known()),
+    }
+
+
+def describe_errors(predicted: MemoryEstimate, measured: dict[str, int]) -> dict[str, Any]:
+    """Return estimated peaks, and their errors in percent of the measured ones."""
     row: dict[str, Any] = {
         "predicted": predicted.peak.known(),
-        "predicted_max_bytes": predicted.bounds[1],  # with a workspace of cuDNN
-        "measured": peak.known(),
+        "predicted_without_workspaces": predicted.without_workspaces,
         "predicted_by_phase": {k: v.known() for k, v in predicted.phases.items()},
-        "measured_by_phase": {k: v.known() for k, v in phases.items()},
     }
-    for kind in ("allocated", "reserved"):
-        expected, measured = row["predicted"].get(kind), row["measured"].get(kind)
-        if expected and measured:
-            row[f"{kind}_error_percent"] = round(100 * (expected / measured - 1), 2)
+    for kind, nbytes in measured.items():
+        if expected := row["predicted"].get(kind):
+            row[f"{kind}_error_percent"] = round(100 * (expected / nbytes - 1), 2)
     return row
 
 
@@ -159,7 +169,7 @@ def forum(context: Context) -> dict[str, Row]:
 
 
 def get_forum_size(context: Context) -> list[int]:
-    return [32, 16, 16] if context.tiny else [320, 150, 26]
+    return [32, 16, 16] if context.tiny else FORUM_SIZE
 
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
@@ -173,7 +183,7 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
 
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
-    size = [32, 32, 16] if context.tiny else [320, 160, 32]
+    size = [32, 32, 16] if context.tiny else PEERS_SIZE
     networks = list_comparable_networks(4 if context.tiny else 64)
     rows: dict[str, Row] = {
         name: partial(measure, context, make, size) for name, make in networks.items()
@@ -185,7 +195,7 @@ def tile_size(context: Context) -> dict[str, Row]:
     """Measure time and memory of the small forum network with tiles of several sizes."""
     networks = list_forum_networks("small", 4 if context.tiny else 64)
     rows: dict[str, Row] = {}
-    for strategy, mib in product(("fused", "leanest"), (4, 16, 64, 256)):
+    for strategy, mib in product(("fused", "leanest"), TILE_MIB):
         make = networks[strategy]
         rows[f"{strategy}, {mib} MiB"] = partial(measure_tile_size, context, make, mib)
     return shorten(context, rows)

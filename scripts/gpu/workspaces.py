@@ -1,16 +1,25 @@
 """Rows of the GPU report about memory that libraries take: cuDNN, cuBLAS and CUDA itself."""
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scripts.bench.step import AS_WRITTEN, Factory, build_step, list_forum_networks, list_peers
+from scripts.bench.step import (
+    AS_WRITTEN,
+    Factory,
+    build_step,
+    list_forum_networks,
+    list_peers,
+    set_tile_size,
+)
 from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import build_configured_step, get_forum_size
 from unet3d import nvml
@@ -65,7 +74,9 @@ def workspaces(context: Context) -> dict[str, Row]:
         for strategy in (AS_WRITTEN, "fused", "lean", "leanest"):
             make = networks[strategy]
             rows[f"forum {name}, {strategy}"] = partial(record_network, context, make, "16")
-    written = list_forum_networks("small", 4 if context.tiny else 64)[AS_WRITTEN]
+    networks = list_forum_networks("small", 4 if context.tiny else 64)
+    written, large_tiles = networks[AS_WRITTEN], set_tile_size(networks["fused"], 256)
+    rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles, "16")
     for precision in ("32", "bf16"):
         title = f"forum small, {AS_WRITTEN}, {precision}"
         rows[title] = partial(record_network, context, written, precision)
@@ -81,7 +92,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: dict[str, dict[str, Any]] = {}  # by signature
+        self.operations: Counter[str] = Counter()  # as JSON, which keeps the results short
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -100,8 +111,7 @@ class AllocationRecorder(TorchDispatchMode):
             "outputs": [describe(x) for x in tree_leaves(out)],
             "events": [e["size"] * kinds[e["action"]] for e in events if e["action"] in kinds],
         }
-        row = self.operations.setdefault(str(row), row)
-        row["times"] = row.get("times", 0) + 1
+        self.operations[json.dumps(row)] += 1
         return out
 
 
@@ -125,12 +135,13 @@ def record_layer(
     x = torch.randn(size, device=context.device).to(dtype)
     if last:
         format = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
-        x, layer = x.contiguous(memory_format=format), layer.to(memory_format=format)
+        x = x.contiguous(memory_format=format)
+        cast(Any, layer).to(memory_format=format)
     x.requires_grad_()
     with AllocationRecorder() as recorder:
         y = layer(x)
         y.backward(torch.randn_like(y))
-    return {"operations": list(recorder.operations.values())}
+    return {"operations": dict(recorder.operations)}
 
 
 def record_step(context: Context, step: TrainingStep) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def record_step(context: Context, step: TrainingStep) -> dict[str, Any]:
     step.train(NullListener())
     with AllocationRecorder() as recorder:
         step.train(NullListener())
-    row: dict[str, Any] = {"operations": list(recorder.operations.values())}
+    row: dict[str, Any] = {"operations": dict(recorder.operations)}
     if context.cuda:
         kept = torch.cuda.memory_allocated()
         torch._C._cuda_clearCublasWorkspaces()
