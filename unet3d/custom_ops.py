@@ -24,6 +24,7 @@ class CustomOp:
     def __init__(self, name: str, body: Callable[..., Any], mutates_args: Iterable[str] = ()):
         self.body = body
         self.op = torch.library.custom_op(name, body, mutates_args=tuple(mutates_args))
+        self.list_temporaries: Callable[..., list[int]] = lambda *args: []
         update_wrapper(self, body)
         OPERATORS[name] = self
 
@@ -33,6 +34,10 @@ class CustomOp:
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register what the operator returns for tensors without values."""
         return self.op.register_fake(function)
+
+    def register_temporaries(self, function: Callable[..., list[int]]) -> None:
+        """Register the bytes of the tensors that the CUDA kernels allocate and free in a call."""
+        self.list_temporaries = function
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]

@@ -47,5 +47,11 @@ def test_a_remainder_too_small_to_split_counts_as_allocated():
 
 
 def test_empty_allocations_take_no_memory():
-    allocator, reserved = replay([1, -1], [0])
-    assert (allocator.peak_allocated, reserved) == (0, [0, 0])
+    result = replay([1, -1], [0])
+    assert (result.allocated, result.reserved, result.block_sizes) == ([0, 0], [0, 0], [0])
+
+
+def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():
+    result = replay([1, -1, 2], [12 * MIB, 11 * MIB + 512 * 1024])
+    assert result.block_sizes == [12 * MIB, 12 * MIB]
+    assert result.allocated == [12 * MIB, 0, 12 * MIB]

@@ -7,7 +7,8 @@ one stream, default settings.)
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from unet3d.units import MIB
 
@@ -48,10 +49,10 @@ class CachingAllocator:
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
 
-    def allocate(self, key: int, nbytes: int) -> None:
-        """Allocate a block."""
+    def allocate(self, key: int, nbytes: int) -> int:
+        """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
         if nbytes == 0:
-            return
+            return 0
         size = round_block_size(nbytes)
         small = size <= SMALL
         free_blocks = self._free_blocks[small]
@@ -71,6 +72,7 @@ class CachingAllocator:
         self._used_blocks[key] = block
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block.size
 
     def free(self, key: int) -> None:
         """Return a block to the cache."""
@@ -116,15 +118,24 @@ class CachingAllocator:
         free_blocks.pop(bisect_left(free_blocks, (block.size, block.address)))
 
 
-def replay(events: Iterable[int], sizes: list[int]) -> tuple[CachingAllocator, list[int]]:
-    """Return the allocator after all events, and the bytes reserved after each of them."""
-    allocator = CachingAllocator()
-    reserved = []
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator had allocated and reserved after each event, and the sizes of blocks."""
+
+    allocated: list[int]
+    reserved: list[int]
+    block_sizes: list[int]
+
+
+def replay(events: Iterable[int], sizes: Sequence[int]) -> Replay:
+    """Allocate and free blocks of these sizes; an event is a block's number + 1, or minus that."""
+    allocator, result = CachingAllocator(), Replay([], [], [0] * len(sizes))
     for event in events:
         block = abs(event) - 1
         if event > 0:
-            allocator.allocate(block, sizes[block])
+            result.block_sizes[block] = allocator.allocate(block, sizes[block])
         else:
             allocator.free(block)
-        reserved.append(allocator.reserved)
-    return allocator, reserved
+        result.allocated.append(allocator.allocated)
+        result.reserved.append(allocator.reserved)
+    return result

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unet3d.memory.allocator import UNIT, replay
+from unet3d.memory.allocator import replay
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import CUDA_CONTEXT_BYTES
@@ -33,12 +33,9 @@ class BatchExtrapolation:
         """Return the peak of a steady-state step."""
         sizes = self._base + batch * self._slope
         start, stop = self._steady_step
-        events = np.array(self._events)
-        rounded = np.where(sizes > 0, -(-sizes // UNIT) * UNIT, 0)
-        curve = np.cumsum(np.sign(events) * rounded[np.abs(events) - 1])
-        _, reserved = replay(self._events, sizes.tolist())
+        result = replay(self._events, sizes.tolist())
         return MemoryRecord(
-            allocated=int(curve[start:stop].max()), reserved=max(reserved[start:stop])
+            allocated=max(result.allocated[start:stop]), reserved=max(result.reserved[start:stop])
         )
 
 

@@ -1,7 +1,7 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind and layer."""
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.memory.allocator import replay, round_block_size
+from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.conv_backend import COLUMNS
 from unet3d.memory.record import MemoryRecord
@@ -30,6 +30,7 @@ KINDS = (
     "recomputed",
     "activation gradients",
     "temporaries",
+    "workspaces",
     "loss",
     "input",
 )
@@ -71,21 +72,23 @@ class MemoryEstimate:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Return the size of every block, rounded as the device's allocator rounds."""
+        """Return the size of every block: on CUDA, what the caching allocator gives for it."""
         exact = [block.nbytes for block in self.trace.blocks]
-        return np.array([round_block_size(n) if self.trace.cuda else n for n in exact], np.int64)
+        return np.array(self._replay.block_sizes if self.trace.cuda else exact, np.int64)
+
+    @cached_property
+    def _replay(self) -> Replay:
+        return replay(self.trace.events, [block.nbytes for block in self.trace.blocks])
 
     @cached_property
     def curve(self) -> np.ndarray:
         """Return the bytes allocated after each event."""
-        events = np.array(self.trace.events, np.int64)
-        return np.cumsum(np.sign(events) * self.sizes[np.abs(events) - 1])
+        return self._accumulate(self.sizes)
 
     @cached_property
     def reserved_curve(self) -> np.ndarray:
         """Return the bytes that the caching allocator has reserved after each event."""
-        exact = [block.nbytes for block in self.trace.blocks]
-        return np.array(replay(self.trace.events, exact)[1], np.int64)
+        return np.array(self._replay.reserved, np.int64)
 
     @cached_property
     def steady_step(self) -> tuple[int, int]:
@@ -119,16 +122,17 @@ class MemoryEstimate:
         return records
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """Return lower and upper bounds of `allocated`: a trace does not see cuDNN's workspace."""
+    def without_workspaces(self) -> int:
+        """Return the peak without the workspaces of libraries, which depend on the GPU."""
         start, stop = self.steady_step
-        lower = int(self.curve[self.peak_event])
-        with_workspace = [
-            int(self.curve[event - 1]) + nbytes
-            for event, nbytes in self.trace.workspaces
-            if start < event <= stop
-        ]
-        return lower, max([lower, *(with_workspace if self.trace.cuda else [])])
+        blocks = zip(self.trace.blocks, self.sizes.tolist(), strict=True)
+        sizes = [0 if block.kind == "workspaces" else nbytes for block, nbytes in blocks]
+        return int(self._accumulate(sizes)[start:stop].max())
+
+    def _accumulate(self, sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the bytes allocated after each event, for these sizes of the blocks."""
+        events = np.array(self.trace.events, np.int64)
+        return np.cumsum(np.sign(events) * np.asarray(sizes)[np.abs(events) - 1])
 
     @property
     def column_bytes(self) -> int:

@@ -25,6 +25,7 @@ COLORS = dict(
             "#ebcb8b",
             "#a3be8c",
             "#c8d0dc",
+            "#8fbcbb",
             "#bf616a",
             "#5e81ac",
         ),

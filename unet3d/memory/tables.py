@@ -11,8 +11,7 @@ from unet3d.units import MIB, format_bytes
 
 def format_peaks(estimate: MemoryEstimate) -> str:
     """Format the peak by phase and by kind."""
-    lower, upper = estimate.bounds
-    peak = estimate.peak
+    peak, without = estimate.peak, estimate.without_workspaces
     rows = [("estimated peak of a step", "allocated MiB", "reserved MiB")]
     rows.append(("whole step", format_mib(peak.allocated), format_mib(peak.reserved)))
     for phase, record in estimate.phases.items():
@@ -23,10 +22,10 @@ def format_peaks(estimate: MemoryEstimate) -> str:
         (kind, format_mib(n), f"{100 * n / total:.0f}%") for kind, n in estimate.kinds.items()
     ]
     parts = [format_columns(rows), format_columns(kinds)]
-    if upper > lower:
+    if without < (peak.allocated or 0):
         parts.append(
-            f"allocated: {format_mib(lower)} to {format_mib(upper)} MiB, because cuDNN's workspace "
-            "depends on the GPU"
+            "without the workspaces of cuDNN and cuBLAS, which depend on the GPU: "
+            f"{format_mib(without)} MiB allocated"
         )
     return "\n\n".join(parts)
 
@@ -80,7 +79,6 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
 
 def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
     """Return the estimate as JSON-compatible values; sizes are whole bytes."""
-    lower, upper = estimate.bounds
     return {
         "peak_allocated_bytes": estimate.peak.allocated,
         "peak_reserved_bytes": estimate.peak.reserved,
@@ -91,7 +89,7 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
         },
         "kinds": estimate.kinds,
         "layers": layers_to_dicts(estimate.layers),
-        "interval": {"least_allocated_bytes": lower, "most_allocated_bytes": upper},
+        "without_workspaces_bytes": estimate.without_workspaces,
     }
 
 

@@ -21,9 +21,18 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unet3d.custom_ops import OPERATORS
 from unet3d.memory.allocator import round_block_size
 from unet3d.memory.conv_backend import COLUMNS, CudnnRules, get_rules
 from unet3d.memory.cudnn import follow_cudnn
+from unet3d.memory.library_workspaces import (
+    CONVOLUTIONS,
+    CUBLASLT_BYTES,
+    MATRIX_PRODUCTS,
+    get_backward_workspaces,
+    get_cublas_bytes,
+    get_forward_workspace,
+)
 
 aten = torch.ops.aten
 
@@ -74,7 +83,7 @@ class Trace(TorchDispatchMode):
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
         self.calls: list[EventRange] = []  # of leaf modules
         self.phases: list[EventRange] = []
-        self.workspaces: list[tuple[int, int]] = []  # (event, bytes): upper bounds for cuDNN
+        self._cublas_users: set[str] = set()  # what has a workspace of cuBLAS: threads, cuBLASLt
         self.phase = "setup"
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
@@ -159,12 +168,16 @@ class Trace(TorchDispatchMode):
         op = str(func.overloadpacket).removeprefix("aten.")
         if self.cuda and kwargs.get("pin_memory"):
             self._in_host.add(out.untyped_storage())
+        if self.cuda and func.overloadpacket in MATRIX_PRODUCTS:
+            self._add_cublas(func.overloadpacket, in_backward)
+        if self.cuda and func.overloadpacket in CONVOLUTIONS:
+            self._see_convolution(func.overloadpacket, args, out, op)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor, None, op)
         self._add_kernel_copies(func.overloadpacket, args, out, op)
-        if func.overloadpacket in (aten.convolution, aten.convolution_backward):
-            self._add_workspace(func.overloadpacket, args, out)
+        if self.cuda and func.namespace == "unet3d":
+            self._add_temporaries(func, args)
         return out
 
     # Blocks.
@@ -180,8 +193,7 @@ class Trace(TorchDispatchMode):
                 return
             self._drop(address)  # freed in C++, and the address reused before the callback
         nbytes = storage.nbytes()
-        block = self._allocate(nbytes, op)
-        block.kind = kind
+        block = self._allocate(nbytes, op, kind)
 
         def on_free(reference: weakref.ref) -> None:
             live = self._live.get(address)
@@ -190,10 +202,10 @@ class Trace(TorchDispatchMode):
 
         self._live[address] = (block, weakref.ref(storage, on_free))
 
-    def _allocate(self, nbytes: int, op: str) -> Block:
+    def _allocate(self, nbytes: int, op: str, kind: str | None = None) -> Block:
         in_forward = bool(self._stack)
         phase = "recompute" if self.phase == "backward" and in_forward else self.phase
-        block = Block(len(self.blocks), nbytes, phase, self._path(), op, len(self.events))
+        block = Block(len(self.blocks), nbytes, phase, self._path(), op, len(self.events), kind)
         self.blocks.append(block)
         self.events.append(block.id + 1)
         return block
@@ -212,10 +224,7 @@ class Trace(TorchDispatchMode):
             nbytes = sum(
                 t.numel() * t.element_size()
                 for t in args
-                if isinstance(t, Tensor)
-                and t.dim() == 5
-                and not t.is_contiguous()
-                and not t.is_contiguous(memory_format=torch.channels_last_3d)
+                if isinstance(t, Tensor) and t.dim() == 5 and not _is_dense(t)
             )
             if nbytes:
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
@@ -225,17 +234,46 @@ class Trace(TorchDispatchMode):
                 nbytes = args[0].numel() * out.element_size()
                 self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
 
-    def _add_workspace(self, operation: Any, args: tuple, out: Any) -> None:
-        """Record the columns of a convolution, or an estimate of cuDNN's workspace."""
+    def _add_temporaries(self, func: Any, args: tuple) -> None:
+        """Record what the kernels of our own operators allocate, all live until they return."""
+        name = str(func.overloadpacket).replace(".", "::")
+        blocks = [self._allocate(n, name) for n in OPERATORS[name].list_temporaries(*args)]
+        for block in blocks:
+            self._free(block)
+
+    def _see_convolution(self, operation: Any, args: tuple, out: Any, op: str) -> None:
+        """Record the outputs of a convolution, each followed by its workspace."""
         is_forward = operation is aten.convolution
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
-        groups, columns = args[-1 if is_forward else -2], 0
-        if self.cuda:
-            columns = self.rules.get_column_bytes(x, weight, result, groups)
-        if columns:
-            self._free(self._allocate(columns, COLUMNS))
+        groups = args[-1 if is_forward else -2]
+        if columns := self.rules.get_column_bytes(x, weight, result, groups):
+            for tensor in tree_leaves(out):
+                if isinstance(tensor, Tensor):
+                    self._see(tensor, None, op)
+            return self._free(self._allocate(columns, COLUMNS))
+        if is_forward:
+            outputs, workspaces = [out], [get_forward_workspace(x, weight, out, groups)]
         else:
-            self.workspaces.append((len(self.events), _workspace(args, out)))
+            outputs, transposed = out[:2], args[7]
+            workspaces = get_backward_workspaces(result, x, weight, groups, transposed)
+        copies = [] if is_forward or _is_dense(result) else [result.numel() * result.element_size()]
+        blocks = [self._allocate(nbytes, f"{op}: contiguous copy") for nbytes in copies]
+        for output, nbytes in zip(outputs, workspaces, strict=True):
+            if output is not None:
+                self._see(output, None, op)
+                self._free(self._allocate(nbytes, "cuDNN", "workspaces"))
+        for block in blocks:
+            self._free(block)
+
+    def _add_cublas(self, operation: Any, in_backward: bool) -> None:
+        """Record the workspaces that cuBLAS allocates once for a thread, and keeps."""
+        users = {"backward" if in_backward else "forward": get_cublas_bytes()}
+        if operation is aten.addmm:
+            users["cuBLASLt"] = CUBLASLT_BYTES
+        for user, nbytes in users.items():
+            if user not in self._cublas_users:
+                self._cublas_users.add(user)
+                self._allocate(nbytes, "cuBLAS", "workspaces")
 
     def _copy_view_gradient(self, grad: Tensor, view: Tensor) -> Tensor:
         """Return the gradient of a view that was modified in place, as AsStridedBackward does.
@@ -359,10 +397,11 @@ def read_scalar(func: Any, args: tuple) -> Any:
         return False if args[0].dtype == torch.bool else 0
 
 
-def _workspace(args: tuple, out: Any) -> int:
-    """Return an upper bound of cuDNN's workspace: channels-last copies of all its tensors."""
-    tensors = [t for t in (*args, *tree_leaves(out)) if isinstance(t, Tensor) and t.dim() == 5]
-    return sum(t.numel() * t.element_size() for t in tensors)
+def _is_dense(x: Tensor) -> bool:
+    """Return whether a feature map is contiguous or channels-last."""
+    formats: dict[int, Any] = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+    return last or x.is_contiguous()
 
 
 def _is_short(args: tuple) -> bool:

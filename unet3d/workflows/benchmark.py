@@ -172,7 +172,7 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
     return {
         "precision": precision.used,
         "estimated": estimated.peak.known(),
-        "estimated_bounds": list(estimated.bounds),
+        "estimated_without_workspaces": estimated.without_workspaces,
         "measured": measurement.peak.known(),
         "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
         "step_seconds": statistics.median(whole for whole, _ in times),

@@ -194,10 +194,8 @@ def estimate_run_memory(
         estimate = trace_step(settings, precision, cuda=cuda, volume_size=largest)
     except UntraceableError as reason:
         return None, [str(reason)]
-    low, high = estimate.bounds
-    note = f"estimated peak of a step: {format_bytes(low)} of tensors"
-    if cuda:
-        note = f"estimated peak of a step: {format_bytes(low)} to {format_bytes(high)} allocated"
+    kind = "allocated" if cuda else "of tensors"
+    note = f"estimated peak of a step: {format_bytes(estimate.peak.allocated or 0)} {kind}"
     return estimate, [note, *check_memory(estimate, settings, torch.device(device))]
 
 

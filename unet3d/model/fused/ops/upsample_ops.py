@@ -47,6 +47,14 @@ def _(*arguments: object) -> None:
     return None
 
 
+@interpolate_gradient.register_temporaries
+def _(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> list[int]:
+    """Return the bytes of the float32 sums along W, and of those along W and H."""
+    b, c, d, h, _ = g.shape
+    low_h, low_w = low.shape[3:]
+    return [4 * b * c * d * h * low_w, 4 * b * c * d * low_h * low_w]
+
+
 def _matrices(axes: Sequence[int], linear: bool, up: Tensor, low: Tensor) -> list[Tensor]:
     """Return per axis a matrix (positions, coarser positions) of interpolation weights."""
     dtype, matrices = torch.promote_types(low.dtype, torch.float32), []
