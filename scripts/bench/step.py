@@ -10,6 +10,7 @@ benchmarks/<name>-step.json, as are the times that scripts.bench.step_times meas
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -60,8 +61,13 @@ def build_ours(channels: list[int], strategy: str, **options: Any) -> nn.Module:
 
 def list_peers(c: list[int]) -> Iterator[tuple[str, Factory]]:
     """Yield the installed networks of other projects, with these channels."""
+    variable = "CUBLAS_WORKSPACE_CONFIG"
+    before = os.environ.get(variable)
     from monai.networks.nets.basic_unet import BasicUNet
     from monai.networks.nets.dynunet import DynUNet
+
+    if before is None:  # MONAI sets it, which would make later estimates larger
+        os.environ.pop(variable, None)
 
     def basic() -> nn.Module:
         return BasicUNet(3, 1, 5, features=(*c, c[-1], c[0]))

@@ -154,7 +154,7 @@ def test_every_package_has_its_line_in_the_layout():
 
 def test_every_result_has_the_command_that_recreates_it():
     text = (ROOT / "benchmarks" / "README.md").read_text()
-    devices = r"<device>|[\w.]+"  # a row may stand for one device or for all
+    devices = r"<device>|[\w.-]+"  # a row may stand for one device or for all
     rows = [
         re.escape(n).replace("<device>", f"({devices})") for n in re.findall(r"`(\S+\.json)`", text)
     ]
