@@ -351,7 +351,7 @@ def gpu_evidence(folder: Path) -> str:
     for part, title in titles.items():
         rows = gpu(folder, part).values()
         if rows:
-            cells = [format_errors([row[key] for row in rows]) for key in ERRORS]
+            cells = [format_errors([row[key] for row in rows if key in row]) for key in ERRORS]
             lines.append(f"| {title} | {len(rows)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -362,6 +362,8 @@ def format_errors(errors: list[float]) -> str:
     >>> format_errors([-1.0, 0.1, 0.4])
     '-1.0% to +0.4%, below 0.5% in 2'
     """
+    if not errors:
+        return OPEN
     small = sum(abs(error) < 0.5 for error in errors)
     return f"{min(errors):+.1f}% to {max(errors):+.1f}%, below 0.5% in {small}"
 

@@ -34,7 +34,7 @@ def test_the_hippocampus_table_has_folds_and_poolings(run_quality, tmp_path):
 
 
 def test_figures_of_a_gpu_come_from_its_file(rehearsed, tmp_path):
-    for file in (ROOT / "benchmarks").glob("*-*.json"):
+    for file in (ROOT / "benchmarks").glob("[!n]*-*.json"):  # all but those of NVIDIA GPUs
         shutil.copy(file, tmp_path)
     text = "a\n" + "\n".join(f"<!-- {name} -->\nstale\n<!-- end -->" for name in tables.TABLES)
     before = tables.filled(text, tmp_path)

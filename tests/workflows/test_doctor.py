@@ -73,13 +73,13 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
 def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
     # Each candidate is estimated, which takes seconds: one is enough here.
     monkeypatch.setattr(
-        oom_advice, "_list_candidates", lambda settings: [("data.batch_size=4000",)]
+        oom_advice, "_list_candidates", lambda settings: [("data.batch_size=3000",)]
     )
-    _, run, problems = inspect("data.batch_size=8000", "memory.if_too_large=error")
+    _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
     assert problems[0].is_fatal
     assert "estimated to run out of memory" in problems[0].message
-    assert "estimated to fit:\n  data.batch_size=4000" in problems[0].message
-    assert 4000 <= run.largest_batch < run.batch_size
+    assert "estimated to fit:\n  data.batch_size=3000" in problems[0].message
+    assert 3000 <= run.largest_batch < run.batch_size
 
 
 @pytest.mark.parametrize(
