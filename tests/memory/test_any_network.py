@@ -1,0 +1,171 @@
+"""unet3d.estimate_memory on networks of other projects, against their real steps on a CPU."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import unet3d
+from tests.memory.helpers.oracle import measure
+from unet3d.errors import UsageError
+from unet3d.memory.any_network import ModelStep, sum_means
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+
+CUBE = (1, 1, 32, 32, 32)
+
+
+def make_plain(dimensions, *, residual=False, deep=False):
+    from dynamic_network_architectures.architectures import unet
+
+    conv, norm = {
+        2: (nn.Conv2d, nn.InstanceNorm2d),
+        3: (nn.Conv3d, nn.InstanceNorm3d),
+    }[dimensions]
+    make = unet.ResidualEncoderUNet if residual else unet.PlainConvUNet
+    return make(
+        *(1, 3, [4, 8, 16], conv, 3, [1, 2, 2], [1, 2, 2], 3, [1, 1]),
+        conv_bias=True,
+        norm_op=norm,
+        norm_op_kwargs={"affine": True},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        deep_supervision=deep,
+    )
+
+
+def make_monai(name, *arguments, **options):
+    from monai.networks import nets
+
+    return getattr(nets, name)(*arguments, **options)
+
+
+def make_wolny(name):
+    from pytorch3dunet.unet3d import model
+
+    options = {"f_maps": 8, "num_groups": 4, "num_levels": 3, "is_segmentation": False}
+    return getattr(model, name)(1, 3, final_sigmoid=False, **options)
+
+
+NETWORKS = {
+    "nnU-Net plain": (lambda: make_plain(3), CUBE),
+    "nnU-Net plain, 2D": (lambda: make_plain(2), (2, 1, 64, 64)),
+    "nnU-Net residual": (lambda: make_plain(3, residual=True), CUBE),
+    "nnU-Net residual, deep supervision": (lambda: make_plain(3, residual=True, deep=True), CUBE),
+    "SegResNet": (lambda: make_monai("SegResNet", init_filters=8), CUBE),
+    "DynUNet": (
+        lambda: make_monai(*("DynUNet", 3, 1, 3, [3, 3, 3], [1, 2, 2], [2, 2]), filters=[4, 8, 16]),
+        CUBE,
+    ),
+    "UNETR": (
+        lambda: make_monai(
+            *("UNETR", 1, 3, (32, 32, 32), 4), hidden_size=48, mlp_dim=96, num_heads=4
+        ),
+        CUBE,
+    ),
+    "AttentionUnet": (lambda: make_monai("AttentionUnet", 3, 1, 3, (4, 8, 16), (2, 2)), CUBE),
+    "BasicUNet": (lambda: make_monai("BasicUNet", 3, 1, 3, (4, 4, 8, 8, 8, 4)), CUBE),
+    "pytorch-3dunet UNet3D": (lambda: make_wolny("UNet3D"), CUBE),
+    "pytorch-3dunet ResidualUNet3D": (lambda: make_wolny("ResidualUNet3D"), CUBE),
+    "pytorch-3dunet ResidualUNetSE3D": (lambda: make_wolny("ResidualUNetSE3D"), CUBE),
+}
+SLOW_NETWORKS = {
+    "SwinUNETR": (lambda: make_monai("SwinUNETR", 1, 3, feature_size=12), (1, 1, 64, 64, 64)),
+    "MedNeXt": (lambda: make_monai("MedNeXt", 3, 4, 1, 3), CUBE),
+}
+
+
+def small():
+    return nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NETWORKS)]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_peak_of_a_cpu_step_is_estimated_to_the_byte(name):
+    make, shape = (NETWORKS | SLOW_NETWORKS)[name]
+    network = make()
+
+    def make_step():
+        model = copy.deepcopy(network).train()
+        return ModelStep(model, shape, sum_means, torch.optim.AdamW(model.parameters()), None)
+
+    assert unet3d.estimate_memory(network, shape, device="cpu").peak == measure(make_step).peak
+
+
+def test_the_network_is_not_changed():
+    network = small().eval()
+    before = [p.clone() for p in network.parameters()]
+    unet3d.estimate_memory(network, (2, 1, 16, 16, 16))
+    assert all(p.equal(q) for p, q in zip(network.parameters(), before, strict=True))
+    assert not network.training
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_tied_weights_are_counted_once():
+    tied = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    own = unet3d.estimate_memory(tied, (1, 64), device="cpu").peak
+    tied[1].weight = tied[0].weight
+    assert own - unet3d.estimate_memory(tied, (1, 64), device="cpu").peak >= 3 * 64 * 64 * 4
+
+
+def test_mixed_precision_and_the_loss_of_a_user():
+    def loss(logits):
+        target = torch.zeros(2, 64, 64, 64, dtype=torch.long)
+        return nn.functional.cross_entropy(logits, target)
+
+    shape = (2, 1, 64, 64, 64)
+    half, full = (
+        unet3d.estimate_memory(
+            small(), shape, loss=loss, optimizer=lambda p: torch.optim.SGD(p, 0.1), precision=name
+        )
+        for name in ("16", "32")
+    )
+    assert half.peak < full.peak < full.reserved
+    assert "workspaces" in half.table()
+    assert len(half.timeline().axes) == 1
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    estimate = unet3d.estimate_memory(small(), (1, 1, 64, 64, 64))
+    largest = estimate.largest_batch(2)
+    reserved = [
+        unet3d.estimate_memory(small(), (n, 1, 64, 64, 64)).reserved for n in (largest, largest + 1)
+    ]
+    room = 2 * GIB - CUDA_CONTEXT_BYTES
+    assert reserved[0] <= room < reserved[1]
+    assert estimate.largest_batch(0.5) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "12"}, "precision must be one of 32, 16, bf16, got '12'"),
+        ({"device": "tpu"}, "device must be cuda or cpu, got 'tpu'"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        unet3d.estimate_memory(small(), (2, 1, 8, 8, 8), **options)
+
+
+def test_a_network_that_rejects_the_input_is_named_in_one_line():
+    with pytest.raises(UsageError, match="cannot estimate the memory of this network's step"):
+        unet3d.estimate_memory(small(), (2, 3, 8, 8, 8))
+
+
+def test_the_largest_batch_of_a_cpu_is_refused():
+    with pytest.raises(UsageError, match="largest_batch is for GPUs"):
+        unet3d.estimate_memory(small(), (2, 1, 8, 8, 8), device="cpu").largest_batch(8)
+
+
+def test_the_import_needs_neither_hydra_nor_lightning():
+    code = (
+        "import sys, unet3d; unet3d.estimate_memory; "
+        "print([n for n in ('hydra', 'lightning', 'monai', 'matplotlib') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

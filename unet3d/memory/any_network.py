@@ -1,0 +1,182 @@
+"""Estimate the memory of a training step of any network, without Hydra and Lightning."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode
+from torch.utils._pytree import tree_leaves
+
+from unet3d.errors import UsageError, summarize_error
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
+from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.plots import plot_timeline
+from unet3d.memory.tables import format_peaks
+from unet3d.memory.trace import Trace
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AUTOCAST = {"32": None, "16": torch.float16, "bf16": torch.bfloat16}
+
+Loss = Callable[[Any], Tensor]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def estimate_memory(
+    model: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer = torch.optim.AdamW,
+    precision: str = "32",
+    device: str = "cuda",
+) -> "NetworkEstimate":
+    """Estimate the memory of a training step before it runs; no GPU is needed.
+
+    Args:
+        model: any network in PyTorch. It is not changed, and its weights may be on any device.
+        input_shape: shape of a batch, such as (2, 1, 128, 128, 128).
+        loss: computes a number from the network's outputs. Tensors that it creates are counted.
+            By default the sum of the outputs' means.
+        optimizer: makes an optimizer from the parameters.
+        precision: 32, or mixed precision: 16 or bf16.
+        device: "cuda" or "cpu".
+
+    Example::
+
+        >>> network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 2, 1))
+        >>> estimate = estimate_memory(network, (2, 1, 16, 16, 16), device="cpu")
+        >>> estimate.peak
+        822200
+    """
+    if precision not in AUTOCAST:
+        raise UsageError(f"precision must be one of {', '.join(AUTOCAST)}, got {precision!r}")
+    if device not in ("cuda", "cpu"):
+        raise UsageError(f"device must be cuda or cpu, got {device!r}")
+
+    def estimate(batch: int) -> MemoryEstimate:
+        shape = (batch, *input_shape[1:])
+        return _estimate(model, shape, loss or sum_means, optimizer, precision, device)
+
+    return NetworkEstimate(estimate, input_shape[0])
+
+
+class NetworkEstimate:
+    """The estimated memory of a network's training step; sizes are in bytes."""
+
+    def __init__(self, estimate: Callable[[int], MemoryEstimate], batch: int):
+        self._estimate, self.details = estimate, estimate(batch)
+
+    @property
+    def peak(self) -> int:
+        """Return the largest size of all blocks in use."""
+        return self.details.peak.allocated or 0
+
+    @property
+    def reserved(self) -> int:
+        """Return what torch reserves on a GPU; 0 for a CPU."""
+        return self.details.peak.reserved or 0
+
+    def table(self) -> str:
+        """Format the peak by phase and by kind of tensor."""
+        return format_peaks(self.details)
+
+    def timeline(self) -> "Figure":
+        """Plot the memory in use over the step; needs matplotlib."""
+        return plot_timeline(self.details, "one training step, estimated")
+
+    def largest_batch(self, budget_gib: float) -> int:
+        """Return the largest batch that fits a GPU with this memory; 0 if none does.
+
+        600 MiB of it are left for the CUDA context.
+        """
+        if not self.details.trace.cuda:
+            raise UsageError('largest_batch is for GPUs: estimate with device="cuda"')
+        budget = int(budget_gib * GIB)
+        extrapolation = BatchExtrapolation(self._estimate(2), self._estimate(3))
+        if not extrapolation.affine:
+            raise UsageError("the step of this network depends on the batch size")
+        one = (self._estimate(1).peak.reserved or 0) + CUDA_CONTEXT_BYTES
+        return search_largest_batch(extrapolation, budget) or int(one <= budget)
+
+
+class ModelStep:
+    """A training step as most loops write it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shape: Sequence[int],
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        autocast: torch.dtype | None,
+    ):
+        self.model, self.shape, self.loss, self.optimizer = model, shape, loss, optimizer
+        self.autocast = autocast
+
+    def train(self, trace: Trace) -> None:
+        """Run one optimizer step."""
+        trace.begin_phase("forward")
+        x = torch.empty(*self.shape)
+        trace.label(x, "input")
+        with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None):
+            loss = self.loss(self.model(x))
+        trace.begin_phase("backward")
+        loss.backward()
+        trace.begin_phase("optimizer")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def validate(self, trace: Trace) -> None:
+        """Do nothing."""
+
+
+def _estimate(
+    model: nn.Module,
+    shape: Sequence[int],
+    loss: Loss,
+    make_optimizer: MakeOptimizer,
+    precision: str,
+    device: str,
+) -> MemoryEstimate:
+    def make_step() -> ModelStep:
+        fake = _copy_as_fake(model).train()
+        optimizer = make_optimizer(p for p in fake.parameters() if p.requires_grad)
+        if device == "cuda":
+            for group in optimizer.param_groups:
+                if group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True  # torch's own choice on CUDA
+        return ModelStep(fake, shape, loss, optimizer, AUTOCAST[precision])
+
+    try:
+        return estimate_step(make_step, cuda=device == "cuda")
+    except UsageError:
+        raise
+    except Exception as error:  # a network may do what tensors without values cannot follow
+        raise UsageError(
+            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
+        ) from error
+
+
+def _copy_as_fake(model: nn.Module) -> nn.Module:
+    """Copy a network with parameters and buffers that have no values and are on the CPU."""
+    memo: dict[int, Tensor] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, tensor.requires_grad)
+        memo[id(tensor)] = fake
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    with FakeCopyMode(mode):
+        return copy.deepcopy(model, memo)
+
+
+def sum_means(outputs: Any) -> Tensor:
+    """Return a number that every output contributes to."""
+    means = [x.float().mean() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
+    return torch.stack(means).sum()
