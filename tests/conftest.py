@@ -34,6 +34,7 @@ def pytest_unconfigure():
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:2:16:8"  # torch's own; importing MONAI changes it
 
 
 @pytest.fixture(scope="session", autouse=True)
