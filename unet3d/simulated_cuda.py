@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 _is_simulating = False
 
@@ -17,6 +18,13 @@ def simulate_cuda() -> Generator[None]:
         yield
     finally:
         _is_simulating = previous
+
+
+def choose_foreach(optimizer: Optimizer) -> None:
+    """Let an optimizer of CPU tensors update them together, torch's own choice on CUDA."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def get_device_type(x: Tensor) -> str:

@@ -30,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from unet3d.gpu_specs import GPUS
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
+from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.trace import Trace
@@ -38,9 +39,10 @@ from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.roofline.operations import count_operations, sum_launches
 from unet3d.roofline.step_time import model_step_time
+from unet3d.simulated_cuda import choose_foreach
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TrainingStep
+from unet3d.workflows.memory.training_step import TrainingStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,8 +134,7 @@ def build_step(
 def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) -> TrainingStep:
     """Build a step on fake CPU tensors with torch's choice of optimizer on CUDA."""
     step = build_step(make, size, batch, precision, "cpu")
-    for group in step.optimizer.param_groups:
-        group["foreach"] = True
+    choose_foreach(step.optimizer)
     return step
 
 

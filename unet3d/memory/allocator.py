@@ -47,7 +47,7 @@ class CachingAllocator:
         self._used_blocks: dict[int, _Block] = {}
         self._top = 0
         self.allocated = self.reserved = 0
-        self.peak_allocated = self.peak_reserved = 0
+        self.peak_allocated = 0
 
     def allocate(self, key: int, nbytes: int) -> int:
         """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
@@ -98,7 +98,6 @@ class CachingAllocator:
         else:
             segment = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
         self.reserved += segment
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
         self._top += 2**40  # segments are never adjacent
         return _Block(segment, self._top, small)
 

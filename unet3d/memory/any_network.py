@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,20 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_leaves
 
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError
+from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
-from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
 from unet3d.memory.plots import plot_timeline
 from unet3d.memory.tables import format_peaks
 from unet3d.memory.trace import Trace
+from unet3d.simulated_cuda import choose_foreach
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AUTOCAST = {"32": None, "16": torch.float16, "bf16": torch.bfloat16}
+PRECISIONS = ("32", *AUTOCAST_TYPES)
 
 Loss = Callable[[Any], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -54,8 +57,8 @@ def estimate_memory(
         >>> estimate.peak
         822200
     """
-    if precision not in AUTOCAST:
-        raise UsageError(f"precision must be one of {', '.join(AUTOCAST)}, got {precision!r}")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
         raise UsageError(f"device must be cuda or cpu, got {device!r}")
 
@@ -70,7 +73,8 @@ class NetworkEstimate:
     """The estimated memory of a network's training step; sizes are in bytes."""
 
     def __init__(self, estimate: Callable[[int], MemoryEstimate], batch: int):
-        self._estimate, self.details = estimate, estimate(batch)
+        self._estimate = cache(estimate)
+        self.details = self._estimate(batch)
 
     @property
     def peak(self) -> int:
@@ -148,19 +152,11 @@ def _estimate(
         fake = _copy_as_fake(model).train()
         optimizer = make_optimizer(p for p in fake.parameters() if p.requires_grad)
         if device == "cuda":
-            for group in optimizer.param_groups:
-                if group.get("foreach", False) is None and not group.get("fused"):
-                    group["foreach"] = True  # torch's own choice on CUDA
-        return ModelStep(fake, shape, loss, optimizer, AUTOCAST[precision])
+            choose_foreach(optimizer)
+        return ModelStep(fake, shape, loss, optimizer, AUTOCAST_TYPES.get(precision))
 
-    try:
+    with refuse_untraceable():
         return estimate_step(make_step, cuda=device == "cuda")
-    except UsageError:
-        raise
-    except Exception as error:  # a network may do what tensors without values cannot follow
-        raise UsageError(
-            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
-        ) from error
 
 
 def _copy_as_fake(model: nn.Module) -> nn.Module:

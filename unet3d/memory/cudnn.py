@@ -29,6 +29,12 @@ def is_channels_last(x: Tensor) -> bool:
     return x.dim() == 5 and suggest_memory_format(x) == torch.channels_last_3d
 
 
+def has_channels_last_memory(x: Tensor) -> bool:
+    """Return whether the values of a tensor are in channels-last order, without gaps."""
+    formats: dict[int, Any] = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+
+
 def _make_channels_last(x: Tensor) -> Tensor:
     if x.dim() != 5 or is_channels_last(x):
         return x

@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.conv_backend import COLUMNS
@@ -209,6 +210,23 @@ class MemoryEstimate:
         after = int(self.curve[call.stop - 1])
         reserved = int(self.reserved_curve[call.stop - 1]) if self.trace.cuda else 0
         return Layer(call.name, call.type, call.phase, after, after - before, reserved)
+
+
+class UntraceableError(UsageError):
+    """The network depends on tensor values, is compiled, or cannot take this patch."""
+
+
+@contextmanager
+def refuse_untraceable() -> Generator[None]:
+    """Raise an UntraceableError of one line instead of errors of other kinds."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # a network may do what tensors without values cannot follow
+        raise UntraceableError(
+            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
+        ) from error
 
 
 @contextmanager

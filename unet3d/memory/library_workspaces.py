@@ -7,12 +7,12 @@ other tensor is copied to the workspace. An H100 showed these rules: tests/memor
 import os
 import re
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unet3d import nvml
+from unet3d.memory.cudnn import has_channels_last_memory
 from unet3d.units import MIB
 
 aten = torch.ops.aten
@@ -71,16 +71,11 @@ def _is_depthwise(x: Tensor, groups: int) -> bool:
 def _get_copy_bytes(x: Tensor) -> int:
     """Return the bytes of a channels-last copy; 0 if cuDNN reads the tensor itself."""
     padded = _get_padded_bytes(x)
-    is_aligned = padded == x.numel() * x.element_size()
-    return 0 if x.shape[1] == 1 or (is_aligned and _is_channels_last(x)) else padded
+    is_readable = padded == x.nbytes and has_channels_last_memory(x)
+    return 0 if x.shape[1] == 1 or is_readable else padded
 
 
 def _get_padded_bytes(x: Tensor) -> int:
     vector = VECTOR_BYTES // x.element_size()
     channels = -(-x.shape[1] // vector) * vector
     return len(x) * channels * prod(x.shape[2:]) * x.element_size()
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    formats: dict[int, Any] = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])

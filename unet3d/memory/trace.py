@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.allocator import round_block_size
 from unet3d.memory.conv_backend import COLUMNS, CudnnRules, get_rules
-from unet3d.memory.cudnn import follow_cudnn
+from unet3d.memory.cudnn import follow_cudnn, has_channels_last_memory
 from unet3d.memory.library_workspaces import (
     CONVOLUTIONS,
     CUBLASLT_BYTES,
@@ -256,23 +256,25 @@ class Trace(TorchDispatchMode):
         else:
             outputs, transposed = out[:2], args[7]
             workspaces = get_backward_workspaces(result, x, weight, groups, transposed)
-        copies = [] if is_forward or _is_dense(result) else [result.numel() * result.element_size()]
-        blocks = [self._allocate(nbytes, f"{op}: contiguous copy") for nbytes in copies]
+        copy = None
+        if not is_forward and not _is_dense(result):
+            copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
                 self._see(output, None, op)
                 self._free(self._allocate(nbytes, "cuDNN", "workspaces"))
-        for block in blocks:
-            self._free(block)
+        if copy is not None:
+            self._free(copy)
 
     def _add_cublas(self, operation: Any, in_backward: bool) -> None:
         """Record the workspaces that cuBLAS allocates once for a thread, and keeps."""
-        users = {"backward" if in_backward else "forward": get_cublas_bytes()}
+        users = ["backward" if in_backward else "forward"]
         if operation is aten.addmm:
-            users["cuBLASLt"] = CUBLASLT_BYTES
-        for user, nbytes in users.items():
+            users.append("cuBLASLt")
+        for user in users:
             if user not in self._cublas_users:
                 self._cublas_users.add(user)
+                nbytes = CUBLASLT_BYTES if user == "cuBLASLt" else get_cublas_bytes()
                 self._allocate(nbytes, "cuBLAS", "workspaces")
 
     def _copy_view_gradient(self, grad: Tensor, view: Tensor) -> Tensor:
@@ -399,9 +401,7 @@ def read_scalar(func: Any, args: tuple) -> Any:
 
 def _is_dense(x: Tensor) -> bool:
     """Return whether a feature map is contiguous or channels-last."""
-    formats: dict[int, Any] = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
-    return last or x.is_contiguous()
+    return x.is_contiguous() or has_channels_last_memory(x)
 
 
 def _is_short(args: tuple) -> bool:

@@ -32,9 +32,10 @@ from unet3d.machine.system import (
     inspect_kernel_cache,
     inspect_system,
 )
+from unet3d.memory.estimate import UntraceableError
 from unet3d.memory.peak import can_measure_resident_peak
 from unet3d.units import GIB, format_bytes
-from unet3d.workflows.memory.estimate import UntraceableError, estimate_memory
+from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
 from unet3d.workflows.memory.strategies import get_device_bytes, resolve_strategy
 from unet3d.workflows.memory.suggest import find_largest_batch

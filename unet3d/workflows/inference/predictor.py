@@ -30,11 +30,12 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.window_memory import measure_window_memory
-from unet3d.workflows.memory.training_step import AUTOCAST_TYPES, TRUE_HALF_TYPES
+from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""

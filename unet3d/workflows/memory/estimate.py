@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_precision
-from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.estimate import (
+    MemoryEstimate,
+    UntraceableError,
+    estimate_step,
+    refuse_untraceable,
+)
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
-
-
-class UntraceableError(UsageError):
-    """The network depends on tensor values, is compiled, or cannot take this patch."""
 
 
 def estimate_memory(
@@ -41,14 +42,8 @@ def trace_step(
             "plain modules when compiled, which takes more memory, and the first step takes minutes"
         )
     step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
-    try:
+    with refuse_untraceable():
         return estimate_step(step, cuda=cuda)
-    except UsageError:
-        raise
-    except Exception as error:  # a network may do what tensors without values cannot follow
-        raise UntraceableError(
-            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
-        ) from error
 
 
 def format_scaled_patch(patch_size: Sequence[int], fraction: float) -> str:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine.device import Precision
+from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
+from unet3d.simulated_cuda import choose_foreach
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
 
-AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
@@ -168,9 +169,8 @@ def make_step_factory(
         if device != "cpu":
             model.to(device)
         optimizer = make_optimizer_factory(settings, precision)(model.parameters())
-        for group in optimizer.param_groups:
-            if cuda and group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True  # torch's own choice on CUDA
+        if cuda:
+            choose_foreach(optimizer)
         data, windows = settings.data, settings.inference
         return TrainingStep(
             model=model,

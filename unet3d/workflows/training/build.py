@@ -21,9 +21,9 @@ from unet3d.machine.device import (
     resolve_precision,
 )
 from unet3d.machine.distributed_env import ProcessRank
-from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.estimate import MemoryEstimate, UntraceableError
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.estimate import UntraceableError, trace_step
+from unet3d.workflows.memory.estimate import trace_step
 from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.shared.dataset import build_layout, get_network_sizes, resolve_dataset
