@@ -56,21 +56,18 @@ def front(folder: Path) -> str:
         "unet3d, fused": "**unet3d**, default",
         "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
     }
-    on_gpu = {name: measured.get(name) for name in labels}
-    if not all(on_gpu.values()):
-        lines = ["| | peak GPU memory, estimated | relative time on a CPU |", "| --- | --- | --- |"]
-        for name, label in labels.items():
-            found = f"{rows[name]['peak_allocated_mib']} MiB"
-            lines.append(f"| {label} | {found} | {format_time(times[name])} |")
-        return "\n".join(lines)
-    lines = [
-        "| | peak GPU memory, measured (estimated) | step on that GPU | relative time on a CPU |",
-        "| --- | --- | --- | --- |",
-    ]
+    on_gpu = {name: measured[name] for name in labels if name in measured}
+    is_measured = len(on_gpu) == len(labels)
+    titles = ["peak GPU memory, estimated"]
+    if is_measured:
+        titles = ["peak GPU memory, measured (estimated)", "step on that GPU"]
+    titles.append("relative time on a CPU")
+    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " --- |" * len(titles)]
     for name, label in labels.items():
-        row = on_gpu[name]
-        milliseconds = f"{1000 * row['step_seconds']:.0f} ms" if row else OPEN
-        lines.append(f"| {label} | {peak(row)} | {milliseconds} | {format_time(times[name])} |")
+        cells = [f"{rows[name]['peak_allocated_mib']} MiB"]
+        if is_measured:
+            cells = [peak(on_gpu[name]), f"{1000 * on_gpu[name]['step_seconds']:.0f} ms"]
+        lines.append(f"| {' | '.join([label, *cells, format_time(times[name])])} |")
     return "\n".join(lines)
 
 
@@ -342,17 +339,18 @@ def gpu_evidence(folder: Path) -> str:
         "every block at its address | 0 in all 13 |",
         "| failed requests of `Conv3d`, in PyTorch's issues | 3 | 0 to the digit printed | |",
     ]
+    device = gpu(folder, "environment").get("machine", {}).get("device")
     titles = {
-        "forum": "H100: `experiment=forum_*` with each strategy",
-        "tile_size": "H100: tiles of 4 to 256 MiB",
-        "peers": "H100: networks of MONAI and nnU-Net, and the same in unet3d",
-        "predict": "H100: precisions, optimizers, networks and patches, all combined",
+        "forum": "`experiment=forum_*` with each strategy",
+        "tile_size": "tiles of 4 to 256 MiB",
+        "peers": "networks of MONAI and nnU-Net, and the same in unet3d",
+        "predict": "precisions, optimizers, networks and patches, all combined",
     }
     for part, title in titles.items():
         rows = gpu(folder, part).values()
         if rows:
             cells = [format_errors([row[key] for row in rows if key in row]) for key in ERRORS]
-            lines.append(f"| {title} | {len(rows)} | {' | '.join(cells)} |")
+            lines.append(f"| {device}: {title} | {len(rows)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

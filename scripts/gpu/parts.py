@@ -74,7 +74,8 @@ def summarize_libraries(rows: Rows) -> dict[str, Any]:
     libraries = rows.get("libraries", {})
     used = [row["outside_allocator"] for row in libraries.values() if isinstance(row, dict)]
     count = sum(len(row.get("operations", {})) for row in rows.values())
-    return {"outside_allocator_mib": [round(n / MIB) for n in used], "convolutions": count}
+    known = [round(n / MIB) for n in used if n is not None]
+    return {"outside_allocator_mib": known, "convolutions": count}
 
 
 def summarize_ratios(rows: Rows) -> dict[str, Any]:

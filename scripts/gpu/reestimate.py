@@ -10,48 +10,39 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.step import (
-    Factory,
-    estimate,
-    list_comparable_networks,
-    list_forum_networks,
-    set_tile_size,
-)
+from scripts.bench.step import estimate
 from scripts.gpu.parts import PARTS
-from scripts.gpu.steps import FORUM_SIZE, PEERS_SIZE, TILE_MIB, describe_errors
+from scripts.gpu.steps import (
+    describe_errors,
+    list_forum_steps,
+    list_peer_steps,
+    list_tile_steps,
+    name_forum_run,
+)
 from unet3d.atomic_write import atomic_write
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.library_workspaces import HOPPER_CUBLAS_BYTES
 from unet3d.workflows.memory.estimate import estimate_memory
 
 Estimator = Callable[[], MemoryEstimate]
 
-HOPPER_WORKSPACE = ":32768:1"
-"""What cuBLAS keeps on GPUs of compute capability 9.0 and more: 32 MiB for each thread."""
-
 
 def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
     """Return, by part and row, what estimates the row again."""
-    estimators: dict[tuple[str, str], Estimator] = {}
-    factories: dict[tuple[str, str], tuple[Factory, list[int]]] = {}
+    steps = {"forum": list_forum_steps, "tile_size": list_tile_steps, "peers": list_peer_steps}
+    estimators: dict[tuple[str, str], Estimator] = {
+        (part, name): partial(estimate, make, size, 2, "16", cuda=True)
+        for part, list_steps in steps.items()
+        for name, (make, size) in list_steps().items()
+    }
     for name in ("small", "large"):
-        networks = list_forum_networks(name)
-        for strategy, make in networks.items():
-            factories["forum", f"{name}, {strategy}"] = make, FORUM_SIZE
-        title = f"{name}, in pure fp16 with SGD"
-        estimators["forum", title] = partial(estimate_config, [f"experiment=forum_{name}"])
-    for strategy, mib in product(("fused", "leanest"), TILE_MIB):
-        make = set_tile_size(list_forum_networks("small")[strategy], mib)
-        factories["tile_size", f"{strategy}, {mib} MiB"] = make, FORUM_SIZE
-    for name, make in list_comparable_networks(64).items():
-        factories["peers", name] = make, PEERS_SIZE
-    for key, (make, size) in factories.items():
-        estimators[key] = partial(estimate, make, size, 2, "16", cuda=True)
+        run = partial(estimate_config, [f"experiment=forum_{name}"])
+        estimators["forum", name_forum_run(name)] = run
     for row in parts.get("predict", {}).get("rows", {}):
         words = [*row.split(), "data.num_classes=5", "trainer.accelerator=gpu"]
         estimators["predict", row] = partial(estimate_config, words)
@@ -65,13 +56,15 @@ def estimate_config(words: list[str]) -> MemoryEstimate:
 def assume_gpu(environment: dict[str, Any]) -> None:
     """Estimate for the GPU of the report instead of this machine's."""
     if float(environment["capability"]) >= 9:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = HOPPER_WORKSPACE
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = f":{HOPPER_CUBLAS_BYTES // 1024}:1"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.gpu.reestimate", description=__doc__)
     parser.add_argument("file", type=Path)
-    path = parser.parse_args(argv).file
+    path: Path = parser.parse_args(argv).file
+    if not path.is_file():
+        parser.error(f"{path} does not exist")
     results = json.loads(path.read_text())
     parts = results["parts"]
     assume_gpu(parts["environment"]["summary"])

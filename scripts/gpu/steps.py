@@ -47,6 +47,9 @@ FORUM_SIZE = [320, 150, 26]
 PEERS_SIZE = [320, 160, 32]
 TILE_MIB = (4, 16, 64, 256)
 
+Steps = dict[str, tuple[Factory, list[int]]]
+"""Networks and the sizes of their volumes, by row."""
+
 GPU_MEMORY = 7000 * MIB
 """Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
@@ -157,19 +160,53 @@ def measure(context: Context, make: Factory, size: list[int], *, batch: int = 2)
     return compare_peaks(predicted, measure_peaks(context, step)) | time_step(context, step)
 
 
+def list_forum_steps(*, tiny: bool = False) -> Steps:
+    """Return the forum networks in plain modules and with each strategy."""
+    return {
+        f"{name}, {strategy}": (make, get_forum_size(tiny=tiny))
+        for name in ("small", "large")
+        for strategy, make in list_forum_networks(name, get_width(tiny=tiny)).items()
+    }
+
+
+def list_tile_steps(*, tiny: bool = False) -> Steps:
+    """Return the small forum network with tiles of several sizes."""
+    networks = list_forum_networks("small", get_width(tiny=tiny))
+    return {
+        f"{strategy}, {mib} MiB": (
+            set_tile_size(networks[strategy], mib),
+            get_forum_size(tiny=tiny),
+        )
+        for strategy, mib in product(("fused", "leanest"), TILE_MIB)
+    }
+
+
+def list_peer_steps(*, tiny: bool = False) -> Steps:
+    """Return the installed networks of other projects, and ours with the same channels."""
+    size = [32, 32, 16] if tiny else PEERS_SIZE
+    networks = list_comparable_networks(get_width(tiny=tiny))
+    return {name: (make, size) for name, make in networks.items()}
+
+
+def get_width(*, tiny: bool) -> int:
+    return 4 if tiny else 64
+
+
+def get_forum_size(*, tiny: bool) -> list[int]:
+    return [32, 16, 16] if tiny else FORUM_SIZE
+
+
 def forum(context: Context) -> dict[str, Row]:
     """Measure the forum networks: as in the forum, in plain modules, and with each strategy."""
     rows: dict[str, Row] = {}
-    for name in ("small", "large"):
-        if not context.tiny:
-            rows[f"{name}, in pure fp16 with SGD"] = partial(measure_forum_run, context, name)
-        for strategy, make in list_forum_networks(name, 4 if context.tiny else 64).items():
-            rows[f"{name}, {strategy}"] = partial(measure, context, make, get_forum_size(context))
-    return shorten(context, rows)
+    if not context.tiny:
+        for name in ("small", "large"):
+            rows[name_forum_run(name)] = partial(measure_forum_run, context, name)
+    return rows | measure_steps(context, list_forum_steps(tiny=context.tiny))
 
 
-def get_forum_size(context: Context) -> list[int]:
-    return [32, 16, 16] if context.tiny else FORUM_SIZE
+def name_forum_run(name: str) -> str:
+    return f"{name}, in pure fp16 with SGD"
 
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
@@ -183,26 +220,19 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
 
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
-    size = [32, 32, 16] if context.tiny else PEERS_SIZE
-    networks = list_comparable_networks(4 if context.tiny else 64)
-    rows: dict[str, Row] = {
-        name: partial(measure, context, make, size) for name, make in networks.items()
-    }
-    return shorten(context, rows)
+    return measure_steps(context, list_peer_steps(tiny=context.tiny))
 
 
 def tile_size(context: Context) -> dict[str, Row]:
     """Measure time and memory of the small forum network with tiles of several sizes."""
-    networks = list_forum_networks("small", 4 if context.tiny else 64)
-    rows: dict[str, Row] = {}
-    for strategy, mib in product(("fused", "leanest"), TILE_MIB):
-        make = networks[strategy]
-        rows[f"{strategy}, {mib} MiB"] = partial(measure_tile_size, context, make, mib)
+    return measure_steps(context, list_tile_steps(tiny=context.tiny))
+
+
+def measure_steps(context: Context, steps: Steps) -> dict[str, Row]:
+    rows: dict[str, Row] = {
+        name: partial(measure, context, make, size) for name, (make, size) in steps.items()
+    }
     return shorten(context, rows)
-
-
-def measure_tile_size(context: Context, make: Factory, mib: int) -> dict[str, Any]:
-    return measure(context, set_tile_size(make, mib), get_forum_size(context))
 
 
 def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
@@ -224,7 +254,7 @@ def batch(context: Context) -> dict[str, Row]:
 
 def find_largest_batch(context: Context, make: Factory) -> dict[str, Any]:
     """Try batches, starting from the estimated one, until one fits and the next does not."""
-    precision, size = "16" if context.cuda else "32", get_forum_size(context)
+    precision, size = "16" if context.cuda else "32", get_forum_size(tiny=context.tiny)
     any_batch = BatchExtrapolation(*(estimate(make, size, n, precision, cuda=True) for n in (2, 3)))
     predicted = 0
     if any_batch.affine and not context.tiny:
@@ -282,7 +312,7 @@ def profile_step(context: Context, make: Factory) -> dict[str, Any]:
     from torch.profiler import profile as Profiler
 
     precision = "16" if context.cuda else "32"
-    step = build_step(make, get_forum_size(context), 2, precision, context.device.type)
+    step = build_step(make, get_forum_size(tiny=context.tiny), 2, precision, context.device.type)
     for _ in range(2):
         step.train(NullListener())
     context.synchronize()

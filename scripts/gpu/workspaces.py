@@ -20,20 +20,17 @@ from scripts.bench.step import (
     list_peers,
     set_tile_size,
 )
+from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
-from scripts.gpu.steps import build_configured_step, get_forum_size
+from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
 from unet3d import nvml
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
+from unet3d.memory.library_workspaces import CONVOLUTIONS
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
-aten = torch.ops.aten
-
-CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 LAYERS: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
     ("3d 1->32", partial(nn.Conv3d, 1, 32, 3, padding=1), (2, 1, 64, 64, 64)),
@@ -69,13 +66,13 @@ def workspaces(context: Context) -> dict[str, Row]:
         rows[f"{title}, {dtype} {layout}"] = partial(
             record_layer, context, make, size, DTYPES[dtype], last
         )
-    for name in ("small", "large"):
-        networks = list_forum_networks(name, 4 if context.tiny else 64)
+    width = get_width(tiny=context.tiny)
+    small, large = (list_forum_networks(name, width) for name in ("small", "large"))
+    for name, networks in (("small", small), ("large", large)):
         for strategy in (AS_WRITTEN, "fused", "lean", "leanest"):
             make = networks[strategy]
             rows[f"forum {name}, {strategy}"] = partial(record_network, context, make, "16")
-    networks = list_forum_networks("small", 4 if context.tiny else 64)
-    written, large_tiles = networks[AS_WRITTEN], set_tile_size(networks["fused"], 256)
+    written, large_tiles = small[AS_WRITTEN], set_tile_size(small["fused"], 256)
     rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles, "16")
     for precision in ("32", "bf16"):
         title = f"forum small, {AS_WRITTEN}, {precision}"
@@ -159,7 +156,7 @@ def record_step(context: Context, step: TrainingStep) -> dict[str, Any]:
 
 def record_network(context: Context, make: Factory, precision: str) -> dict[str, Any]:
     """Record a step of a network at the size of the forum's volumes."""
-    size = get_forum_size(context)
+    size = get_forum_size(tiny=context.tiny)
     return record_step(context, build_step(make, size, 2, precision, context.device.type))
 
 
