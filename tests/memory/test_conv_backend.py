@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.memory.helpers.recordings import EVIDENCE
 from unet3d.cli.main import main
 from unet3d.errors import UsageError
+from unet3d.memory.allocator import replay
 from unet3d.memory.conv_backend import CudnnRules, get_installed_rules, parse_rules
 from unet3d.memory.estimate import simulate_cuda_step
 from unet3d.memory.trace import Trace
@@ -25,15 +27,54 @@ def read_issues():
         return list(csv.DictReader(file))
 
 
-def trace_conv(x_shape, out_channels, padding, dtype, rules, *, channels_last=False):
+def trace_conv(x_shape, out_channels, padding, dtype, rules, *, channels_last=False, calls=1):
     with FakeTensorMode(), simulate_cuda_step(), torch.no_grad():
         conv = nn.Conv3d(x_shape[1], out_channels, 3, padding=padding, dtype=dtype)
         trace = Trace(cuda=True, rules=rules)
         with trace.record(conv):
             trace.begin_phase("forward")
             format = torch.channels_last_3d if channels_last else torch.contiguous_format
-            conv(torch.empty(x_shape, dtype=dtype, memory_format=format))
+            x, out = torch.empty(x_shape, dtype=dtype, memory_format=format), None
+            for _ in range(calls):
+                out = conv(x)  # the output of the previous call lives until then
+            del out
     return trace
+
+
+VERSIONS = {
+    "pytorch#95024": OLD,
+    "pytorch#132300": CudnnRules(torch=(2, 4, 0), cudnn=90_100),
+    "A100, torch 2.9.1, cuDNN 9.15.1": parse_rules("2.9.1", "9.15.1"),
+    "torch 2.8.0 and 2.9.1": parse_rules("2.8.0", "9.10.2"),
+}
+"""Versions by source or machine. Those of the first two are not stated: older ones."""
+UNITS = {"bytes": 1, "GiB": GIB, "": GIB}
+
+
+PEAKS = [
+    row
+    for row in read_issues()
+    if row["figure"].startswith("max_allocated") and row["source"] != "pytorch#128947"
+]
+"""Peaks with digits; of processes with no other tensors."""
+
+
+@pytest.mark.parametrize("issue", PEAKS, ids=lambda r: f"{r['source']} {r['machine']}")
+def test_peaks_of_single_convolutions_are_within_one_percent(issue, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    new = parse_rules("2.9.1", "9.10.2")
+    rules = VERSIONS.get(issue["source"], VERSIONS.get(issue["machine"], new))
+    shape, channels = json.loads(issue["input"]), int(issue["out_channels"])
+    calls = 3 if issue["figure"].endswith("loop") else 1
+    dtype, padding = TYPES[issue["dtype"]], int(issue["padding"])
+    trace = trace_conv(shape, channels, padding, dtype, rules, calls=calls)
+    peak = max(replay(trace.events, [block.nbytes for block in trace.blocks]).allocated)
+    unit = UNITS[re.split("[ ,;]", issue["note"])[0]]
+    assert peak == pytest.approx(float(issue["value"]) * unit, rel=0.01)
+
+
+def test_there_are_seven_precise_peaks():
+    assert len(PEAKS) == 7
 
 
 def get_columns(trace):

@@ -1,13 +1,20 @@
 """The model of the caching allocator against recordings of real GPUs."""
 
+import json
+
 import pytest
 
+from scripts.gpu.report import BENCHMARKS
 from tests.memory.helpers.recordings import (
+    EVIDENCE,
     SNAPSHOTS,
     PlacedAllocator,
     read_recording,
     replay_snapshot,
 )
+from tests.memory.helpers.resnet import ResNetStep, list_requests, read_step
+from unet3d.memory.allocator import SMALL, round_block_size
+from unet3d.memory.estimate import estimate_step
 
 
 def test_every_recording_is_there():
@@ -35,3 +42,39 @@ def test_a_rest_is_inferred_only_before_the_recording():
     start = 4 * 2**20
     assert not allocator.reveal_rest(start + 2**19, known={0})
     assert allocator.reveal_rest(start + 2**19, known=set())
+
+
+@pytest.fixture(scope="module")
+def recorded_step():
+    return read_step(read_recording(EVIDENCE / "hta_resnet50.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return estimate_step(ResNetStep, cuda=True)
+
+
+def test_a_step_of_resnet_50_allocates_and_frees_in_the_order_of_a_gpu(recorded_step, resnet):
+    requests = list_requests(resnet)
+    assert len(requests) == len(recorded_step.without_workspaces) == 1088
+    for request, block in zip(requests, recorded_step.without_workspaces, strict=True):
+        assert (request > 0) == (block > 0)
+        assert 0 <= abs(block) - round_block_size(abs(request)) <= SMALL  # a rest is not split off
+
+
+def test_the_peak_of_a_step_of_resnet_50_is_that_of_a_gpu(recorded_step, resnet):
+    assert resnet.without_workspaces == pytest.approx(
+        recorded_step.peak_without_workspaces, rel=0.002
+    )
+    assert resnet.peak.allocated == pytest.approx(recorded_step.peak, rel=0.02)
+
+
+def test_recorded_estimates_of_the_presets_of_nnunet_are_those_of_this_code():
+    from scripts.bench.nnunet_presets import estimate_preset, read_documented
+
+    rows = json.loads((BENCHMARKS / "predicted-nnunet.json").read_text())["rows"]
+    assert {name.split(", ")[0] for name in rows} == set(read_documented())
+    configuration, estimate = estimate_preset("nnU-Net org", "like KiTS")
+    row = rows["nnU-Net org, like KiTS"]
+    assert row["input_shape"] == list(configuration["input_shape"]) == [2, 1, 128, 128, 128]
+    assert row["peak_reserved_bytes"] == estimate.reserved

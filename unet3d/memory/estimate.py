@@ -124,11 +124,13 @@ class MemoryEstimate:
 
     @property
     def without_workspaces(self) -> int:
-        """Return the peak without the workspaces of libraries, which depend on the GPU."""
+        """Return the peak as it would be without the workspaces of libraries."""
         start, stop = self.steady_step
-        blocks = zip(self.trace.blocks, self.sizes.tolist(), strict=True)
-        sizes = [0 if block.kind == "workspaces" else nbytes for block, nbytes in blocks]
-        return int(self._accumulate(sizes)[start:stop].max())
+        blocks = self.trace.blocks
+        sizes = [0 if block.kind == "workspaces" else block.nbytes for block in blocks]
+        if not self.trace.cuda:
+            return int(self._accumulate(sizes)[start:stop].max())
+        return max(replay(self.trace.events, sizes).allocated[start:stop])
 
     def _accumulate(self, sizes: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the bytes allocated after each event, for these sizes of the blocks."""

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workflows.planning.helpers.nnunet_planner import (
+from scripts.bench.nnunet_planner import (
     plan_levels_with_nnunet,
     plan_with_nnunet,
 )

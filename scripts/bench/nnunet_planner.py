@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch as replaced
 
 import numpy as np
@@ -20,12 +21,22 @@ from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner
 from nnunetv2.experiment_planning.experiment_planners.network_topology import (
     get_pool_and_conv_props,
 )
+from nnunetv2.experiment_planning.experiment_planners.residual_unets import (
+    residual_encoder_unet_planners as residual,
+)
 from nnunetv2.preprocessing.resampling.default_resampling import compute_new_shape
 
 from unet3d.types import Triple
 from unet3d.workflows.planning.topology import Levels
 
 NAME = "Dataset001_Synthetic"
+PRESETS: dict[str, type[ExperimentPlanner]] = {
+    "nnU-Net org": ExperimentPlanner,
+    "ResEnc M": residual.nnUNetPlannerResEncM,
+    "ResEnc L": residual.nnUNetPlannerResEncL,
+    "ResEnc XL": residual.nnUNetPlannerResEncXL,
+}
+"""nnU-Net's planners, by the names of its table of presets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +68,12 @@ def plan_levels_with_nnunet(
     return levels, triple(padded[::-1])
 
 
-class Planner(ExperimentPlanner):
-    """nnU-Net's planner, which records the patches that it tries."""
+class PatchRecorder:
+    """Records the patches that one of nnU-Net's planners tries."""
 
     estimate: Callable[[Triple], float] | None
     tried: list[Sequence[int]]
+    determine_transpose: Callable[[], tuple[list[int], list[int]]]
 
     def static_estimate_VRAM_usage(self, patch_size, *args):
         self.tried.append(patch_size)
@@ -72,7 +84,7 @@ class Planner(ExperimentPlanner):
 
 
 @cache
-def empty_planner() -> Planner:
+def build_planner(preset: str) -> Any:
     """Return a planner of a dataset without cases: nnU-Net reads one from files only."""
     with TemporaryDirectory() as folder:
         raw, preprocessed = Path(folder, "raw", NAME), Path(folder, "preprocessed", NAME)
@@ -84,7 +96,7 @@ def empty_planner() -> Planner:
             path.write_text(json.dumps(content))
         paths = {"nnUNet_raw": str(raw.parent), "nnUNet_preprocessed": str(preprocessed.parent)}
         with replaced.dict(os.environ, paths):
-            return Planner(NAME)
+            return type("Planner", (PatchRecorder, PRESETS[preset]), {})(NAME)
 
 
 def plan_with_nnunet(
@@ -93,18 +105,17 @@ def plan_with_nnunet(
     *,
     channels: int = 1,
     classes: int = 2,
-    memory_gb: float = 8,
+    preset: str = "nnU-Net org",
     estimate: Callable[[Triple], float] | None = None,
 ) -> NnUnetPlan:
     """Plan for cropped cases with these spacings and shapes.
 
-    `estimate` replaces nnU-Net's own estimate of a patch, which builds the network: for 8 GB it has
-    to be at most 560e6 (with a batch of two).
+    `estimate` replaces nnU-Net's own estimate of a patch, which builds the network: for the 8 GB of
+    "nnU-Net org" it has to be at most 560e6 (with a batch of two).
     """
-    planner = copy(empty_planner())
+    planner = copy(build_planner(preset))
     planner.estimate = estimate
     planner.tried = []
-    planner.UNet_vram_target_GB = memory_gb
     planner.dataset_json = {
         "channel_names": {str(n): "MRI" for n in range(channels)},
         "labels": {"background": 0, **{f"class_{n}": n for n in range(1, classes)}},
@@ -118,7 +129,8 @@ def plan_with_nnunet(
     forward, backward = planner.determine_transpose()
     spacing = planner.determine_fullres_target_spacing()
     resampled = [
-        compute_new_shape(n[::-1], s[::-1], spacing) for n, s in zip(shapes, spacings, strict=True)
+        compute_new_shape(tuple(n[::-1]), tuple(s[::-1]), spacing)
+        for n, s in zip(shapes, spacings, strict=True)
     ]
     median = np.median(resampled, axis=0)
     plans = planner.get_plans_for_configuration(
