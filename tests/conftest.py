@@ -34,6 +34,8 @@ def pytest_unconfigure():
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other
+for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    os.environ.pop(variable, None)
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:2:16:8"  # torch's own; importing MONAI changes it
 
 

@@ -1,4 +1,10 @@
+import re
+
+import pytest
+
+from unet3d.errors import UsageError
 from unet3d.memory.allocator import CachingAllocator, replay
+from unet3d.memory.allocator_settings import VARIABLES, parse_allocator_settings
 from unet3d.units import MIB
 
 
@@ -55,3 +61,83 @@ def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():
     result = replay([1, -1, 2], [12 * MIB, 11 * MIB + 512 * 1024])
     assert result.block_sizes == [12 * MIB, 12 * MIB]
     assert result.allocated == [12 * MIB, 0, 12 * MIB]
+
+
+def allocate_in(settings, *sizes_mib):
+    allocator = CachingAllocator(parse_allocator_settings(settings))
+    for key, mib in enumerate(sizes_mib):
+        allocator.allocate(key, int(mib * MIB))
+    return allocator
+
+
+def test_an_expandable_segment_grows_by_20_mib():
+    allocator = allocate_in("expandable_segments:True", 3, 30, 5)
+    assert (allocator.allocated, allocator.reserved) == (38 * MIB, 40 * MIB)
+    allocator.allocate(3, 100)  # small requests have a segment of their own
+    assert allocator.reserved == 42 * MIB
+
+
+def test_the_end_of_an_expandable_segment_grows_by_what_is_missing():
+    allocator = allocate_in("expandable_segments:True", 10, 25)
+    allocator.free(1)
+    allocator.allocate(2, 40 * MIB)  # 30 MiB at the end are free
+    assert (allocator.allocated, allocator.reserved) == (50 * MIB, 60 * MIB)
+
+
+def test_the_end_of_an_expandable_segment_is_used_last():
+    allocator = allocate_in("expandable_segments:True", 30, 2, 4)
+    allocator.free(0)
+    allocator.allocate(3, 3 * MIB)  # the last 4 MiB would fit best
+    assert allocator._used_blocks[3].address == allocator._used_blocks[1].address - 30 * MIB
+
+
+def test_expandable_segments_split_off_every_rest():
+    allocator = allocate_in("expandable_segments:True", 12, 12)
+    allocator.free(0)
+    assert allocator.allocate(2, int(11.5 * MIB)) == 11.5 * MIB
+
+
+def test_blocks_above_the_limit_are_not_split_and_not_given_to_smaller_requests():
+    allocator = allocate_in("max_split_size_mb:64", 100)
+    allocator.free(0)
+    allocator.allocate(1, 50 * MIB)
+    assert allocator.reserved == 150 * MIB
+    assert allocator.allocate(2, 81 * MIB) == 100 * MIB
+    allocator.free(2)
+    allocator.allocate(3, 80 * MIB)  # would leave 20 MiB unused
+    assert allocator.reserved == 230 * MIB
+
+
+def test_requests_are_rounded_up_to_divisions_of_powers_of_two():
+    allocator = allocate_in("roundup_power2_divisions:4", 33, 64)
+    assert allocator.allocated == (40 + 64) * MIB
+    by_size = allocate_in("roundup_power2_divisions:[16:2,64:1,>:4]", 5, 17, 34, 66, 130)
+    assert by_size.allocated == (6 + 24 + 34 + 66 + 160) * MIB
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_replay_has_the_options_of_the_environment(variable, monkeypatch):
+    events, sizes = [1, 2], [3 * MIB, 30 * MIB]
+    assert replay(events, sizes).reserved[-1] == 50 * MIB
+    monkeypatch.setenv(variable, "garbage_collection_threshold:0.8, expandable_segments:True")
+    assert replay(events, sizes).reserved[-1] == 40 * MIB
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("expandable_segments:yes", "expandable_segments must be True or False, got 'yes'"),
+        ("max_split_size_mb:8", "max_split_size_mb must be at least 20, got 8"),
+        ("roundup_power2_divisions:[64:3]", "must have powers of two, got 3"),
+        ("max_split_size_mb:big", "max_split_size_mb must be a whole number, got 'big'"),
+    ],
+)
+def test_options_that_torch_refuses_are_refused(options, message, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", options)
+    with pytest.raises(UsageError, match=f"PYTORCH_ALLOC_CONF=.*{re.escape(message)}"):
+        replay([1], [100])
+
+
+def test_other_options_are_warned_of(caplog):
+    parse_allocator_settings("backend:cudaMallocAsync")
+    assert "does not follow backend:cudaMallocAsync" in caplog.text

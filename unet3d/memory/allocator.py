@@ -3,13 +3,18 @@
 Sizes are rounded to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, larger ones from
 segments of 20 MiB, and those from 10 MiB on have segments of their own, rounded to 2 MiB. The best
 fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp:
-one stream, default settings.)
+one stream, and memory that is never released.)
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from unet3d.memory.allocator_settings import (
+    DEFAULT_SETTINGS,
+    AllocatorSettings,
+    get_allocator_settings,
+)
 from unet3d.units import MIB
 
 UNIT = 512
@@ -17,6 +22,8 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
+UNSPLIT_REST = 20 * MIB
+"""What a block above max_split_size may be too large by."""
 
 
 def round_block_size(nbytes: int) -> int:
@@ -42,9 +49,11 @@ class _Block:
 class CachingAllocator:
     """Allocate and free blocks by key, and record the peaks."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
+        self.settings = settings
         self._free_blocks: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
         self._used_blocks: dict[int, _Block] = {}
+        self._last_blocks: dict[bool, _Block] = {}  # of expandable segments
         self._top = 0
         self.allocated = self.reserved = 0
         self.peak_allocated = 0
@@ -53,26 +62,49 @@ class CachingAllocator:
         """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
         if nbytes == 0:
             return 0
-        size = round_block_size(nbytes)
+        size = round_block_size(self.settings.round_request(nbytes))
         small = size <= SMALL
-        free_blocks = self._free_blocks[small]
-        at = bisect_left(free_blocks, (size, -1))
-        block = (
-            free_blocks.pop(at)[2] if at < len(free_blocks) else self._reserve_segment(size, small)
-        )
-        rest = block.size - size
-        if rest >= UNIT if small else rest > SMALL:
-            other = _Block(rest, block.address + size, small)
-            other.left, other.right = block, block.right
-            if block.right is not None:
-                block.right.left = other
-            block.right, block.size = other, size
-            self._insert(other)
+        block = self._take_free_block(size, small) or self._reserve(size, small)
+        if self._splits(block, size):
+            self._split(block, size)
         block.free = False
         self._used_blocks[key] = block
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block.size
+
+    def _take_free_block(self, size: int, small: bool) -> _Block | None:
+        """Return the best fitting free block."""
+        free_blocks = self._free_blocks[small]
+        at = bisect_left(free_blocks, (size, -1))
+        if at == len(free_blocks):
+            return None
+        if self.settings.expandable_segments:
+            # The last block is larger than others: as large as its segment can become.
+            is_last = free_blocks[at][2] is self._last_blocks.get(small)
+            at += is_last and at + 1 < len(free_blocks)
+        limit, found = self.settings.max_split_size, free_blocks[at][0]
+        if limit is not None and (found >= limit if size < limit else found >= size + UNSPLIT_REST):
+            return None
+        return free_blocks.pop(at)[2]
+
+    def _splits(self, block: _Block, size: int) -> bool:
+        rest = block.size - size
+        if block.small or self.settings.expandable_segments:
+            return rest >= UNIT
+        limit = self.settings.max_split_size
+        return rest > SMALL and (limit is None or size < limit)
+
+    def _split(self, block: _Block, size: int) -> None:
+        """Reduce a block to its first bytes, and make the rest a free block."""
+        rest = _Block(block.size - size, block.address + size, block.small)
+        rest.left, rest.right = block, block.right
+        if block.right is not None:
+            block.right.left = rest
+        block.right, block.size = rest, size
+        if self._last_blocks.get(block.small) is block:
+            self._last_blocks[block.small] = rest
+        self._insert(rest)
 
     def free(self, key: int) -> None:
         """Return a block to the cache."""
@@ -90,6 +122,31 @@ class CachingAllocator:
             block = self._merge(block, right)
         self._insert(block)
 
+    def _reserve(self, size: int, small: bool) -> _Block:
+        """Return a block of new memory that is at least as large as `size`."""
+        if self.settings.expandable_segments:
+            return self._expand_segment(size, small)
+        return self._reserve_segment(size, small)
+
+    def _expand_segment(self, size: int, small: bool) -> _Block:
+        """Add memory to the end of the pool's only segment; its last block grows if it is free."""
+        last = self._last_blocks.get(small)
+        if last is not None and last.free:
+            self._remove(last)
+        else:
+            self._top += 0 if last is not None else 2**50
+            address = self._top if last is None else last.address + last.size
+            block = _Block(0, address, small)
+            block.left = last
+            if last is not None:
+                last.right = block
+            last = self._last_blocks[small] = block
+        unit = SMALL_SEGMENT if small else LARGE_SEGMENT
+        added = -(-(size - last.size) // unit) * unit
+        last.size += added
+        self.reserved += added
+        return last
+
     def _reserve_segment(self, size: int, small: bool) -> _Block:
         if small:
             segment = SMALL_SEGMENT
@@ -104,6 +161,8 @@ class CachingAllocator:
     def _merge(self, left: _Block, right: _Block) -> _Block:
         left.size += right.size
         left.right = right.right
+        if self._last_blocks.get(right.small) is right:
+            self._last_blocks[right.small] = left
         if right.right is not None:
             right.right.left = left
         left.free = True
@@ -127,8 +186,11 @@ class Replay:
 
 
 def replay(events: Iterable[int], sizes: Sequence[int]) -> Replay:
-    """Allocate and free blocks of these sizes; an event is a block's number + 1, or minus that."""
-    allocator, result = CachingAllocator(), Replay([], [], [0] * len(sizes))
+    """Allocate and free blocks of these sizes; an event is a block's number + 1, or minus that.
+
+    The allocator has the options of PYTORCH_ALLOC_CONF.
+    """
+    allocator, result = CachingAllocator(get_allocator_settings()), Replay([], [], [0] * len(sizes))
     for event in events:
         block = abs(event) - 1
         if event > 0:
