@@ -7,9 +7,8 @@ import torch
 from tests.lit.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.errors import RunError
 from unet3d.lit.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
-from unet3d.machine.distributed_env import ProcessRank
+from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
 from unet3d.workflows.training import build
-from unet3d.workflows.training.cuda_graph import find_obstacle
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
@@ -163,8 +162,9 @@ def test_validation_uses_the_memory_of_the_recording(composed, tmp_path, monkeyp
     ],
 )
 def test_what_cannot_be_recorded_is_known_before(composed, overrides, device, processes, reason):
-    process = ProcessRank(world_size=processes)
-    obstacle = find_obstacle(composed(*overrides), device, process)
+    obstacle = find_cuda_graph_obstacle(
+        composed(*overrides), device, several_processes=processes > 1
+    )
     assert obstacle is None if reason is None else obstacle.startswith(reason)
 
 

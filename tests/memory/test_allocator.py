@@ -115,6 +115,16 @@ def test_requests_are_rounded_up_to_divisions_of_powers_of_two():
     assert by_size.allocated == (6 + 24 + 34 + 66 + 160) * MIB
 
 
+def test_graphs_allocate_from_a_pool_of_their_own_after_free_segments_are_released():
+    sizes = [30 * MIB, 40 * MIB, 40 * MIB]
+    events = [1, 2, -2, 3, -3, -1]
+    result = replay(events, sizes, [range(3, 5)])
+    assert [n // MIB for n in result.reserved] == [30, 70, 70, 70, 70, 70]
+    assert [n // MIB for n in result.allocated] == [30, 70, 30, 70, 30, 0]
+    without = replay([1, -1, 2], sizes, [range(2, 3)])
+    assert without.reserved[-1] == 40 * MIB  # the segment of 30 MiB is released
+
+
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_a_replay_has_the_options_of_the_environment(variable, monkeypatch):
     events, sizes = [1, 2], [3 * MIB, 30 * MIB]

@@ -10,8 +10,11 @@ import torch
 from scripts.gpu.reestimate import assume_gpu, list_estimators
 from scripts.gpu.report import BENCHMARKS
 from scripts.gpu.steps import describe_errors
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import parse_training
 from unet3d.memory.library_workspaces import get_backward_workspaces, get_forward_workspace
 from unet3d.units import MIB
+from unet3d.workflows.memory.estimate import estimate_memory
 
 PARTS = json.loads((BENCHMARKS / "nvidia-h100-80gb-hbm3.json").read_text())["parts"]
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"
@@ -52,6 +55,32 @@ def test_allocated_memory_is_estimated_within_half_a_percent(part, name, monkeyp
 def test_every_fourth_recorded_error_is_that_of_this_code(part, name, monkeypatch):
     recorded, row = PARTS[part]["rows"][name], estimate_again(part, name, monkeypatch)
     assert {key: recorded[key] for key in row} == row
+
+
+RUN = (
+    *("data.batch_size=2", "data.patch_size=[128,128,128]", "data.layout.size=[128,128,128]"),
+    *("model=unet_small", "precision=16", "trainer.accelerator=gpu"),
+)
+"""The job of the rows of `callbacks`, which are runs with Lightning."""
+
+
+@pytest.mark.parametrize(
+    ("row", "override", "reserved_error"),
+    [
+        ("all", "checkpointing=fused", -2),
+        ("offload", "checkpointing=offload", -13),
+        ("CUDA graph", "trainer.cuda_graph=true", -6),
+    ],
+)
+def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    assume_gpu(PARTS["environment"]["summary"])
+    settings = parse_training(compose_config([*RUN, override], "train"))
+    peak = estimate_memory(settings).peak
+    measured = PARTS["callbacks"]["rows"][row]["peak"]
+    assert peak.allocated == pytest.approx(measured["allocated"], rel=0.001)
+    error = 100 * (peak.reserved / measured["reserved"] - 1)
+    assert error == pytest.approx(reserved_error, abs=0.5)
 
 
 def test_recorded_errors_are_small():

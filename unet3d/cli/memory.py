@@ -7,6 +7,7 @@ from pathlib import Path
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
+from unet3d.memory.compiled import get_compiled_range
 from unet3d.memory.conv_backend import assume_versions, parse_rules
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
@@ -17,6 +18,7 @@ from unet3d.memory.tables import (
     format_peaks,
     format_variants,
     layers_to_dicts,
+    summarize_compiled,
     summarize_estimate,
 )
 from unet3d.roofline.tables import format_step_time, step_time_to_dict
@@ -48,12 +50,16 @@ def show_memory(settings: MemorySettings) -> int:
     estimate = estimate_memory(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
     summary = summarize_estimate(estimate, rank_savings(training, estimate))
+    if training.compile:
+        summary = f"{summarize_compiled(estimate)} {summary}"
     if output.format == "table":
         tables = format_tables(estimate, measurement, settings.view)
         write_output(f"{tables}\n\n{summary}", output.path)
         return 0
     if output.format == "json":
         content = estimate_to_dict(estimate)
+        if training.compile:
+            content["compiled_range_bytes"] = get_compiled_range(estimate)
         if measurement is not None:
             phases = measurement.phases.items()
             content["measured_phases"] = {name: record.known() for name, record in phases}

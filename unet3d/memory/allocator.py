@@ -122,6 +122,15 @@ class CachingAllocator:
             block = self._merge(block, right)
         self._insert(block)
 
+    def release_free_segments(self) -> None:
+        """Return segments to the driver that have no block in use."""
+        for small, free_blocks in self._free_blocks.items():
+            for size, _, block in list(free_blocks):
+                if block.left is None and block.right is None:
+                    self._remove(block)
+                    self._last_blocks.pop(small, None)
+                    self.reserved -= size
+
     def _reserve(self, size: int, small: bool) -> _Block:
         """Return a block of new memory that is at least as large as `size`."""
         if self.settings.expandable_segments:
@@ -185,18 +194,26 @@ class Replay:
     block_sizes: list[int]
 
 
-def replay(events: Iterable[int], sizes: Sequence[int]) -> Replay:
+def replay(events: Iterable[int], sizes: Sequence[int], graph_pool: Sequence[range] = ()) -> Replay:
     """Allocate and free blocks of these sizes; an event is a block's number + 1, or minus that.
 
-    The allocator has the options of PYTORCH_ALLOC_CONF.
+    The allocator has the options of PYTORCH_ALLOC_CONF. The events of `graph_pool` allocate from
+    the separate memory pool of CUDA graphs; before the first, free segments are released.
     """
-    allocator, result = CachingAllocator(get_allocator_settings()), Replay([], [], [0] * len(sizes))
-    for event in events:
+    settings = get_allocator_settings()
+    default, graphs = CachingAllocator(settings), CachingAllocator(settings)
+    result = Replay([], [], [0] * len(sizes))
+    in_graph = {event for events_of_pool in graph_pool for event in events_of_pool}
+    owners: dict[int, CachingAllocator] = {}
+    for number, event in enumerate(events):
         block = abs(event) - 1
+        if graph_pool and number == graph_pool[0].start:
+            default.release_free_segments()
         if event > 0:
+            allocator = owners[block] = graphs if number in in_graph else default
             result.block_sizes[block] = allocator.allocate(block, sizes[block])
         else:
-            allocator.free(block)
-        result.allocated.append(allocator.allocated)
-        result.reserved.append(allocator.reserved)
+            owners.pop(block).free(block)
+        result.allocated.append(default.allocated + graphs.allocated)
+        result.reserved.append(default.reserved + graphs.reserved)
     return result

@@ -21,7 +21,7 @@ class BatchExtrapolation:
         events = list(canonicalize_order(two.trace.events))
         self.affine = events == list(canonicalize_order(three.trace.events))
         self._events = events
-        self._steady_step = two.steady_step
+        self._steady_step, self._graph_pool = two.steady_step, two.trace.graph_pool
         if self.affine:
             at_two, at_three = (
                 np.array([b.nbytes for b in p.trace.blocks], np.int64) for p in (two, three)
@@ -33,7 +33,7 @@ class BatchExtrapolation:
         """Return the peak of a steady-state step."""
         sizes = self._base + batch * self._slope
         start, stop = self._steady_step
-        result = replay(self._events, sizes.tolist())
+        result = replay(self._events, sizes.tolist(), self._graph_pool)
         return MemoryRecord(
             allocated=max(result.allocated[start:stop]), reserved=max(result.reserved[start:stop])
         )

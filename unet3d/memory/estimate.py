@@ -79,7 +79,10 @@ class MemoryEstimate:
 
     @cached_property
     def _replay(self) -> Replay:
-        return replay(self.trace.events, [block.nbytes for block in self.trace.blocks])
+        return self._replay_sizes([block.nbytes for block in self.trace.blocks])
+
+    def _replay_sizes(self, sizes: Sequence[int]) -> Replay:
+        return replay(self.trace.events, sizes, self.trace.graph_pool)
 
     @cached_property
     def curve(self) -> np.ndarray:
@@ -130,7 +133,7 @@ class MemoryEstimate:
         sizes = [0 if block.kind == "workspaces" else block.nbytes for block in blocks]
         if not self.trace.cuda:
             return int(self._accumulate(sizes)[start:stop].max())
-        return max(replay(self.trace.events, sizes).allocated[start:stop])
+        return max(self._replay_sizes(sizes).allocated[start:stop])
 
     def _accumulate(self, sizes: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the bytes allocated after each event, for these sizes of the blocks."""

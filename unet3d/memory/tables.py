@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from unet3d.memory.compiled import get_compiled_range
 from unet3d.memory.estimate import KINDS, Layer, MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.text import format_columns
@@ -75,6 +76,15 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
             ", ".join(f"{override} saves {format_bytes(saved)}" for override, saved in useful[:2])
         )
     return "; ".join(parts) + "."
+
+
+def summarize_compiled(estimate: MemoryEstimate) -> str:
+    """Say what compile=true takes, where the estimate is that of the step without it."""
+    least, most = map(format_bytes, get_compiled_range(estimate))
+    return (
+        f"compile=true: a step allocates {least} to {most}; without compilation it is {most}, "
+        "because fused blocks run as plain modules; the first step takes minutes."
+    )
 
 
 def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:

@@ -83,7 +83,10 @@ class Trace(TorchDispatchMode):
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
         self.calls: list[EventRange] = []  # of leaf modules
         self.phases: list[EventRange] = []
-        self._cublas_users: set[str] = set()  # what has a workspace of cuBLAS: threads, cuBLASLt
+        self.graph_pool: list[range] = []  # events in the memory pool of CUDA graphs
+        self._stream = "default"
+        # What has a workspace of cuBLAS: threads and cuBLASLt, for each stream.
+        self._cublas_users: set[tuple[str, str]] = set()
         self.phase = "setup"
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
@@ -119,6 +122,15 @@ class Trace(TorchDispatchMode):
         """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
         sizes = (block.nbytes for block, _ in self._live.values())
         return sum(round_block_size(n) if self.cuda else n for n in sizes)
+
+    @contextmanager
+    def use_graph_pool(self) -> Generator[None]:
+        """Allocate from the memory pool and on the stream of CUDA graphs."""
+        before, self._stream = self._stream, "graph"
+        start = len(self.events)
+        yield
+        self.graph_pool.append(range(start, len(self.events)))
+        self._stream = before
 
     @contextmanager
     def record(self, model: nn.Module) -> Generator["Trace"]:
@@ -272,8 +284,8 @@ class Trace(TorchDispatchMode):
         if operation is aten.addmm:
             users.append("cuBLASLt")
         for user in users:
-            if user not in self._cublas_users:
-                self._cublas_users.add(user)
+            if (self._stream, user) not in self._cublas_users:
+                self._cublas_users.add((self._stream, user))
                 nbytes = CUBLASLT_BYTES if user == "cuBLASLt" else get_cublas_bytes()
                 self._allocate(nbytes, "cuBLAS", "workspaces")
 

@@ -55,6 +55,11 @@ class TrainerSettings:
     cuda_graph: bool | Literal["auto"]
     show_progress_bar: bool
 
+    @property
+    def several_processes(self) -> bool:
+        """Return whether a run has several processes; with one per GPU, assume several GPUs."""
+        return self.launch != "local" or self.devices != 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindowSettings:

@@ -7,7 +7,6 @@ from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_precision
 from unet3d.memory.estimate import (
     MemoryEstimate,
-    UntraceableError,
     estimate_step,
     refuse_untraceable,
 )
@@ -35,12 +34,10 @@ def trace_step(
     cuda: bool,
     volume_size: Sequence[int] | None,
 ) -> MemoryEstimate:
-    """Estimate a step; UntraceableError says in one line why that is impossible."""
-    if settings.compile:
-        raise UntraceableError(
-            "compile=true: the memory of a compiled step cannot be estimated. Fused blocks run as "
-            "plain modules when compiled, which takes more memory, and the first step takes minutes"
-        )
+    """Estimate a step; UntraceableError says in one line why that is impossible.
+
+    A compiled step takes at most as much: see memory/compiled.py.
+    """
     step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
     with refuse_untraceable():
         return estimate_step(step, cuda=cuda)
@@ -79,7 +76,10 @@ def rank_savings(settings: TrainingSettings, current: MemoryEstimate) -> list[tu
 
 
 def _list_saving_overrides(settings: TrainingSettings) -> Iterator[str]:
-    yield from (f"checkpointing={name}" for name in list_leaner_strategies(settings))
+    if settings.compile:
+        yield "compile=false"
+    else:
+        yield from (f"checkpointing={name}" for name in list_leaner_strategies(settings))
     if settings.precision == "32":
         yield "precision=bf16"
     if settings.network.name.startswith("naive_"):

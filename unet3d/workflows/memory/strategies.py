@@ -48,11 +48,13 @@ def resolve_fused(settings: TrainingSettings) -> TrainingSettings:
 def resolve_strategy(
     settings: TrainingSettings, precision: Precision, *, cuda: bool
 ) -> TrainingSettings:
-    """Replace `checkpointing=auto`, and `fused` for a network without fused blocks.
+    """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
 
     `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
     is; on a GPU with room for them, with the largest tiles, which launch the fewest kernels.
     """
+    if settings.compile and settings.strategy in ("auto", *FUSED_STRATEGIES):
+        return settings.with_strategy("none")  # what the blocks run when compiled
     if settings.strategy != "auto":
         return resolve_fused(settings)
     strategies = list_strategies(settings)

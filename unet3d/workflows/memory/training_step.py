@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from unet3d.machine.device import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.simulated_cuda import choose_foreach
+from unet3d.workflows.memory.gradient_buckets import GradientBuckets
+from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
@@ -47,6 +49,10 @@ class TracingListener(PhaseListener, Protocol):
 
     def count_live_bytes(self) -> int:
         """Return the bytes of all tensors that are alive."""
+        ...
+
+    def use_graph_pool(self) -> AbstractContextManager:
+        """Return a context whose allocations come from the pool of CUDA graphs."""
         ...
 
 
@@ -91,23 +97,39 @@ class TrainingStep:
         autocast: torch.dtype | None,
         dtype: torch.dtype,
         device: str = "cpu",
+        several_processes: bool = False,
+        cuda_graph: bool = False,
     ):
         self.model, self.loss, self.optimizer, self.inference = model, loss, optimizer, inference
         self.patch_size, self.volume_size = list(patch_size), list(volume_size)
         self.batch_size, self.channels = batch_size, channels
         self.micro_batches, self.clip_norm = micro_batches, clip_norm
         self.autocast, self.dtype, self.device = autocast, dtype, device
+        self.several_processes, self.cuda_graph = several_processes, cuda_graph
+        self.buckets: GradientBuckets | None = None
+        self.recorded_batch: tuple[Tensor, ...] | None = None  # that CUDA graphs read
+        self.recorded_gradients: list[Tensor] = []  # of a micro-batch
+        self.is_first = True
 
     def train(self, trace: PhaseListener) -> None:
-        """Run one optimizer step."""
-        for _ in range(self.micro_batches):
+        """Run one optimizer step; with CUDA graphs, the first step runs without them."""
+        if self.several_processes and self.buckets is None:
+            self.buckets = GradientBuckets(self.model)
+            trace.label(list(self.buckets.views.values()), "gradients")
+        for micro_batch in range(self.micro_batches):
+            if self.buckets is not None:
+                self.buckets.reduces = micro_batch == self.micro_batches - 1
             trace.begin_phase("forward")
             batch = self._make_batch(trace, self.batch_size, self.patch_size)
-            with self._autocast():
-                loss = self.compute_loss(*batch)
-            trace.begin_phase("backward")
-            (loss / self.micro_batches).backward()
-            del loss
+            if self.cuda_graph and not self.is_first and self.recorded_batch is None:
+                self._prepare_recording(batch, trace)
+            with self._use_graph_pool(trace):
+                with self._autocast():
+                    loss = self.compute_loss(*batch)
+                trace.begin_phase("backward")
+                (loss / self.micro_batches).backward()
+                del loss
+        self.is_first = False
         trace.begin_phase("optimizer")
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
@@ -121,7 +143,7 @@ class TrainingStep:
         trace.begin_phase("validation")
         image, _ = self._make_batch(trace, 1, self.volume_size)
         self.model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
             self.inference(image, PeakWindowsOnly(self.model, trace))
         self.model.train()
 
@@ -139,6 +161,20 @@ class TrainingStep:
         trace.label([image, label], "input")
         return image, label
 
+    def _prepare_recording(self, batch: tuple[Tensor, ...], trace: PhaseListener) -> None:
+        """Allocate what CUDA graphs read and write, besides what the step allocates."""
+        self.recorded_batch = tuple(tensor.clone() for tensor in batch)
+        trace.label(self.recorded_batch, "input")
+        if self.micro_batches > 1:
+            trained = (p for p in self.model.parameters() if p.requires_grad)
+            self.recorded_gradients = [torch.empty_like(p) for p in trained]
+            trace.label(self.recorded_gradients, "gradients")
+
+    def _use_graph_pool(self, trace: PhaseListener) -> AbstractContextManager:
+        if self.recorded_batch is None:
+            return nullcontext()
+        return cast(TracingListener, trace).use_graph_pool()  # only traced steps have graphs
+
     def _autocast(self) -> AbstractContextManager:
         if self.autocast is None:
             return nullcontext()
@@ -155,10 +191,14 @@ def make_step_factory(
 ) -> Callable[[], TrainingStep]:
     """Return a function that builds the configured step, under FakeTensorMode or for real.
 
-    `cuda` chooses whose defaults the step has, `device` where its tensors are.
+    `cuda` chooses whose defaults the step has, `device` where its tensors are. CUDA graphs are only
+    traced: a step on a real device runs without.
     """
 
     settings = complete_settings(settings)
+    several = settings.trainer.several_processes
+    obstacle = find_cuda_graph_obstacle(settings, "cuda", several_processes=several)
+    uses_graphs = settings.trainer.cuda_graph is True and obstacle is None
 
     def make_step() -> TrainingStep:
         model = build_network(settings)
@@ -188,6 +228,8 @@ def make_step_factory(
             autocast=AUTOCAST_TYPES.get(precision.used),
             dtype=dtype,
             device=device,
+            several_processes=several,
+            cuda_graph=uses_graphs and cuda and device == "cpu",
         )
 
     return make_step

@@ -22,6 +22,7 @@ from unet3d.machine.device import (
 )
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
+from unet3d.memory.tables import summarize_compiled
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.estimate import trace_step
 from unet3d.workflows.memory.oom_advice import check_memory
@@ -195,7 +196,10 @@ def estimate_run_memory(
     except UntraceableError as reason:
         return None, [str(reason)]
     kind = "allocated" if cuda else "of tensors"
-    note = f"estimated peak of a step: {format_bytes(estimate.peak.allocated or 0)} {kind}"
+    peak = format_bytes(estimate.peak.allocated or 0)
+    note = f"estimated peak of a step: {peak} {kind}"
+    if settings.compile:
+        note = summarize_compiled(estimate)
     return estimate, [note, *check_memory(estimate, settings, torch.device(device))]
 
 
