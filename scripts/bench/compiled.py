@@ -1,6 +1,6 @@
 """Measure what compiled steps allocate on a CPU, and compare it with the estimate of plain modules.
 
-    python -m scripts.bench.compiled    # writes benchmarks/cpu-compiled.json, in a few minutes
+python -m scripts.bench.compiled    # writes benchmarks/cpu-compiled.json, in a few minutes
 """
 
 import argparse

@@ -16,7 +16,9 @@ from statistics import median
 from typing import Any
 
 from scripts.bench.recorded_names import get_current_name, use_current_names
+from unet3d.memory.recording import read_recording
 from unet3d.units import GIB, MIB
+from unet3d.workflows.memory.record_steps import compare_with_estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -361,6 +363,30 @@ def gpu_evidence(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def recordings(folder: Path) -> str:
+    """Compare recordings that users have sent with today's estimates of their jobs."""
+    lines = [
+        "| recorded by | job | blocks at the modeled address | events as estimated | "
+        "allocated: error | reserved: error |",
+        "| --- | --- | --- | --- | ---: | ---: |",
+    ]
+    for path in sorted((folder / "recordings").glob("*.json.gz")):
+        comparison = compare_with_estimate(read_recording(path))
+        recording, replay = comparison.recording, comparison.replay
+        placed = replay.blocks - len(replay.misplaced)
+        size = "x".join(map(str, recording.job["data"]["patch_size"]))
+        network = recording.job["model"]["_target_"].rpartition(".")[2]
+        cells = [
+            f"{recording.machine['gpu']}, torch {recording.machine['torch']}",
+            f"{network}, {size}, `precision={recording.job['precision']}`",
+            f"{placed:,} of {replay.blocks:,}",
+            f"{comparison.num_equal} of {comparison.num_recorded}",
+            *(f"{comparison.errors[name]:+.1f}%" for name in ("allocated", "reserved")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def nnunet_presets(folder: Path) -> str:
     """Compare estimates of nnU-Net's presets with the memory that its documentation states."""
     report = result(folder, "predicted-nnunet")
@@ -689,6 +715,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             gpu_tiles,
             gpu_evidence,
             nnunet_presets,
+            recordings,
             gpu_peers,
             gpu_hippocampus,
             gpu_callbacks,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.memory.helpers.recordings import EVIDENCE
+from tests.memory.helpers.evidence import EVIDENCE
 from unet3d.cli.main import main
 from unet3d.errors import UsageError
 from unet3d.memory.allocator import replay

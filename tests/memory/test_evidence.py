@@ -5,14 +5,9 @@ import json
 import pytest
 
 from scripts.gpu.report import BENCHMARKS
-from tests.memory.helpers.recordings import (
-    EVIDENCE,
-    SNAPSHOTS,
-    PlacedAllocator,
-    read_recording,
-    replay_snapshot,
-)
+from tests.memory.helpers.evidence import EVIDENCE, SNAPSHOTS, read_evidence
 from tests.memory.helpers.resnet import ResNetStep, list_requests, read_step
+from unet3d.memory.address_replay import PlacedAllocator, replay_addresses
 from unet3d.memory.allocator import SMALL, round_block_size
 from unet3d.memory.estimate import estimate_step
 
@@ -23,8 +18,8 @@ def test_every_recording_is_there():
 
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.partition(".")[0])
 def test_every_block_is_where_the_gpu_had_it(path):
-    recording = read_recording(path)
-    found = replay_snapshot(recording)
+    recording = read_evidence(path)
+    found = replay_addresses(recording["before"], recording["events"])
     assert found.blocks > 30
     assert not found.misplaced
     assert found.reserved == recording["reserved_after"]
@@ -32,8 +27,8 @@ def test_every_block_is_where_the_gpu_had_it(path):
 
 def test_another_rule_of_splitting_puts_blocks_elsewhere(monkeypatch):
     monkeypatch.setattr("unet3d.memory.allocator.SMALL", 2**19)
-    recording = read_recording(SNAPSHOTS[9])
-    assert replay_snapshot(recording).misplaced
+    recording = read_evidence(SNAPSHOTS[9])
+    assert replay_addresses(recording["before"], recording["events"]).misplaced
 
 
 def test_a_rest_is_inferred_only_before_the_recording():
@@ -46,7 +41,7 @@ def test_a_rest_is_inferred_only_before_the_recording():
 
 @pytest.fixture(scope="module")
 def recorded_step():
-    return read_step(read_recording(EVIDENCE / "hta_resnet50.json.gz"))
+    return read_step(read_evidence(EVIDENCE / "hta_resnet50.json.gz"))
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
+from unet3d.machine.describe import describe_machine
 from unet3d.machine.device import resolve_device
 from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
 from unet3d.machine.system import DiskSpace
 from unet3d.units import format_bytes
 from unet3d.workflows.benchmark import (
-    describe_machine,
     list_failures,
     make_file_name,
     run_benchmark,

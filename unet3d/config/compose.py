@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +65,11 @@ def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfi
         del config["hydra"]
     composition = Composition(command=command, choices=choices, overrides=tuple(overrides))
     return ComposedConfig(config=config, composition=composition)
+
+
+def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> ComposedConfig:
+    """Return the config with other values or groups, by dotted key."""
+    config = composed.config.copy()
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    return ComposedConfig(config=config, composition=composed.composition)

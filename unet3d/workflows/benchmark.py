@@ -20,8 +20,6 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.lit.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
 from unet3d.machine.device import resolve_precision
-from unet3d.machine.gpus import list_gpus
-from unet3d.machine.software import inspect_software
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
@@ -103,23 +101,6 @@ def write_result(result: dict[str, Any], file: Path) -> None:
     """Write the file, complete at any time."""
     with atomic_write(file) as draft:
         draft.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the device and the versions of what runs on it; no names of users or folders."""
-    software = inspect_software()
-    versions = {"torch": software.torch, "cuda": software.cuda, "cudnn": software.cudnn}
-    gpus = [gpu for gpu in list_gpus() if gpu.index == 0] if device.type == "cuda" else []
-    gpu = gpus[0] if gpus else None
-    return {
-        "device": device.type,
-        "gpu": None if gpu is None else gpu.name,
-        "capability": None if gpu is None else gpu.capability,
-        "memory_bytes": None if gpu is None else gpu.total,
-        **versions,
-        "triton": software.packages.get("triton"),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def compare_gradients(

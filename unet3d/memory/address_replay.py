@@ -1,21 +1,19 @@
-"""Replay what the caching allocator of a real GPU has recorded, with the model of it."""
+"""Replay what the caching allocator of a real GPU has recorded, with the model of it.
 
-import gzip
-import json
+The model is right if it places every block at the address that the GPU had.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from unet3d.memory.allocator import SMALL, CachingAllocator, _Block, round_block_size
 
-EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
-SNAPSHOTS = sorted((EVIDENCE / "snapshots").glob("*.json.gz"))
-
-
-def read_recording(path: Path) -> dict[str, Any]:
-    """Return the content of a compressed recording."""
-    with gzip.open(path) as file:
-        return json.load(file)
+Segment = Sequence[Any]
+"""Address, bytes, "small" or "large", and [address, requested bytes] of its live blocks."""
+Event = Sequence[Any]
+"""Kind, address and bytes: s, a new segment; a, an allocation; f, a free; r or x, a released
+segment."""
 
 
 class PlacedAllocator(CachingAllocator):
@@ -93,7 +91,7 @@ class PlacedAllocator(CachingAllocator):
 
 
 @dataclass
-class Replay:
+class AddressReplay:
     """What a replay has found."""
 
     blocks: int = 0
@@ -102,12 +100,12 @@ class Replay:
     reserved: int = 0
 
 
-def replay_snapshot(recording: dict[str, Any]) -> Replay:
+def replay_addresses(before: Sequence[Segment], events: Sequence[Event]) -> AddressReplay:
     """Allocate and free as recorded, and compare the addresses."""
-    allocator, found, known = PlacedAllocator(), Replay(), set[int]()
-    for start, size, kind, live in recording["before"]:
+    allocator, found, known = PlacedAllocator(), AddressReplay(), set[int]()
+    for start, size, kind, live in before:
         allocator.add_segment(start, size, kind == "small", live)
-    for number, (what, address, size) in enumerate(recording["events"]):
+    for number, (what, address, size) in enumerate(events):
         if what == "s":
             allocator.segments.append((address, size))
         elif what == "a":
