@@ -142,7 +142,7 @@ class TrainOnlyStep:
     """A step without validation: some networks reject small volumes."""
 
     def __init__(self, inner: TrainingStep):
-        self.model, self.inner = inner.model, inner
+        self.model, self.inner, self.repeats = inner.model, inner, inner.repeats
 
     def train(self, trace: Trace) -> None:
         """Run one optimizer step."""

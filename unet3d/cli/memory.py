@@ -24,7 +24,7 @@ from unet3d.memory.tables import (
     summarize_estimate,
 )
 from unet3d.roofline.tables import format_step_time, step_time_to_dict
-from unet3d.workflows.memory.estimate import estimate_memory, make_figure_title, rank_savings
+from unet3d.workflows.memory.estimate import estimate_with_savings, make_figure_title
 from unet3d.workflows.memory.measure import Measurement, measure_step
 from unet3d.workflows.memory.record_steps import compare_with_estimate, record_steps
 from unet3d.workflows.memory.strategies import resolve_fused
@@ -52,9 +52,9 @@ def show_memory(settings: MemorySettings) -> int:
         text = json.dumps(step_time_to_dict(model)) if is_json else format_step_time(model)
         write_output(text, output.path)
         return 0
-    estimate = estimate_memory(training, settings.volume)
+    estimate, savings = estimate_with_savings(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
-    summary = summarize_estimate(estimate, rank_savings(training, estimate))
+    summary = summarize_estimate(estimate, savings)
     if training.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
     if output.format == "table":

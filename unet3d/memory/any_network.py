@@ -112,6 +112,8 @@ class NetworkEstimate:
 class ModelStep:
     """A training step as most loops write it."""
 
+    repeats = False  # a network or an optimizer may do something else in its second step
+
     def __init__(
         self,
         model: nn.Module,

@@ -9,6 +9,10 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import CUDA_CONTEXT_BYTES
 
+LARGEST_BATCH = 2**14 - 1
+NEARBY = 16
+"""A batch whose memory shows what one volume more takes; two batches may take the same segments."""
+
 
 class BatchExtrapolation:
     """The memory of a step at any batch size from 2 up, exactly as its own trace would give it.
@@ -59,15 +63,25 @@ def canonicalize_order(events: list[int]) -> Iterator[int]:
 def search_largest_batch(extrapolation: BatchExtrapolation, budget: int) -> int:
     """Return the largest batch that reserves at most `budget` bytes, or 0 if 2 is too large."""
 
-    def fits(batch: int) -> bool:
-        return (extrapolation.peak(batch).reserved or 0) + CUDA_CONTEXT_BYTES <= budget
+    def measure(batch: int) -> int:
+        return (extrapolation.peak(batch).reserved or 0) + CUDA_CONTEXT_BYTES
 
-    if not fits(2):
+    low, at_low, high = 2, measure(2), LARGEST_BATCH + 1
+    if at_low > budget:
         return 0
-    low, high = 2, 4
-    while fits(high) and high < 2**14:
-        low, high = high, 2 * high
+    # A straight line through two batches is close, so that few of the others are replayed.
+    slope = max((measure(NEARBY) - at_low) / (NEARBY - 2), 1)
+    halves = False
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        guess = low + int((budget - at_low) / slope)
+        batch = (low + high) // 2 if halves else min(max(guess, low + 1), high - 1)
+        at_batch = measure(batch)
+        width = high - low
+        if at_batch <= budget:
+            slope = max((at_batch - at_low) / (batch - low), 1)
+            low, at_low = batch, at_batch
+        else:
+            slope = (at_batch - at_low) / (batch - low)
+            high = batch
+        halves = 2 * (high - low) > width and not halves
     return low

@@ -42,6 +42,11 @@ class Step(Protocol):
 
     model: nn.Module
 
+    @property
+    def repeats(self) -> bool:
+        """Return whether all steps are like the first, but for what the first one keeps."""
+        ...
+
     def train(self, trace: Trace) -> None:
         """Run an optimizer step with all its micro-batches, and set the phases of the trace."""
         ...
@@ -241,15 +246,23 @@ def simulate_cuda_step() -> Generator[None]:
         yield
 
 
-def estimate_step(make_step: Callable[[], Step], *, cuda: bool) -> MemoryEstimate:
-    """Run a step on fake tensors and estimate its memory."""
+def estimate_step(
+    make_step: Callable[[], Step], *, cuda: bool, validates: bool = True
+) -> MemoryEstimate:
+    """Run a step on fake tensors and estimate its memory, and by default that of validation."""
     with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
         step = make_step()
         trace = Trace(cuda=cuda)
         with trace.record(step.model):
-            for _ in range(STEPS):
-                step.train(trace)
-            step.validate(trace)
+            start = len(trace.events)
+            step.train(trace)
+            for _ in range(1, STEPS):
+                if step.repeats:
+                    trace.repeat(start)
+                else:
+                    step.train(trace)
+            if validates:
+                step.validate(trace)
             trace.begin_phase("end")
         model = step.model
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)

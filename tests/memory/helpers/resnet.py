@@ -18,6 +18,8 @@ UNKNOWN = 7
 class ResNetStep:
     """The step that was recorded: batch 32, SGD with momentum, one batch for all steps."""
 
+    repeats = False  # replaces the outputs of the step before
+
     def __init__(self):
         self.model = ResNet(
             *("bottleneck", [3, 4, 6, 3], [64, 128, 256, 512]),

@@ -1,9 +1,13 @@
+from functools import partial
+
 import pytest
+import torch
 
 from unet3d.memory.compiled import get_compiled_range
 from unet3d.units import MIB
 from unet3d.workflows.memory import training_step
-from unet3d.workflows.memory.estimate import estimate_memory, rank_savings
+from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savings
+from unet3d.workflows.memory.training_step import REPEATING_OPTIMIZERS
 
 
 @pytest.mark.slow
@@ -57,4 +61,34 @@ def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
     least, most = get_compiled_range(compiled)
     assert most == compiled.peak.allocated
     assert 0.4 * most < least < 0.5 * most
-    assert rank_savings(composed(*words, "compile=true"), compiled)[0][0] == "compile=false"
+    _, savings = estimate_with_savings(composed(*words, "compile=true"))
+    assert savings[0][0] == "compile=false"
+
+
+@pytest.mark.parametrize("optimizer", REPEATING_OPTIMIZERS)
+def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
+    words = ("model.depth=2", "model.width=4", "precision=16", "data.patch_size=[16,16,16]")
+    monkeypatch.setattr(
+        training_step, "make_optimizer_factory", lambda *_: partial(optimizer, lr=0.1)
+    )
+    repeated = estimate_memory(composed(*words))
+    monkeypatch.setattr(training_step.TrainingStep, "repeats", False)
+    traced = estimate_memory(composed(*words))
+    assert repeated.trace.events == traced.trace.events
+    sizes = [[block.nbytes for block in e.trace.blocks] for e in (repeated, traced)]
+    assert sizes[0] == sizes[1]
+    assert (repeated.layers, repeated.phases) == (traced.layers, traced.phases)
+    assert (repeated.kinds, repeated.levels) == (traced.kinds, traced.levels)
+
+
+def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
+    monkeypatch.setattr(
+        training_step, "make_optimizer_factory", lambda *_: partial(torch.optim.ASGD, lr=0.1)
+    )
+    traces = []
+    train = training_step.TrainingStep.train
+    monkeypatch.setattr(
+        training_step.TrainingStep, "train", lambda *args: traces.append(train(*args))
+    )
+    estimate_memory(composed("model.depth=2", "model.width=4", "data.patch_size=[16,16,16]"))
+    assert len(traces) == 2

@@ -10,12 +10,13 @@ from unet3d.memory.estimate import (
     estimate_step,
     refuse_untraceable,
 )
+from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 
 
 def estimate_memory(
-    settings: TrainingSettings, volume_size: Sequence[int] | None = None
+    settings: TrainingSettings, volume_size: Sequence[int] | None = None, *, validates: bool = True
 ) -> MemoryEstimate:
     """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
     cuda = settings.trainer.accelerator != "cpu"
@@ -24,7 +25,7 @@ def estimate_memory(
     else:
         precision = resolve_precision(settings.precision, "cpu")
     settings = resolve_strategy(settings, precision, cuda=cuda)
-    return trace_step(settings, precision, cuda=cuda, volume_size=volume_size)
+    return trace_step(settings, precision, cuda=cuda, volume_size=volume_size, validates=validates)
 
 
 def trace_step(
@@ -33,6 +34,7 @@ def trace_step(
     *,
     cuda: bool,
     volume_size: Sequence[int] | None,
+    validates: bool = True,
 ) -> MemoryEstimate:
     """Estimate a step; UntraceableError says in one line why that is impossible.
 
@@ -40,7 +42,7 @@ def trace_step(
     """
     step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
     with refuse_untraceable():
-        return estimate_step(step, cuda=cuda)
+        return estimate_step(step, cuda=cuda, validates=validates)
 
 
 def format_scaled_patch(patch_size: Sequence[int], fraction: float) -> str:
@@ -61,25 +63,38 @@ def make_figure_title(settings: TrainingSettings) -> str:
     return f"one training step, estimated: {options}, precision={settings.precision}"
 
 
-def rank_savings(settings: TrainingSettings, current: MemoryEstimate) -> list[tuple[str, int]]:
-    """Return (override, saved bytes) of changes that cost no quality, the largest first."""
-    savings = []
-    for override in _list_saving_overrides(settings):
+def estimate_with_savings(
+    settings: TrainingSettings, volume_size: Sequence[int] | None = None
+) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
+    """Estimate the configured step, and changes of it that cost no quality.
+
+    The second result has (override, saved bytes) of these changes, the largest first.
+    """
+
+    def estimate(override: str | None) -> MemoryEstimate | UsageError:
         try:
-            other = estimate_memory(settings.with_overrides(override))
-        except UsageError:
-            continue  # this network does not support it
-        saved = (current.peak.allocated or 0) - (other.peak.allocated or 0)
-        if saved > 0:
-            savings.append((override, saved))
-    return sorted(savings, key=lambda item: -item[1])
+            if override is None:
+                return estimate_memory(settings, volume_size)
+            return estimate_memory(settings.with_overrides(override), validates=False)
+        except UsageError as error:
+            return error
+
+    overrides = list(_list_saving_overrides(settings))
+    current, *others = map_in_processes(estimate, [None, *overrides])
+    if isinstance(current, UsageError):
+        raise current
+    found = zip(overrides, others, strict=True)  # an error: this network does not support it
+    peaks = [(name, e.peak.allocated or 0) for name, e in found if not isinstance(e, UsageError)]
+    savings = [(name, (current.peak.allocated or 0) - peak) for name, peak in peaks]
+    return current, sorted((s for s in savings if s[1] > 0), key=lambda item: -item[1])
 
 
 def _list_saving_overrides(settings: TrainingSettings) -> Iterator[str]:
     if settings.compile:
         yield "compile=false"
     else:
-        yield from (f"checkpointing={name}" for name in list_leaner_strategies(settings))
+        leaner = list_leaner_strategies(settings)[::-1]  # the leanest take longest to estimate
+        yield from (f"checkpointing={name}" for name in leaner)
     if settings.precision == "32":
         yield "precision=bf16"
     if settings.network.name.startswith("naive_"):

@@ -70,7 +70,7 @@ def resolve_strategy(
 
     def fits(candidate: TrainingSettings) -> bool:
         step = make_step_factory(candidate, precision, cuda=cuda)
-        return get_device_bytes(estimate_step(step, cuda=cuda)) <= budget
+        return get_device_bytes(estimate_step(step, cuda=cuda, validates=False)) <= budget
 
     for name in strategies[:-1]:
         candidate = settings.with_strategy(name)

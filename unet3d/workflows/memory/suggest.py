@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -20,8 +21,11 @@ from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
+from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import make_step_factory
+
+PLAIN = "checkpointing=none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +61,28 @@ def search_configs(
     """Yield every combination with its largest batch; None where not even batch size 1 fits."""
     training = settings.training
     is_batch_given = training.composition.is_overridden("data.batch_size")
-    for overrides in list_combinations(settings):
+    search = check_configured_batch if is_batch_given else find_largest_batch
+
+    def evaluate(overrides: tuple[str, ...]) -> MemoryCandidate | None:
         variant = training.with_overrides(*overrides)
-        search = check_configured_batch if is_batch_given else find_largest_batch
         result = search(variant, budget)
         if result is None:
-            yield overrides, None
-            continue
+            return None
         batch_size, peak = result
         batch = [] if is_batch_given else [f"data.batch_size={batch_size}"]
-        yield (
-            overrides,
-            MemoryCandidate(
-                overrides=(*overrides, *batch),
-                batch_size=batch_size,
-                patch_voxels=prod(variant.data.patch_size),
-                peak=peak,
-                extra_compute=count_extra_flops(training, overrides),
-            ),
+        return MemoryCandidate(
+            overrides=(*overrides, *batch),
+            batch_size=batch_size,
+            patch_voxels=prod(variant.data.patch_size),
+            peak=peak,
+            extra_compute=flops[find_strategy(overrides)] / flops[PLAIN] - 1,
         )
+
+    combinations = list_combinations(settings)
+    strategies = [PLAIN, *dict.fromkeys(map(find_strategy, combinations))]
+    counts = map_in_processes(partial(count_flops, training), strategies)
+    flops = dict(zip(strategies, counts, strict=True))
+    yield from zip(combinations, map_in_processes(evaluate, combinations), strict=True)
 
 
 def list_combinations(settings: SuggestSettings) -> list[tuple[str, ...]]:
@@ -138,31 +145,23 @@ def estimate_cached(settings: TrainingSettings) -> MemoryEstimate:
     """
     has_gpu = torch.cuda.is_available()
     if not _last or _last[0][:2] != (settings, has_gpu):
-        estimate = estimate_memory(settings)
+        estimate = estimate_memory(settings, validates=False)
         _last[:] = [(settings, has_gpu, estimate)]
     return _last[0][2]
 
 
-def count_extra_flops(settings: TrainingSettings, overrides: tuple[str, ...]) -> float:
-    """Return the FLOPs of a step beyond those of plain modules, as a fraction of the latter."""
-    strategy = [o for o in overrides if o.startswith("checkpointing=")]
-    small = ("data.batch_size=1", "precision=32")
-    plain = _count_flops(settings, "checkpointing=none", *small)
-    return _count_flops(settings, *strategy, *small) / plain - 1
+def find_strategy(overrides: tuple[str, ...]) -> str:
+    """Return the override of the checkpointing strategy; empty if it is not overridden."""
+    return next((o for o in overrides if o.startswith("checkpointing=")), "")
 
 
-_flops: dict[tuple[str, ...], int] = {}
-
-
-def _count_flops(settings: TrainingSettings, *overrides: str) -> int:
-    """Return the floating-point operations of one training step."""
-    key = (*settings.composition.overrides, *overrides)
-    if key not in _flops:
-        variant = settings.with_overrides(*overrides)
-        precision = Precision(variant.precision, variant.precision)
-        with FakeTensorMode():
-            step = make_step_factory(variant, precision, cuda=True)()
-            with FlopCounterMode(display=False) as counter:
-                step.train(Trace(cuda=True))
-        _flops[key] = counter.get_total_flops()
-    return _flops[key]
+def count_flops(settings: TrainingSettings, strategy: str) -> int:
+    """Return the floating-point operations of one training step with a strategy."""
+    words = [strategy] if strategy else []
+    variant = settings.with_overrides(*words, "data.batch_size=1", "precision=32")
+    precision = Precision(variant.precision, variant.precision)
+    with FakeTensorMode():
+        step = make_step_factory(variant, precision, cuda=True)()
+        with FlopCounterMode(display=False) as counter:
+            step.train(Trace(cuda=True))
+    return counter.get_total_flops()

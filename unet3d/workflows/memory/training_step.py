@@ -22,6 +22,14 @@ from unet3d.workflows.shared.optimizer import make_optimizer_factory
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
+REPEATING_OPTIMIZERS = (
+    *(torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
+    *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
+)
+"""Optimizers whose steps allocate the same, but for the state that the first one creates."""
+
+
 class PhaseListener(Protocol):
     """What is notified of the phases of a step: a Trace, a meter, or nothing."""
 
@@ -110,6 +118,13 @@ class TrainingStep:
         self.recorded_batch: tuple[Tensor, ...] | None = None  # that CUDA graphs read
         self.recorded_gradients: list[Tensor] = []  # of a micro-batch
         self.is_first = True
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether all steps are like the first, but for what the first one keeps."""
+        model, optimizer = type(self.model), type(self.optimizer)
+        is_known = model.__module__.startswith("unet3d.") and optimizer in REPEATING_OPTIMIZERS
+        return is_known and not (self.cuda_graph or self.several_processes)
 
     def train(self, trace: PhaseListener) -> None:
         """Run one optimizer step; with CUDA graphs, the first step runs without them."""

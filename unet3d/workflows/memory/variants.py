@@ -16,6 +16,7 @@ from unet3d.memory.trace import Trace
 from unet3d.types import PRECISIONS
 from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
 from unet3d.workflows.memory.measure import measure_step, require_gpu
+from unet3d.workflows.memory.parallel import map_in_processes
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ def estimate_variants(
     if measure:
         require_gpu()
     cuda = settings.trainer.accelerator != "cpu"
-    for override in list_variant_overrides(settings, vary):
+
+    def estimate(override: str) -> Variant:
         try:
             changed = settings.with_overrides(override)
             measured = measure_step(changed).peak if measure else None
-            yield Variant(override, estimate_memory(changed), measured)
+            return Variant(override, estimate_memory(changed), measured)
         except UsageError as reason:
-            yield Variant(override, str(reason))
+            return Variant(override, str(reason))
+
+    yield from map_in_processes(estimate, list_variant_overrides(settings, vary))
     if vary in ("kernel", "padding"):
         for size in (16, 32):
             for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
@@ -75,6 +79,8 @@ def list_variant_overrides(settings: TrainingSettings, vary: str) -> list[str]:
 
 class SingleConvStep:
     """A training step of a single convolution, without an optimizer."""
+
+    repeats = True
 
     def __init__(self, kernel_size: int, padding: int, size: int):
         self.model = nn.Conv3d(16, 32, kernel_size, padding=padding)

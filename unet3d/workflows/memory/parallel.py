@@ -1,0 +1,50 @@
+"""Apply a function to items in several processes at a time."""
+
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+
+from unet3d.machine.system import count_usable_cores
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+"""The function and its items, which forked processes inherit."""
+
+
+def map_in_processes(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield the results in order.
+
+    The processes are forked, because importing torch takes seconds. Where that is impossible, or
+    where torch finds a GPU, which forked processes cannot use, everything runs in this process.
+    """
+    global _work
+    processes = min(count_usable_cores(), len(items))
+    if processes < 2 or not hasattr(os, "fork") or torch.cuda.is_available():
+        yield from map(function, items)
+        return
+    _work = (function, items)
+    import_module("torch._dynamo")  # which fake tensors import, in each process otherwise
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads are idle
+        pool = multiprocessing.get_context("fork").Pool(processes, _begin)
+    with pool:
+        yield from pool.imap(_run, range(len(items)))
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
+    torch.set_num_threads(1)  # the threads of OpenMP are not inherited
+
+
+def _run(number: int) -> Any:
+    assert _work is not None
+    function, items = _work
+    return function(items[number])
