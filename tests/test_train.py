@@ -205,7 +205,7 @@ def test_the_default_run_learns_every_class(tmp_path, monkeypatch):
     Dice starts below 0.5 and ends above 0.8.
     """
     monkeypatch.chdir(tmp_path)
-    overrides = ["seed=1", "trainer.max_epochs=9", "trainer.enable_progress_bar=false"]
+    overrides = ["seed=1", "trainer.max_epochs=12", "trainer.enable_progress_bar=false"]
     assert main(["train", *overrides, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
     report = read_report(tmp_path / "run")
     assert all("still rising" in warning for warning in report["warnings"])  # it is cut short

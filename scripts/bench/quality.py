@@ -60,8 +60,9 @@ JOBS = {
 }
 DYNUNET = ["model=dynunet", "model.norm_name=[instance,{affine:true}]"]
 VARIANTS = {
-    "before": ["model.prior_bias=false"],
+    "before": ["model.prior_bias=false", "scheduler.warmup=0"],
     "ours": [],
+    "no_warmup": ["scheduler.warmup=0"],
     "dynunet": DYNUNET,
     "nnunet": [
         *("model=dynunet", "model._target_=scripts.bench.networks.NnUNet", "~model.spatial_dims"),

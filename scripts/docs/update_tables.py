@@ -32,10 +32,10 @@ JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
 NETWORKS = {
     "before": "`model.prior_bias=false`",
     "ours": "unet3d (default)",
+    "no_warmup": "`scheduler.warmup=0`",
     "lr_1e-3": "`optimizer.lr=1e-3`",
     "transposed": "`model.upsampling=transposed`",
     "deep_supervision": "`model.deep_supervision=true`",
-    "warmup": "`scheduler.warmup=0.1`",
     "dynunet": "MONAI DynUNet",
     "nnunet": "nnU-Net PlainConvUNet",
 }

@@ -341,6 +341,7 @@ def test_clipping_of_scaled_gradients_equals_that_of_unscaled_ones(composed, tmp
     for initial in (1.0, 2.0**10):
         options = ("trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd")
         sgd = ("lr=1.0", "weight_decay=0", "momentum=0", "nesterov=false")
+        options = (*options, "scheduler.warmup=0")
         run = build(composed, tmp_path, *options, *(f"optimizer.{option}" for option in sgd))
         before = [p.detach().clone() for p in run.module.model.parameters()]
         scale_gradients(run, initial)

@@ -8,7 +8,7 @@ from unet3d.errors import UsageError
 class Poly:
     """Polynomial decay, (1 - done) ** power, after a linear warmup over a fraction of the run."""
 
-    def __init__(self, power: float = 0.9, warmup: float = 0.0):
+    def __init__(self, power: float = 0.9, warmup: float = 0.1):
         if not power > 0 or not 0 <= warmup < 1:
             raise UsageError(
                 "scheduler.power must be > 0 and scheduler.warmup in [0, 1), "
@@ -24,7 +24,7 @@ class Poly:
 class Cosine:
     """Cosine decay from 1 to 0, after a linear warmup over a fraction of the run."""
 
-    def __init__(self, warmup: float = 0.0):
+    def __init__(self, warmup: float = 0.1):
         if not 0 <= warmup < 1:
             raise UsageError(f"scheduler.warmup must be in [0, 1), got {warmup}")
         self.warmup = warmup

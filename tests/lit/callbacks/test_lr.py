@@ -24,20 +24,21 @@ def record_rates(composed, folder, *overrides, checkpoint=None):
 
 
 def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):
-    linear = "scheduler.power=1.0"
+    linear = ("scheduler.power=1.0", "scheduler.warmup=0")
     by_steps = record_rates(
-        composed, tmp_path, linear, "trainer.max_steps=4", "trainer.max_epochs=100"
+        composed, tmp_path, *linear, "trainer.max_steps=4", "trainer.max_epochs=100"
     )
     assert by_steps == pytest.approx([1, 0.75, 0.5, 0.25])
     by_epochs = record_rates(
-        composed, tmp_path, linear, "trainer.max_steps=100", "trainer.max_epochs=2"
+        composed, tmp_path, *linear, "trainer.max_steps=100", "trainer.max_epochs=2"
     )
     assert by_epochs == pytest.approx([1 - n / 6 for n in range(6)])
 
 
 @pytest.mark.slow
 def test_the_learning_rate_follows_elapsed_time_across_a_resume(composed, tmp_path):
-    timed = ["scheduler.power=1.0", "trainer.max_steps=null", "trainer.max_time=00:00:00:02"]
+    linear = ("scheduler.power=1.0", "scheduler.warmup=0", "trainer.max_steps=null")
+    timed = [*linear, "trainer.max_time=00:00:00:02"]
     first = record_rates(composed, tmp_path, *timed)
     assert first == sorted(first, reverse=True)
     assert first[0] > 0.9
@@ -45,7 +46,7 @@ def test_the_learning_rate_follows_elapsed_time_across_a_resume(composed, tmp_pa
     last = tmp_path / "checkpoints" / "last.ckpt"
     elapsed = torch.load(last, weights_only=True)["callbacks"]["StoppingLimits"]["elapsed"]
     assert elapsed >= 2
-    longer = [*timed[:2], "trainer.max_time=00:00:00:04"]
+    longer = [*linear, "trainer.max_time=00:00:00:04"]
     start = time.monotonic()
     second = record_rates(composed, tmp_path, *longer, checkpoint=last)
     assert time.monotonic() - start < 3.5
