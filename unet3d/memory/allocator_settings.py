@@ -1,7 +1,7 @@
 """Read the options of torch's caching allocator: the environment variable PYTORCH_ALLOC_CONF.
 
 garbage_collection_threshold is ignored, as torch does unless a process may use only a fraction of
-the memory. See torch's CUDAAllocatorConfig.cpp and AllocatorConfig.cpp, read in 2.11.
+the memory. See torch's AllocatorConfig.cpp and CUDACachingAllocator.cpp, from 2.9 on.
 """
 
 import logging

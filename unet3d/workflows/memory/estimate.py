@@ -38,7 +38,7 @@ def trace_step(
 ) -> MemoryEstimate:
     """Estimate a step; UntraceableError says in one line why that is impossible.
 
-    A compiled step takes at most as much: see memory/compiled.py.
+    With compile=true it is that of plain modules: see memory/compiled.py.
     """
     step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
     with refuse_untraceable():

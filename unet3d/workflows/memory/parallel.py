@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -32,11 +33,12 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T]) -> Iterator
         return
     _work = (function, items)
     import_module("torch._dynamo")  # which fake tensors import, in each process otherwise
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads are idle
-        pool = multiprocessing.get_context("fork").Pool(processes, _begin)
-    with pool:
-        yield from pool.imap(_run, range(len(items)))
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, _begin) as pool:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads are idle
+            results = pool.map(_run, range(len(items)))
+        yield from results
 
 
 def _begin() -> None:
