@@ -65,7 +65,7 @@ def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch):
     made = []
     monkeypatch.setattr(
         "unet3d.workflows.memory.suggest.estimate_memory",
-        lambda asked: made.append(1) or estimate_memory(asked),
+        lambda asked, **options: made.append(1) or estimate_memory(asked, **options),
     )
     assert plan("budget_gib=1", "seed=1") == 0
     assert len(made) == 1
