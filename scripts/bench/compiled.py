@@ -14,7 +14,7 @@ from tests.memory.helpers.oracle import measure
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.machine.device import Precision
-from unet3d.memory.compiled import FIXED
+from unet3d.memory.compiled import get_fixed_bytes
 from unet3d.memory.estimate import estimate_step
 from unet3d.report.run_report import collect_versions
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep, make_step_factory
@@ -43,7 +43,7 @@ def compare(job: str) -> dict[str, float]:
 
     measured = measure(make_compiled_step).peak
     estimate = estimate_step(make_step, cuda=False)
-    fixed = sum(estimate.kinds.get(kind, 0) for kind in FIXED)
+    fixed = get_fixed_bytes(estimate)
     plain = estimate.peak.allocated or 0
     return {
         "compiled_bytes": measured,

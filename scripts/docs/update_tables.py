@@ -374,7 +374,7 @@ def recordings(folder: Path) -> str:
         comparison = compare_with_estimate(read_recording(path))
         recording, replay = comparison.recording, comparison.replay
         placed = replay.blocks - len(replay.misplaced)
-        size = "x".join(map(str, recording.job["data"]["patch_size"]))
+        size = format_shape(recording.job["data"]["patch_size"])
         network = recording.job["model"]["_target_"].rpartition(".")[2]
         cells = [
             f"{recording.machine['gpu']}, torch {recording.machine['torch']}",

@@ -7,8 +7,8 @@ A measurement stays valid when the estimate changes: this replaces the estimates
 
 import argparse
 import json
-import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from unet3d.atomic_write import atomic_write
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.library_workspaces import HOPPER_CUBLAS_BYTES
+from unet3d.memory.library_workspaces import CUBLAS_WORKSPACE, HOPPER_CUBLAS_BYTES
 from unet3d.workflows.memory.estimate import estimate_memory
 
 Estimator = Callable[[], MemoryEstimate]
@@ -53,10 +53,11 @@ def estimate_config(words: list[str]) -> MemoryEstimate:
     return estimate_memory(parse_training(compose_config(words, "train")))
 
 
-def assume_gpu(environment: dict[str, Any]) -> None:
-    """Estimate for the GPU of the report instead of this machine's."""
+def assume_gpu(environment: dict[str, Any]) -> AbstractContextManager:
+    """Estimate for the GPU of the report instead of this machine's, in a `with` statement."""
     if float(environment["capability"]) >= 9:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = f":{HOPPER_CUBLAS_BYTES // 1024}:1"
+        return CUBLAS_WORKSPACE.assume(HOPPER_CUBLAS_BYTES)
+    return nullcontext()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,11 +68,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{path} does not exist")
     results = json.loads(path.read_text())
     parts = results["parts"]
-    assume_gpu(parts["environment"]["summary"])
     for (part, name), run in list_estimators(parts).items():
         row = parts.get(part, {}).get("rows", {}).get(name)
         if row is not None:
-            row |= describe_errors(run(), row["measured"])
+            with assume_gpu(parts["environment"]["summary"]):
+                row |= describe_errors(run(), row["measured"])
             print(f"{part}, {name}: {row['allocated_error_percent']:+.2f} %", flush=True)
     for part, result in parts.items():
         if "rows" in result:

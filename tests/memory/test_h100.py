@@ -33,16 +33,15 @@ SOME = [
 ]
 
 
-def estimate_again(part, name, monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # restored after the test
-    assume_gpu(PARTS["environment"]["summary"])
-    estimate = list_estimators(PARTS)[part, name]()
+def estimate_again(part, name):
+    with assume_gpu(PARTS["environment"]["summary"]):
+        estimate = list_estimators(PARTS)[part, name]()
     return describe_errors(estimate, PARTS[part]["rows"][name]["measured"])
 
 
 @pytest.mark.parametrize(("part", "name"), SOME)
-def test_allocated_memory_is_estimated_within_half_a_percent(part, name, monkeypatch):
-    row = estimate_again(part, name, monkeypatch)
+def test_allocated_memory_is_estimated_within_half_a_percent(part, name):
+    row = estimate_again(part, name)
     assert row["allocated_error_percent"] == pytest.approx(0, abs=0.5)
     assert row["allocated_error_percent"] == PARTS[part]["rows"][name]["allocated_error_percent"]
 
@@ -52,8 +51,8 @@ def test_allocated_memory_is_estimated_within_half_a_percent(part, name, monkeyp
     ("part", "name"),
     [key for key in list_estimators(PARTS) if key[1] in PARTS[key[0]]["rows"]][::4],
 )
-def test_every_fourth_recorded_error_is_that_of_this_code(part, name, monkeypatch):
-    recorded, row = PARTS[part]["rows"][name], estimate_again(part, name, monkeypatch)
+def test_every_fourth_recorded_error_is_that_of_this_code(part, name):
+    recorded, row = PARTS[part]["rows"][name], estimate_again(part, name)
     assert {key: recorded[key] for key in row} == row
 
 
@@ -72,11 +71,10 @@ RUN = (
         ("CUDA graph", "trainer.cuda_graph=true", -6),
     ],
 )
-def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error, monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    assume_gpu(PARTS["environment"]["summary"])
+def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):
     settings = parse_training(compose_config([*RUN, override], "train"))
-    peak = estimate_memory(settings).peak
+    with assume_gpu(PARTS["environment"]["summary"]):
+        peak = estimate_memory(settings).peak
     measured = PARTS["callbacks"]["rows"][row]["peak"]
     assert peak.allocated == pytest.approx(measured["allocated"], rel=0.001)
     error = 100 * (peak.reserved / measured["reserved"] - 1)

@@ -9,7 +9,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
 from unet3d.memory.comparison import comparison_to_dict, format_comparison
 from unet3d.memory.compiled import get_compiled_range
-from unet3d.memory.conv_backend import assume_versions, parse_rules
+from unet3d.memory.conv_backend import VERSIONS, parse_rules
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
 from unet3d.memory.recording import read_recording, write_recording
@@ -35,7 +35,7 @@ from unet3d.workflows.memory.variants import estimate_variants
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
-    with assume_versions(parse_rules(settings.torch, settings.cudnn)):
+    with VERSIONS.assume(parse_rules(settings.torch, settings.cudnn)):
         return show_memory(settings)
 
 

@@ -143,8 +143,7 @@ class CachingAllocator:
         if last is not None and last.free:
             self._remove(last)
         else:
-            self._top += 0 if last is not None else 2**50
-            address = self._top if last is None else last.address + last.size
+            address = 2**50 if last is None else last.address + last.size
             block = _Block(0, address, small)
             block.left = last
             if last is not None:
@@ -204,16 +203,16 @@ def replay(events: Iterable[int], sizes: Sequence[int], graph_pool: Sequence[ran
     default, graphs = CachingAllocator(settings), CachingAllocator(settings)
     result = Replay([], [], [0] * len(sizes))
     in_graph = {event for events_of_pool in graph_pool for event in events_of_pool}
-    owners: dict[int, CachingAllocator] = {}
     for number, event in enumerate(events):
         block = abs(event) - 1
         if graph_pool and number == graph_pool[0].start:
             default.release_free_segments()
         if event > 0:
-            allocator = owners[block] = graphs if number in in_graph else default
+            allocator = graphs if number in in_graph else default
             result.block_sizes[block] = allocator.allocate(block, sizes[block])
         else:
-            owners.pop(block).free(block)
+            default.free(block)
+            graphs.free(block)  # one of them has it
         result.allocated.append(default.allocated + graphs.allocated)
         result.reserved.append(default.reserved + graphs.reserved)
     return result

@@ -13,8 +13,13 @@ unet_tiny (instance and batch norm), naive_small and dynunet kept 0.5 to 0.9 on 
 FIXED = ("parameters", "gradients", "optimizer state", "input", "workspaces")
 
 
+def get_fixed_bytes(estimate: MemoryEstimate) -> int:
+    """Return the bytes in use at the peak that compilation does not change."""
+    return sum(estimate.kinds.get(kind, 0) for kind in FIXED)
+
+
 def get_compiled_range(estimate: MemoryEstimate) -> tuple[int, int]:
     """Return the least and the most bytes that a compiled step is assumed to allocate."""
     most = estimate.peak.allocated or 0
-    fixed = sum(estimate.kinds.get(kind, 0) for kind in FIXED)
+    fixed = get_fixed_bytes(estimate)
     return fixed + int(LEAST_SHARE * (most - fixed)), most

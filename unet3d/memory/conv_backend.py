@@ -5,9 +5,6 @@ output voxel. For a kernel of 3 x 3 x 3 these are 27 times as large as the input
 """
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -16,6 +13,7 @@ from torch import Tensor
 
 from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
 from unet3d.errors import UsageError
+from unet3d.memory.assumption import Assumption
 from unet3d.memory.cudnn import is_channels_last
 
 INT_MAX = 2**31 - 1
@@ -58,22 +56,13 @@ class CudnnRules:
         return True
 
 
-_assumed: ContextVar[CudnnRules | None] = ContextVar("assumed_versions", default=None)
-
-
-@contextmanager
-def assume_versions(rules: CudnnRules) -> Generator[None]:
-    """Estimate for these versions in the body instead of the installed ones."""
-    token = _assumed.set(rules)
-    try:
-        yield
-    finally:
-        _assumed.reset(token)
+VERSIONS = Assumption[CudnnRules]("versions")
+"""Versions to estimate for instead of the installed ones."""
 
 
 def get_rules() -> CudnnRules:
     """Return the rules of the assumed versions, or of the installed ones."""
-    return _assumed.get() or get_installed_rules()
+    return VERSIONS.get() or get_installed_rules()
 
 
 def get_installed_rules() -> CudnnRules:

@@ -6,15 +6,13 @@ other tensor is copied to the workspace. An H100 showed these rules: tests/memor
 
 import os
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from math import prod
 
 import torch
 from torch import Tensor
 
 from unet3d import nvml
+from unet3d.memory.assumption import Assumption
 from unet3d.memory.cudnn import has_channels_last_memory
 from unet3d.units import MIB
 
@@ -31,18 +29,8 @@ CUBLAS_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 HOPPER_CUBLAS_BYTES = 32 * MIB
 CUBLASLT_BYTES = MIB
 
-
-_assumed: ContextVar[int | None] = ContextVar("assumed_cublas_bytes", default=None)
-
-
-@contextmanager
-def assume_cublas_bytes(nbytes: int) -> Generator[None]:
-    """Estimate for these workspaces of cuBLAS in the body instead of this machine's."""
-    token = _assumed.set(nbytes)
-    try:
-        yield
-    finally:
-        _assumed.reset(token)
+CUBLAS_WORKSPACE = Assumption[int]("cuBLAS workspace")
+"""Bytes of a workspace to estimate for instead of this machine's."""
 
 
 def get_forward_workspace(x: Tensor, weight: Tensor, out: Tensor, groups: int) -> int:
@@ -68,7 +56,7 @@ def get_backward_workspaces(
 
 def get_cublas_bytes() -> int:
     """Return the bytes that cuBLAS keeps for each thread that multiplies matrices."""
-    assumed = _assumed.get()
+    assumed = CUBLAS_WORKSPACE.get()
     if assumed is not None:
         return assumed
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))

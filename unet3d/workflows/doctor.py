@@ -115,7 +115,7 @@ def inspect_run(
                 channels=get_network_sizes(settings.data)[0],
                 augment=settings.augmentation(),
             )
-            peak = get_device_bytes(estimate_memory(settings))
+            peak = get_device_bytes(estimate_memory(settings, validates=False))
         if peak is not None and available is not None:
             with collect_errors(problems):
                 problems += find_memory_problems(settings, available)

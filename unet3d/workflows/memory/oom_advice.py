@@ -66,13 +66,14 @@ def find_fixes(
     """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
-        limit = get_device_bytes(estimate_memory(settings)) + CUDA_CONTEXT_BYTES
+        limit = get_device_bytes(estimate_memory(settings, validates=False)) + CUDA_CONTEXT_BYTES
     fixes = []
     for overrides in _list_candidates(settings):
         if any(o in settings.composition.overrides for o in overrides):
             continue
         try:
-            reserved = get_device_bytes(estimate_memory(settings.with_overrides(*overrides)))
+            changed = settings.with_overrides(*overrides)
+            reserved = get_device_bytes(estimate_memory(changed, validates=False))
         except UsageError:
             continue  # this network or this patch does not support it
         if reserved + CUDA_CONTEXT_BYTES < limit:

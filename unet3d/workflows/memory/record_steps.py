@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from unet3d import __version__
+from unet3d.config.allowed_targets import is_inside, iter_targets
 from unet3d.config.compose import compose_config, replace_values
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import UsageError
@@ -13,8 +14,8 @@ from unet3d.machine.describe import describe_machine
 from unet3d.machine.device import resolve_precision
 from unet3d.memory.allocator_settings import get_allocator_settings
 from unet3d.memory.comparison import Comparison, compare_recording
-from unet3d.memory.conv_backend import assume_versions, parse_rules
-from unet3d.memory.library_workspaces import assume_cublas_bytes, get_cublas_bytes
+from unet3d.memory.conv_backend import VERSIONS, parse_rules
+from unet3d.memory.library_workspaces import CUBLAS_WORKSPACE, get_cublas_bytes
 from unet3d.memory.recording import Recording, record_allocations
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import require_gpu
@@ -30,7 +31,7 @@ VALUES = {
     "data": ("patch_size", "batch_size", "in_channels", "num_classes"),
     "trainer": ("accumulate_grad_batches", "gradient_clip_val", "devices"),
 }
-SHIPPED = ("unet3d.", "torch.", "monai.")
+SHIPPED = ("unet3d", "torch", "monai")
 """Packages whose names may be in a file that is attached to an issue."""
 
 
@@ -72,7 +73,7 @@ def compare_with_estimate(recording: Recording) -> Comparison:
     """Estimate the recorded job with today's code, for the recorded versions."""
     machine = recording.machine
     rules = parse_rules(machine["torch"], machine["cudnn"])
-    with assume_versions(rules), assume_cublas_bytes(recording.cublas_bytes):
+    with VERSIONS.assume(rules), CUBLAS_WORKSPACE.assume(recording.cublas_bytes):
         return compare_recording(recording, estimate_memory(restore_job(recording.job)))
 
 
@@ -86,24 +87,12 @@ def describe_job(settings: TrainingSettings) -> dict[str, Any]:
         regions = enumerate(settings.data.regions.values(), 1)
         job["data"]["regions"] = {f"region_{n}": list(labels) for n, labels in regions}
         job["loss"] = job["loss"] | {"regions": job["data"]["regions"]}
-    for key, value in iter_strings(job):
-        if key == "_target_" and not value.startswith(SHIPPED):
+    for _, target in iter_targets(job, ""):
+        if not is_inside(target, SHIPPED):
             raise UsageError(
-                f"recording= writes only what unet3d, torch and MONAI define, and not {value}"
+                f"recording= writes only what unet3d, torch and MONAI define, and not {target}"
             )
     return job
-
-
-def iter_strings(content: Any, key: str = "") -> Any:
-    """Yield (key, string) of all strings in nested mappings and lists."""
-    if isinstance(content, Mapping):
-        for name, value in content.items():
-            yield from iter_strings(value, name)
-    elif isinstance(content, list):
-        for value in content:
-            yield from iter_strings(value, key)
-    elif isinstance(content, str):
-        yield key, content
 
 
 def restore_job(job: Mapping[str, Any]) -> TrainingSettings:

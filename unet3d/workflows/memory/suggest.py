@@ -79,7 +79,7 @@ def search_configs(
         )
 
     combinations = list_combinations(settings)
-    strategies = [PLAIN, *dict.fromkeys(map(find_strategy, combinations))]
+    strategies = list(dict.fromkeys([PLAIN, *map(find_strategy, combinations)]))
     counts = map_in_processes(partial(count_flops, training), strategies)
     flops = dict(zip(strategies, counts, strict=True))
     yield from zip(combinations, map_in_processes(evaluate, combinations), strict=True)
