@@ -82,8 +82,8 @@ def summarize_compiled(estimate: MemoryEstimate) -> str:
     """Say what compile=true takes, where the estimate is that of the step without it."""
     least, most = map(format_bytes, get_compiled_range(estimate))
     return (
-        f"compile=true: a step allocates {least} to {most}; without compilation it is {most}, "
-        "because fused blocks run as plain modules; the first step takes minutes."
+        f"compile=true: a step allocates {least} to {most}, which is what plain modules take; "
+        "fused blocks are off, and the first step takes minutes."
     )
 
 
