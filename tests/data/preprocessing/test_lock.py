@@ -1,4 +1,5 @@
 import errno
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -100,3 +101,17 @@ def test_without_locks_an_error_of_the_file_system_is_not_hidden(tmp_path, monke
 
 def test_a_folder_on_this_system_can_be_locked(tmp_path):
     assert has_locks(tmp_path)
+
+
+def test_a_draft_that_is_renamed_while_another_thread_creates_it_is_no_error(tmp_path, monkeypatch):
+    folder, mkdir = tmp_path / "case", os.mkdir
+
+    def finish_first(path, *mode):
+        """Finish another thread's work between its creation of the draft and ours."""
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        mkdir(folder)
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(os, "mkdir", finish_first)
+    with lock_cache(folder) as draft:
+        assert draft is None

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ def lock_cache(folder: Path) -> Generator[Path | None]:
     """
     draft = folder.with_name(f".{folder.name}")
     while not folder.exists():
-        draft.mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # exist_ok=True raises it if the folder is then renamed
+            draft.mkdir()
         try:
             handle = lock_folder(draft)
         except FileNotFoundError:  # another process has just renamed or removed it
