@@ -61,7 +61,10 @@ class HasHeads(Protocol):
         ...
 
 
-ENCODER_MODES = ("store_all", "store_last", "offload", "recompute", "recompute_tiled", "stream")
+ENCODER_MODES = (
+    *("store_all", "store_later", "store_last"),
+    *("offload", "recompute", "recompute_tiled", "stream"),
+)
 DECODER_MODES = ("store_all", "store_last", "stream")
 
 
@@ -70,22 +73,28 @@ class Retention:
     """Which convolution outputs a fused block stores for backward: one mode per level.
 
     - store_all: every output
-    - store_last: the last output; backward recomputes the others
-    - offload (encoders): the last output, in host memory once it is pooled; rows return when read
+    - store_last: the last output, and of residual blocks the last one of each; backward recomputes
+      the others
+    - store_later (encoders): as store_last, and every output after the first residual block
+    - offload (encoders): as store_last, in host memory once it is pooled; rows return when read
     - recompute (encoders): the skip is dropped after the decoder has read it; the decoder's
       backward recomputes all of it
     - recompute_tiled (encoders): the same, but the decoder's backward recomputes it tile by tile
     - stream: outputs before the last never exist as a whole: they are recomputed tile by tile where
       they are read; in an encoder the last output too, once it is pooled
+
+    In levels of residual blocks, the last three drop or stream what the last block stores.
     """
 
     encoders: tuple[str, ...]  # level 0 (full resolution) first; the last mode repeats
     decoders: tuple[str, ...]
     tile_bytes: int | None = None  # of a tile's input and output for one volume; None: by device
+    residual_encoders: tuple[str, ...] = ()  # of levels of residual blocks; (): as `encoders`
 
-    def encoder_mode(self, level: int) -> str:
-        """Return the mode of the encoder block of a level."""
-        return self.encoders[min(level, len(self.encoders) - 1)]
+    def encoder_mode(self, level: int, *, residual: bool) -> str:
+        """Return the mode of a level of the encoder."""
+        modes = (self.residual_encoders if residual else ()) or self.encoders
+        return modes[min(level, len(modes) - 1)]
 
     def decoder_mode(self, level: int) -> str:
         """Return the mode of the decoder block of a level."""

@@ -55,7 +55,8 @@ Factory = Callable[[], nn.Module]
 
 def build_ours(channels: list[int], strategy: str, **options: Any) -> nn.Module:
     """Build our network with a checkpointing strategy of conf/checkpointing/."""
-    model = UNet3D(in_channels=1, num_classes=5, channels=channels, pool=MaxPool3d, **options)
+    defaults: dict[str, Any] = {"in_channels": 1, "num_classes": 5, "pool": MaxPool3d}
+    model = UNet3D(channels=channels, **{**defaults, **options})
     config = OmegaConf.load(ROOT / "conf" / "checkpointing" / f"{strategy}.yaml")
     instantiate(config).apply(model)
     return model

@@ -97,13 +97,20 @@ def list_networks(case: Case) -> dict[str, Factory]:
 
 def time_case(case: Case, rounds: int, threads: int, precision: str) -> dict[str, list[float]]:
     """Return the seconds of each network's step in interleaved rounds."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
+    return time_in_turns(list_networks(case), list(case.size), case.batch, rounds, precision)
+
+
+def time_in_turns(
+    networks: dict[str, Factory], size: list[int], batch: int, rounds: int, precision: str
+) -> dict[str, list[float]]:
+    """Return the seconds of each network's step in interleaved rounds."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seconds: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds + 1):
-        for name, make in list_networks(case).items():
+        for name, make in networks.items():
             torch.manual_seed(0)
-            step = build_step(make, list(case.size), case.batch, precision, device.type)
+            step = build_step(make, size, batch, precision, device.type)
             first = time_steps(step, 1, device)  # allocates the optimizer's state
             count = max(1, round(MIN_SECONDS / first))
             mean = time_steps(step, count, device) / count

@@ -387,6 +387,42 @@ def recordings(folder: Path) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
+def front_residual(folder: Path) -> str:
+    """Compare two implementations of nnU-Net's residual encoder: peak memory, time of a step."""
+    content = result(folder, "cpu-step")
+    rows = content["residual encoder"]["rows"]
+    times = content["residual encoder times"]["rows"]
+    labels = {
+        "nnU-Net ResidualEncoderUNet": "nnU-Net's ResidualEncoderUNet",
+        "fused": "**unet3d**, `model=unet_resenc`",
+        "lean": "**unet3d**, `model=unet_resenc checkpointing=lean`",
+    }
+    lines = ["| | peak GPU memory, estimated | relative time on a CPU |", "| --- | --- | --- |"]
+    for name, label in labels.items():
+        peak = f"{rows[name]['peak_allocated_mib']:,} MiB"
+        lines.append(f"| {label} | {peak} | {format_time(times[name])} |")
+    return "\n".join(lines)
+
+
+def residual_encoder(folder: Path) -> str:
+    """Compare nnU-Net's residual encoder with ours by strategy: memory, FLOPs and time."""
+    content = result(folder, "cpu-step")
+    rows = content["residual encoder"]["rows"]
+    times = content["residual encoder times"]["rows"]
+    base = rows["plain modules"]["convolution_flops"]
+    lines = [
+        "| | peak (estimated) | more convolution FLOPs | time of a step on a CPU |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        ours = name in STRATEGIES
+        label = f"`{name}`" if ours and name != "plain modules" else name
+        more = f"{100 * row['convolution_flops'] / base - 100:.1f}%" if ours else ""
+        time = format_time(times[name]) if name in times else ""
+        lines.append(f"| {label} | {row['peak_allocated_mib']:,} MiB | {more} | {time} |")
+    return "\n".join(lines)
+
+
 def nnunet_presets(folder: Path) -> str:
     """Compare estimates of nnU-Net's presets with the memory that its documentation states."""
     report = result(folder, "predicted-nnunet")
@@ -703,6 +739,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
             quality_screen,
             step,
             step_times,
+            front_residual,
+            residual_encoder,
             modeled,
             host_time,
             peers,

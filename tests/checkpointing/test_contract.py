@@ -129,7 +129,11 @@ def test_fused_leaves_a_network_without_fused_blocks_unchanged():
 @pytest.mark.parametrize(
     ("encoders", "decoders", "message"),
     [
-        (["some"], ["store_all"], "encoders must be a list of store_all, store_last, offload, "),
+        (
+            ["some"],
+            ["store_all"],
+            "encoders must be a list of store_all, store_later, store_last, ",
+        ),
         ("stream", ["store_all"], "encoders must be a list"),
         ([], ["store_all"], "encoders must be a list"),
         (["stream"], ["offload"], "decoders must be a list of store_all, store_last, stream"),

@@ -1,7 +1,9 @@
 """Fused blocks against the same network of plain modules, differentiated by autograd."""
 
 import copy
+import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import nn
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.model.fused import tiled_conv, tiling
+from unet3d.model.blocks import Strided
+from unet3d.model.fused import node, tiled_conv, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
 from unet3d.types import DECODER_MODES, ENCODER_MODES, Retention
@@ -22,6 +25,7 @@ POLICIES = [Retention((word,), ("store_all",)) for word in ENCODER_MODES] + [
     Retention(("store_last",), (word,)) for word in DECODER_MODES[1:]
 ]
 MIXED = Retention(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
+STRIDED = partial(Strided, skip_pool=nn.AvgPool3d)
 NETWORKS = {
     "batch": {},
     "instance, leaky, transposed, supervised": {
@@ -43,6 +47,26 @@ NETWORKS = {
         "convs_per_level": [1, 2, 3],
     },
     "no norm, wide decoder": {"norm": "none", "decoder_channels": [6, 4]},
+    "strided": {"pool": STRIDED, "norm": "instance", "convs_per_level": [2, 1, 2]},
+    "residual, strided": {
+        "pool": STRIDED,
+        "residual_blocks": [1, 3, 2, 1],
+        "convs_per_level": 1,
+        "norm": "instance",
+        "activation": "leaky_relu",
+        "upsampling": "transposed",
+        "deep_supervision": True,
+        "depth": 4,
+    },
+    "residual, strided by 1 2 3, batch": {
+        "pool": STRIDED,
+        "residual_blocks": [2, 1, 2],
+        "pool_kernel": [[1, 2, 2], [2, 3, 2]],
+        "kernel_size": [[1, 3, 3], 3, 5],
+        "max_width": 8,
+    },
+    "residual, pooled, group": {"residual_blocks": [1, 2], "norm": "group", "max_width": 8},
+    "residual, no norm": {"residual_blocks": [1, 2], "norm": "none", "pool": STRIDED},
 }
 SIZES = {"even": (32, 16, 16), "odd": (19, 23, 17), "long H": (9, 34, 12)}
 
@@ -60,6 +84,9 @@ def make_pair(policy, dtype=torch.float64, **options):
     torch.manual_seed(0)
     options = {"depth": 3, "width": 4, "pool": nn.MaxPool3d, **options}
     plain = UNet3D(in_channels=2, num_classes=3, **options).to(dtype)
+    for name, p in plain.named_parameters():
+        if name.endswith("norm.weight"):  # no residual block begins as its skip
+            nn.init.uniform_(p, 0.5, 1.5)
     fused = copy.deepcopy(plain)
     plain.retention, fused.retention = None, policy
     return plain, fused
@@ -85,11 +112,15 @@ def run_two_steps(model, x, labels):
     return results, model.state_dict()
 
 
+def assert_close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 def assert_equal_steps(plain, fused, x, labels):
     expected, state = run_two_steps(plain, x, labels)
     results, fused_state = run_two_steps(fused, x, labels)
     for a, b in zip(results, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        assert_close(a, b)
     assert list(state) == list(fused_state)
     for name, value in state.items():
         torch.testing.assert_close(fused_state[name], value, rtol=1e-9, atol=1e-11)
@@ -116,9 +147,11 @@ def test_every_pooling_runs_inside_its_block(pool, size, activation, small_tiles
     assert_equal_steps(*networks, *make_batch(SIZES[size]))
 
 
+@pytest.mark.parametrize("levels", [{}, NETWORKS["residual, strided"]], ids=["plain", "residual"])
 @pytest.mark.parametrize("norm", ["batch", "instance", "group"])
-def test_evaluation_gives_the_same_logits(norm, small_tiles):
-    plain, fused = make_pair(FUSED, norm=norm, deep_supervision=True, depth=4)
+def test_evaluation_gives_the_same_logits(norm, levels, small_tiles):
+    options = {"deep_supervision": True, "depth": 4, **levels, "norm": norm}
+    plain, fused = make_pair(FUSED, **options)
     x, labels = make_batch((33, 16, 18))
     for model in (plain, fused):
         run_two_steps(model, x, labels)
@@ -132,15 +165,33 @@ def test_gradients_in_evaluation_mode_use_the_running_statistics(small_tiles):
     assert_equal_steps(plain.eval(), fused.eval(), *make_batch(SIZES["odd"]))
 
 
+@pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
+def test_stochastic_depth_drops_the_same_volumes(policy, small_tiles):
+    options = {**NETWORKS["residual, strided by 1 2 3, batch"], "stochastic_depth": 0.5}
+    networks, losses = make_pair(policy, **options), []
+    x, labels = make_batch(SIZES["odd"])
+    for model in networks:
+        torch.manual_seed(3)
+        losses.append(DiceCE()(model(x), labels))
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    for a, b in zip(*(model.parameters() for model in networks), strict=True):
+        assert_close(b.grad, a.grad)
+    torch.manual_seed(4)
+    assert networks[1](x).sum() != networks[1](x).sum()
+
+
+@pytest.mark.parametrize("network", ["narrow", "residual, strided"])
 @pytest.mark.parametrize(
     "frozen",
     [
         ["encoder", "decoder.0.convs"],
         ["encoder.0", "decoder.1.up"],  # the last skip, and what joins it to the levels below
+        ["encoder.0", "encoder.1"],
     ],
 )
-def test_frozen_parameters_get_no_gradient_and_the_others_the_same(frozen, small_tiles):
-    networks = make_pair(FUSED, upsampling="transposed")
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same(frozen, network, small_tiles):
+    networks = make_pair(FUSED, **NETWORKS.get(network, {"upsampling": "transposed"}))
     x, labels = make_batch(SIZES["odd"])
     for model in networks:
         for name in frozen:
@@ -149,7 +200,7 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same(frozen, small
     for a, b in zip(*(model.parameters() for model in networks), strict=True):
         assert (a.grad is None) == (b.grad is None)
         if a.grad is not None:
-            torch.testing.assert_close(b.grad, a.grad, rtol=1e-9, atol=1e-12)
+            assert_close(b.grad, a.grad)
 
 
 def gradient_error(model, exact, x, labels, autocast=None):
@@ -241,6 +292,24 @@ def test_discarded_logits_free_their_block():
     block = weakref.ref(logits.grad_fn.block)
     del logits
     assert block() is None
+
+
+@pytest.mark.parametrize("network", ["strided", "residual, strided", "residual, pooled, group"])
+@pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
+def test_a_step_frees_its_blocks(network, policy, monkeypatch):
+    blocks = weakref.WeakSet()
+    remember = node.Block.__init__
+    monkeypatch.setattr(
+        node.Block, "__init__", lambda self, *args: (blocks.add(self), remember(self, *args))[1]
+    )
+    _, fused = make_pair(policy, **NETWORKS[network])
+    x, labels = make_batch(SIZES["even"])
+    gc.disable()
+    try:
+        DiceCE()(fused(x), labels).backward()
+        assert not list(blocks)
+    finally:
+        gc.enable()
 
 
 def test_an_unsupported_norm_is_an_error():

@@ -67,14 +67,26 @@ def test_moments_of_tiles_are_those_of_the_whole_map():
     torch.testing.assert_close(total[1] / (9 * 56), variance, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("add", [False, True], ids=["write", "add"])
 @pytest.mark.parametrize("slope", [0.0, 0.01])
 @pytest.mark.parametrize("part", [False, True], ids=["full", "part"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_compiled_normalization_equals_the_plain_one(shape, part, slope, dtype, monkeypatch):
+def test_compiled_normalization_equals_the_plain_one(shape, part, slope, add, dtype, monkeypatch):
     y, (scale, shift) = volume(shape, dtype, part=part), random_numbers(shape, 2)
-    result, expected = (volume(shape, dtype, part=part) for _ in range(2))
-    norm_ops.normalize(y, scale, shift, slope, result)
-    run_plain(monkeypatch, norm_ops.normalize, y, scale, shift, slope, expected)
+    result = volume(shape, dtype, part=part)
+    expected = result.clone()
+    norm_ops.normalize(y, scale, shift, slope, add, result)
+    run_plain(monkeypatch, norm_ops.normalize, y, scale, shift, slope, add, expected)
+    assert_near(result, expected, dtype)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_compiled_activation_gradient_equals_the_plain_one(shape, slope, dtype, monkeypatch):
+    a, result = (volume(shape, dtype, part=True) for _ in range(2))
+    expected = result.clone()
+    norm_ops.activation_gradient(a, slope, result)
+    run_plain(monkeypatch, norm_ops.activation_gradient, a, slope, expected)
     assert_near(result, expected, dtype)
 
 
@@ -121,7 +133,7 @@ def test_nan_propagates():
     y = volume((1, 16, 4, 4, 4), torch.float32)
     y[0, 3, 1, 1, 1] = torch.nan
     out = torch.empty_like(y)
-    norm_ops.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, out)
+    norm_ops.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, False, out)
     assert out[0, 3, 1, 1, 1].isnan()
     total = norm_ops.make_sums(y)
     norm_ops.add_moments(y, 0, total)

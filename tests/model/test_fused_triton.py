@@ -77,7 +77,9 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
     sums = torch.zeros(2, *shape[:2])
     before = CompileOnly.count
     cuda.add_moments(y, 0, sums)
-    cuda.normalize(y, numbers[0], numbers[1], 0.01, y)
+    cuda.normalize(y, numbers[0], numbers[1], 0.01, False, y)
+    cuda.normalize(y, numbers[0], numbers[1], 0.01, True, y)
+    cuda.activation_gradient(y, 0.01, y)
     cuda.add_gradient_sums(y, y, *numbers, slope=0.01, first=True, sums=sums)
     cuda.gradient(y, y, *numbers, slope=0.01, out=y)
     d, h, w = (2 * n for n in shape[2:])
@@ -95,4 +97,4 @@ def test_every_kernel_compiles(shape, dtype, monkeypatch):
         arguments = (sums, 9, groups, over_batch, 1e-5, *norm)
         cuda.fold_statistics(*arguments, momentum=0.1, out=out)
         cuda.fold_gradient(sums, *numbers[:3], 9, groups, over_batch, sums)
-    assert CompileOnly.count - before == 20
+    assert CompileOnly.count - before == 22

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import conv3d
 
 from unet3d.machine.device import Precision
-from unet3d.model.fused.feature_maps import convolve
+from unet3d.model.fused.convolution import convolve
 from unet3d.model.fused.onednn import needs_onednn
 from unet3d.model.fused.tiled_conv import compute_weight_gradient
 from unet3d.workflows.memory.training_step import NullListener, make_step_factory

@@ -79,11 +79,12 @@ def test_operators_of_fused_blocks_launch_as_many_kernels_as_are_counted(launche
     fold = (sums, 60, 4, True, 1e-5, *(torch.zeros(4),) * 5)
     counts = {
         "add_moments": launched(fused_cuda.add_moments, y, 0, sums),
-        "normalize": launched(fused_cuda.normalize, y, *numbers[:2], 0.0, y),
+        "normalize": launched(fused_cuda.normalize, y, *numbers[:2], 0.0, True, y),
         "add_norm_gradient_sums": launched(
             lambda: fused_cuda.add_gradient_sums(y, y, *numbers, slope=0.0, first=True, sums=sums)
         ),
         "norm_gradient": launched(lambda: fused_cuda.gradient(y, y, *numbers, slope=0.0, out=y)),
+        "activation_gradient": launched(fused_cuda.activation_gradient, y, 0.0, y),
         "fold_statistics": launched(
             lambda: fused_cuda.fold_statistics(*fold, momentum=0.1, out=torch.empty(4, 2, 4))
         ),

@@ -31,10 +31,13 @@ class OffloadActivations:
         decoders: Sequence[str],
         tile_mib: float | str = "auto",
         min_mib: float = 1,
+        residual_encoders: Sequence[str] | None = None,
     ):
         if not min_mib >= 0:
             raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
-        self.strategy = PerLevelStrategy(encoders, decoders, tile_mib)
+        self.strategy = PerLevelStrategy(
+            encoders, decoders, tile_mib, residual_encoders=residual_encoders
+        )
         self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from unet3d.units import MIB
 class PerLevelStrategy:
     """One mode for each level's encoder and decoder, from full resolution down; the last repeats.
 
+    Encoder levels of residual blocks have modes of their own, unless `residual_encoders` is None.
     `tile_mib` is the size of the tiles that blocks work on, or auto. `allow_plain` accepts networks
     without fused blocks and leaves them unchanged.
     """
@@ -22,9 +23,12 @@ class PerLevelStrategy:
         decoders: Sequence[str],
         tile_mib: float | str = "auto",
         allow_plain: bool = False,
+        residual_encoders: Sequence[str] | None = None,
     ):
+        residual = encoders if residual_encoders is None else residual_encoders
         for name, modes, known in (
             ("encoders", encoders, ENCODER_MODES),
+            ("residual_encoders", residual, ENCODER_MODES),
             ("decoders", decoders, DECODER_MODES),
         ):
             if isinstance(modes, str) or not modes or not set(modes) <= set(known):
@@ -36,7 +40,7 @@ class PerLevelStrategy:
                 f"checkpointing.tile_mib must be auto or a number above 0, got {tile_mib!r}"
             )
         tile_bytes = None if isinstance(tile_mib, str) else int(tile_mib * MIB)
-        self.retention = Retention(tuple(encoders), tuple(decoders), tile_bytes)
+        self.retention = Retention(tuple(encoders), tuple(decoders), tile_bytes, tuple(residual))
         self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.types import Triple
+from unet3d.types import PoolFactory, Triple
 
 T = TypeVar("T")
 
@@ -21,9 +21,9 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "group": lambda channels: nn.GroupNorm(_count_groups(channels), channels),
     "none": lambda channels: nn.Identity(),
 }
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": partial(nn.ReLU, inplace=True),
-    "leaky_relu": partial(nn.LeakyReLU, 0.01, inplace=True),
+ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
+    "relu": lambda _: nn.ReLU(inplace=True),
+    "leaky_relu": lambda slope: nn.LeakyReLU(slope, inplace=True),
 }
 
 
@@ -39,8 +39,16 @@ def _count_groups(channels: int) -> int:
     return next(g for g in range(min(8, channels), 0, -1) if channels % g == 0)
 
 
+def build_activation(name: str, negative_slope: float) -> nn.Module:
+    """Build the activation that the config names."""
+    return lookup(ACTIVATIONS, name, "model.activation")(negative_slope)
+
+
 class ConvNormAct(nn.Sequential):
-    """A size-preserving convolution, a norm and an activation."""
+    """A convolution, a norm and an activation; with stride 1 it preserves the size.
+
+    Like a pooling, a strided convolution drops rows beyond a multiple of its stride.
+    """
 
     def __init__(
         self,
@@ -48,28 +56,44 @@ class ConvNormAct(nn.Sequential):
         out_channels: int,
         *,
         kernel_size: Triple,
+        stride: Triple = (1, 1, 1),
+        bias: bool = True,
         norm: str,
-        activation: str,
+        activation: Callable[[], nn.Module] | None,
     ):
         super().__init__()
         if any(k % 2 == 0 for k in kernel_size):
             raise UsageError(f"model.kernel_size must be odd, got {kernel_size}")
         d, h, w = kernel_size
-        self.conv = nn.Conv3d(
-            in_channels, out_channels, kernel_size, padding=(d // 2, h // 2, w // 2)
-        )
+        padding = (d // 2, h // 2, w // 2)
+        self.conv = nn.Conv3d(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
         self.norm = lookup(NORMS, norm, "model.norm")(out_channels)
-        self.act = lookup(ACTIVATIONS, activation, "model.activation")()
+        self.act = nn.Identity() if activation is None else activation()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(crop_to_multiple(input, self.conv.stride))
 
 
 class ConvBlock(nn.Sequential):
-    """A sequence of ConvNormAct; `channels` lists those of the input and of every output."""
+    """A sequence of ConvNormAct; `channels` lists those of the input and of every output.
 
-    def __init__(self, channels: Sequence[int], *, kernel_size: Triple, norm: str, activation: str):
+    The first convolution may have a stride.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        *,
+        kernel_size: Triple,
+        stride: Triple = (1, 1, 1),
+        norm: str,
+        activation: Callable[[], nn.Module],
+    ):
+        options: Any = {"kernel_size": kernel_size, "norm": norm, "activation": activation}
         super().__init__(
             *(
-                ConvNormAct(i, o, kernel_size=kernel_size, norm=norm, activation=activation)
-                for i, o in pairwise(channels)
+                ConvNormAct(i, o, stride=(1, 1, 1) if n else stride, **options)
+                for n, (i, o) in enumerate(pairwise(channels))
             )
         )
 
@@ -115,6 +139,28 @@ def build_upsampling(
         "model.upsampling (trilinear and nearest aside)",
     )
     return nn.ConvTranspose3d(channels, out, scale_factor, stride=scale_factor, bias=bias), out
+
+
+class Strided(nn.Module):
+    """Stands for the pooling in front of a level whose first convolution has a stride instead.
+
+    If that level has residual blocks, `skip_pool` pools what the first one adds to its output.
+    """
+
+    def __init__(self, kernel_size: Triple, skip_pool: PoolFactory):
+        super().__init__()
+        self.kernel_size, self.skip_pool = kernel_size, skip_pool(kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def crop_to_multiple(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return `x` (B, C, D, H, W) without the last rows that do not fill a multiple of `sizes`."""
+    for axis, size in enumerate(sizes, start=2):
+        if x.shape[axis] % size:
+            x = x.narrow(axis, 0, x.shape[axis] // size * size)
+    return x
 
 
 def pad_to(x: Tensor, like: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Define a configurable 3D U-Net, from Cicek et al. (2016) to nnU-Net."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -8,14 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.blocks import ConvBlock, build_upsampling, pad_to
-from unet3d.model.fused.autograd_blocks import make_input_map, run_decoder_block, run_encoder_block
+from unet3d.model.blocks import ConvBlock, Strided, build_activation, build_upsampling, pad_to
+from unet3d.model.fused.decoder import run_decoder_block
+from unet3d.model.fused.encoder import PlainEncoder, make_input_map, run_encoder
+from unet3d.model.fused.residual_encoder import ResidualEncoder
+from unet3d.model.residual import ResidualLevel
 from unet3d.types import PoolFactory, Retention, Size, Triple
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list of one size per level."""
 
-FUSED = Retention(encoders=("store_last",), decoders=("store_all",))
+FUSED = Retention(
+    encoders=("store_last",),
+    decoders=("store_all",),
+    residual_encoders=("store_later", "store_later", "store_all"),
+)
 """The default retention: checkpointing=fused."""
 
 MAX_LEVELS = 16
@@ -30,6 +38,10 @@ class UNet3D(nn.Module):
     encoder one level finer) or a list from level 0 down. With `halve_first_conv`, all but the last
     convolution of an encoder level have half of its channels. `kernel_size` and `pool_kernel`
     (pooling from level i to i + 1) are one size for all levels or one per level.
+
+    With `residual_blocks` (an int, or one per level, the last of which repeats), encoder levels are
+    residual blocks and the finest one begins with a convolution, as in nnU-Net's residual encoder;
+    `convs_per_level` is then that of the decoder.
     """
 
     def __init__(
@@ -44,10 +56,13 @@ class UNet3D(nn.Module):
         decoder_channels: str | Sequence[int] = "same",
         convs_per_level: int | Sequence[int] = 2,
         halve_first_conv: bool = False,
+        residual_blocks: int | Sequence[int] | None = None,
+        stochastic_depth: float = 0.0,
         kernel_size: PerLevel = 3,
         pool_kernel: PerLevel = 2,
         norm: str = "batch",
         activation: str = "relu",
+        negative_slope: float = 0.01,
         upsampling: str = "trilinear",
         deep_supervision: bool = False,
         pool: PoolFactory,
@@ -68,18 +83,39 @@ class UNet3D(nn.Module):
         self.retention: Retention | None = FUSED
         self.norm = norm
 
-        def build_block(level: int, first: int, middle: int, last: int) -> ConvBlock:
+        options: Any = {
+            "norm": norm,
+            "activation": partial(build_activation, activation, negative_slope),
+        }
+
+        def build_block(
+            level: int, first: int, middle: int, last: int, stride: Triple = (1, 1, 1)
+        ) -> ConvBlock:
             widths = [first, *[middle] * (convs[level] - 1), last]
-            return ConvBlock(widths, kernel_size=kernels[level], norm=norm, activation=activation)
+            return ConvBlock(widths, kernel_size=kernels[level], stride=stride, **options)
 
         self.encoder = nn.ModuleList()
-        previous = in_channels
+        previous, strided = in_channels, None
         for level, out in enumerate(enc):
-            middle = max(1, out // 2) if halve_first_conv else out
-            block = build_block(level, previous, middle, out)
+            if residual_blocks is None:
+                middle = max(1, out // 2) if halve_first_conv else out
+                stride = (1, 1, 1) if strided is None else strided.kernel_size
+                block = build_block(level, previous, middle, out, stride)
+            else:
+                block = ResidualLevel(
+                    previous,
+                    out,
+                    get_residual_blocks(residual_blocks, level),
+                    stem=level == 0,
+                    kernel_size=kernels[level],
+                    strided=strided,
+                    stochastic_depth=stochastic_depth,
+                    **options,
+                )
             size = self.pool_kernels[level] if level + 1 < depth else None
-            self.encoder.append(EncoderLevel(block, None if size is None else pool(size), size))
-            previous = out
+            pooling = None if size is None else pool(size)
+            self.encoder.append(EncoderLevel(block, pooling, size))
+            previous, strided = out, pooling if isinstance(pooling, Strided) else None
 
         self.decoder = nn.ModuleList()  # from the coarsest level to level 0
         for level in reversed(range(depth - 1)):
@@ -100,7 +136,7 @@ class UNet3D(nn.Module):
             outputs = self._forward_plain(x)
         else:
             outputs = self._forward_fused(x, self.retention)
-        return outputs if self.training and len(self.heads) > 1 else outputs[0]
+        return outputs if self._supervises() else outputs[0]
 
     def _forward_plain(self, x: Tensor) -> list[Tensor]:
         skips, outputs = [], []
@@ -124,8 +160,9 @@ class UNet3D(nn.Module):
             )
         skips, outputs = [], []
         x = make_input_map(image, next(self.parameters()).dtype, retention.tile_bytes)
-        for level, module in enumerate(self.encoder):
-            x, skip = module(x, retention.encoder_mode(level))
+        encoder: Any = self.encoder
+        for level, module in enumerate(encoder):
+            x, skip = module(x, retention.encoder_mode(level, residual=module.is_residual))
             skips.append(skip)
         skips.pop()
         while skips:
@@ -138,8 +175,12 @@ class UNet3D(nn.Module):
                 outputs.insert(0, logits)
         return outputs
 
+    def _supervises(self) -> bool:
+        """Return whether all heads are computed."""
+        return self.training and len(self.heads) > 1
+
     def _has_output(self, level: int) -> bool:
-        return level < len(self.heads) and (self.training or level == 0)
+        return level == 0 or (level < len(self.heads) and self._supervises())
 
     def blocks(self) -> Iterator[tuple[int, nn.Module]]:
         """Yield (level, module) for every encoder and decoder level, in forward order."""
@@ -167,9 +208,15 @@ class UNet3D(nn.Module):
 class EncoderLevel(nn.Module):
     """Convolve. A fused block also pools for the next level; the coarsest level has no pooling."""
 
-    def __init__(self, convs: ConvBlock, pool: nn.Module | None, pool_kernel: Triple | None):
+    def __init__(
+        self,
+        convs: ConvBlock | ResidualLevel,
+        pool: nn.Module | None,
+        pool_kernel: Triple | None,
+    ):
         super().__init__()
         self.convs = convs
+        self.is_residual = isinstance(convs, ResidualLevel)
         self.pool = pool
         self.pool_kernel = pool_kernel or (1, 1, 1)
 
@@ -177,7 +224,8 @@ class EncoderLevel(nn.Module):
         """Tensor -> tensor; in a fused block, with its `mode`: map -> (pooled map, skip)."""
         if mode is None:
             return self.convs(x)
-        return run_encoder_block(x, list(self.convs), self.pool, self.pool_kernel, mode)
+        kind = ResidualEncoder if self.is_residual else PlainEncoder
+        return run_encoder(kind(x, list(self.convs), self.pool, self.pool_kernel, mode), x)
 
 
 class DecoderLevel(nn.Module):
@@ -187,6 +235,7 @@ class DecoderLevel(nn.Module):
         super().__init__()
         self.up = up
         self.convs = convs
+        self.skip_first = True  # the order in which skip and upsampled map are concatenated
 
     def forward(
         self,
@@ -199,11 +248,29 @@ class DecoderLevel(nn.Module):
         """Tensors -> tensor; in a fused block, with its `mode`: maps -> (map, logits)."""
         if mode is not None:
             return run_decoder_block(
-                x, skip, self.up, list(self.convs), head, last=level == 0, mode=mode
+                *(x, skip, self.up, list(self.convs), head),
+                last=level == 0,
+                mode=mode,
+                skip_first=self.skip_first,
             )
-        x = torch.cat([skip, pad_to(self.up(x), skip)], dim=1)
+        x = pad_to(self.up(x), skip)
+        x = torch.cat([skip, x] if self.skip_first else [x, skip], dim=1)
         del skip
         return self.convs(x)
+
+
+def get_residual_blocks(blocks: int | Sequence[int], level: int) -> int:
+    """Return the residual blocks of a level; the last entry repeats.
+
+    >>> [get_residual_blocks([1, 3, 4], level) for level in range(4)]
+    [1, 3, 4, 4]
+    """
+    entries = [blocks] if isinstance(blocks, int) else list(blocks)
+    if not entries or not all(isinstance(n, int) and n >= 1 for n in entries):
+        raise UsageError(
+            f"model.residual_blocks must be null, an int >= 1, or a list of these, got {blocks!r}"
+        )
+    return entries[min(level, len(entries) - 1)]
 
 
 def resolve_encoder_channels(

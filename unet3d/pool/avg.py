@@ -12,6 +12,7 @@ from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
     allocate_outputs,
     get_memory_format,
+    has_channels_last_strides,
     is_channels_last,
     make_empty_like,
     to_supported_layout,
@@ -34,7 +35,7 @@ class AvgPool3d(nn.Module):
 
     def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of x, given that of the output."""
-        last = is_channels_last(to_supported_layout(x))
+        last = is_channels_last(x) or has_channels_last_strides(x)
         grad = grad.contiguous(memory_format=get_memory_format(last))
         return avg_pool3d_backward(grad, x.shape, *self.windows.axes, last)
 

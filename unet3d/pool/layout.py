@@ -16,6 +16,11 @@ def is_channels_last(x: Tensor) -> bool:
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
 
 
+def has_channels_last_strides(x: Tensor) -> bool:
+    """Return whether x is channels-last, or a part of such a tensor, and not also contiguous."""
+    return not x.is_contiguous() and x.shape[1] > 1 and x.stride(1) == 1
+
+
 def get_memory_format(channels_last: bool) -> torch.memory_format:
     """Return torch's memory format for a layout."""
     return torch.channels_last_3d if channels_last else torch.contiguous_format
@@ -49,4 +54,6 @@ def to_supported_layout(x: Tensor) -> Tensor:
     # Under forward-mode differentiation, a custom op would silently return a zero tangent.
     if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError("pooling has no forward-mode derivative: use backward")
-    return x if is_channels_last(x) else x.contiguous()
+    if is_channels_last(x):
+        return x
+    return x.contiguous(memory_format=get_memory_format(has_channels_last_strides(x)))

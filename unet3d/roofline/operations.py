@@ -27,6 +27,7 @@ CUSTOM_LAUNCHES = {
     "unet3d::normalize": 1,
     "unet3d::add_norm_gradient_sums": 2,
     "unet3d::norm_gradient": 1,
+    "unet3d::activation_gradient": 1,
     "unet3d::fold_statistics": 1,
     "unet3d::fold_gradient": 1,
     "unet3d::interpolate": 1,

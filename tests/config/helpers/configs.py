@@ -32,6 +32,7 @@ SHRUNK = {
     "unet_large": ["model.width=4"],
     "unet_cicek2016": ["model.width=4"],
     "unet_nnunet": ["model.width=4", "model.depth=4"],
+    "unet_resenc": ["model.width=4", "model.depth=4", "model.residual_blocks=[1,2]"],
     "naive_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
     "naive_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
     "dynunet": ["model.filters=[4,8,8]"],

@@ -38,13 +38,16 @@ def run_norm_ops(
     numbers = [torch.randn(shape[:2]) for _ in range(4)]
     scale, shift, mean, inverse = numbers
     out, in_place = torch.empty_like(y), g.clone()
-    norm_ops.normalize(y, scale, shift, 0.01, out)
+    norm_ops.normalize(y, scale, shift, 0.01, False, out)
+    added, masked = out.clone(), g.clone()
+    norm_ops.normalize(y, scale, shift, 0.01, True, added)
+    norm_ops.activation_gradient(y - 20, 0.01, masked)
     norm_ops.gradient(in_place, y, scale, shift, mean, inverse, 0.0, in_place)
     moments, sums = norm_ops.make_sums(y), norm_ops.make_sums(y)
     for n, part in enumerate((y, y + 1)):
         norm_ops.add_moments(part, n * y[0, 0].numel(), moments)
         norm_ops.add_gradient_sums(g, part, scale, shift, mean + 20, inverse, 0.01, not n, sums)
-    return [moments, out, in_place, sums]
+    return [moments, out, in_place, added, masked, sums]
 
 
 def check_norms() -> int:
@@ -54,7 +57,7 @@ def check_norms() -> int:
             results = run_norm_ops(shape, dtype, cuda)
             expected = run_norm_ops(shape, dtype, None)
             for n, (a, b) in enumerate(zip(results, expected, strict=True)):
-                tolerance = 4 * torch.finfo(a.dtype).eps if n in (1, 2) else 1e-4
+                tolerance = 4 * torch.finfo(a.dtype).eps if n in (1, 2, 3, 4) else 1e-4
                 if not torch.allclose(a, b, rtol=max(tolerance, 1e-5), atol=20 * tolerance):
                     failures += 1
                     print(shape, dtype, n, (a - b).abs().max(), file=sys.stderr)

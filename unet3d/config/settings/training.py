@@ -129,10 +129,7 @@ class TrainingSettings:
 
     def with_strategy(self, name: str, **changes: Any) -> "TrainingSettings":
         """Return the settings with another option of the group `checkpointing`, changed."""
-        node = OmegaConf.load(get_config_dir() / "checkpointing" / f"{name}.yaml")
-        assert isinstance(node, DictConfig)
-        node.update(changes)
-        factory = Factory("checkpointing", to_plain(node), self.allow_targets)
+        factory = load_strategy(name, self.allow_targets).bind(**changes)
         choices = {**self.composition.choices, "checkpointing": name}
         return replace(
             self,
@@ -204,6 +201,12 @@ def drop_keys_of_other_options(overrides: Sequence[str], new: Sequence[str]) -> 
                 if not name.startswith(f"{group}.") or name.startswith(known)
             ]
     return kept
+
+
+def load_strategy(name: str, allow_targets: Sequence[str] = ()) -> Factory:
+    """Return what builds an option of the group `checkpointing`."""
+    node = OmegaConf.load(get_config_dir() / "checkpointing" / f"{name}.yaml")
+    return Factory("checkpointing", to_plain(node), allow_targets)
 
 
 def parse_training(composed: ComposedConfig) -> TrainingSettings:

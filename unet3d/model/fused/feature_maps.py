@@ -1,28 +1,20 @@
 """Define feature maps that return any of their rows on demand, stored or recomputed."""
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from unet3d.model.fused import onednn
+from unet3d.model.fused.convolution import Convolution
 from unet3d.model.fused.host_offload import HostFeatureMap
-from unet3d.model.fused.norms import FoldedNorm, Moments
+from unet3d.model.fused.norms import FoldedNorm
 from unet3d.model.fused.ops import norm_ops
 from unet3d.model.fused.tiling import MapLayout
-
-
-class FeatureMapSource(Protocol):
-    """A map that a convolution reads."""
-
-    channels: int
-    layout: MapLayout
-
-    def fill(self, out: Tensor, start: int, stop: int) -> Tensor | None:
-        """Write rows [start, stop) to `out`; return the raw rows that they come from, if any."""
-        ...
+from unet3d.types import HasInputGradient, Triple
 
 
 class FeatureMap(NamedTuple):
@@ -33,103 +25,46 @@ class FeatureMap(NamedTuple):
     source: Any  # a StoredFeatureMap where it is an input, else a LazyActivation
 
 
+class Part(Protocol):
+    """A tensor that a map is computed from; it can be dropped or offloaded, and restored."""
+
+    stored: Tensor | None
+    drop_after_read: bool  # free it once the decoder has read it
+    restore_for_decoder: bool  # bring it back as a whole for the decoder's backward
+
+    def restore(self) -> None:
+        """Bring it back to the device, from the host or by recomputing it."""
+        ...
+
+
 class StoredFeatureMap:
-    """A map in memory: the image, or the output of a pooling layer."""
+    """A map in memory: the image, the output of a pooling layer, or any map without gradient."""
+
+    width = 0
+    is_dropped = False
+    drop_after_read = restore_for_decoder = False
 
     def __init__(self, x: Tensor, layout: MapLayout):
-        self.x, self.layout, self.channels = x, layout, x.shape[1]
+        self.stored: Tensor | None = x
+        self.layout, self.channels = layout, x.shape[1]
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
-        out.copy_(self.layout.narrow_rows(self.x, start, stop))
+        out.copy_(self.rows(start, stop))
 
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return rows [start, stop) as a view."""
+        assert self.stored is not None
+        return self.layout.narrow_rows(self.stored, start, stop)
 
-def cast_weight(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor:
-    """Return the weight in the dtype of the step, channels-last as maps are."""
-    return module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
+    def parts(self) -> Iterator[Part]:
+        """Yield the map itself."""
+        yield self
 
+    def restore(self) -> None:
+        """Do nothing: it is in memory."""
 
-def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
-    """Return the bias in the dtype of the step, if there is one."""
-    return None if module.bias is None else module.bias.detach().to(dtype)
-
-
-def convolve(x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
-    """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
-    return onednn.convolve(x, weight, padding).contiguous(memory_format=torch.channels_last_3d)
-
-
-class Convolution:
-    """A size-preserving convolution of the concatenation of its sources, without its bias.
-
-    The norm that follows knows the bias: no map needs a pass that adds it.
-    """
-
-    def __init__(self, module: nn.Conv3d, sources: Sequence[FeatureMapSource]):
-        self.module, self.sources, self.layout = module, list(sources), sources[0].layout
-        self.halo = module.kernel_size[self.layout.axis - 2] // 2
-
-    def weight(self) -> Tensor:
-        """Return the weight in the dtype of the step."""
-        return cast_weight(self.module, self.layout.dtype)
-
-    def tiles(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of tiles sized for all that a row of output needs in memory."""
-        return self.layout.tiles(self.width, min_rows=2 * self.halo)
-
-    @property
-    def width(self) -> int:
-        """Return the largest number of channels in memory at a time for a row of output."""
-        widths = [self.module.in_channels + self.module.out_channels]
-        for source in self.sources:
-            if isinstance(source, LazyActivation) and source.raw.is_recomputed:
-                widths.append(source.raw.convolution.width)
-        return max(widths)
-
-    def input(self, start: int, stop: int) -> tuple[Tensor, list[int], Tensor | None]:
-        """Read the input of rows [start, stop) with its halo.
-
-        Return it with the padding that the convolution still has to add, and the raw rows of the
-        last source, if any.
-        """
-        layout, halo = self.layout, self.halo
-        padding = [k // 2 for k in self.module.kernel_size]
-        if start == 0 and stop == layout.rows:
-            halo = 0
-        else:
-            padding[layout.axis - 2] = 0
-        first, last = max(start - halo, 0), min(stop + halo, layout.rows)
-        x = layout.empty(self.module.in_channels, stop - start + 2 * halo)
-        before, after = first - (start - halo), stop + halo - last
-        if before:
-            layout.narrow_rows(x, 0, before).zero_()
-        if after:
-            layout.narrow_rows(x, x.shape[layout.axis] - after, x.shape[layout.axis]).zero_()
-        inside, channel, raw = layout.narrow_rows(x, before, before + last - first), 0, None
-        for source in self.sources:
-            part = inside if len(self.sources) == 1 else inside.narrow(1, channel, source.channels)
-            raw = source.fill(part, first, last)
-            channel += source.channels
-        return x, padding, raw
-
-    def rows(self, start: int, stop: int, weight: Tensor) -> Tensor:
-        """Return rows [start, stop) of the output."""
-        x, padding, _ = self.input(start, stop)
-        return convolve(x, weight, padding)
-
-    def forward(self, *, store: bool, moments: Moments | None) -> Tensor | None:
-        """Convolve tile by tile; return the output if `store`, and add its tiles to `moments`."""
-        weight, output = self.weight(), None
-        for start, stop in self.tiles():
-            rows = self.rows(start, stop, weight)
-            if moments is not None:
-                moments.add(rows)
-            if store and stop - start == self.layout.rows:
-                return rows
-            if store:
-                output = self.layout.empty(rows.shape[1]) if output is None else output
-                self.layout.narrow_rows(output, start, stop).copy_(rows)
-            del rows
-        return output
+    def finish_downsampling(self) -> None:
+        """Do nothing: only blocks have outputs that change where they are stored."""
 
 
 @dataclass
@@ -139,8 +74,9 @@ class ConvOutput:
     convolution: Convolution
     stored: Tensor | None = None
     host: HostFeatureMap | None = None
-    drop_after_read: bool = False  # free it once the decoder has read it
-    restore_for_decoder: bool = False  # recompute it as a whole for the decoder's backward
+    drop_after_read: bool = False
+    restore_for_decoder: bool = False
+    is_cheap: bool = False  # recomputed a few rows at a time wherever it is read
 
     @property
     def is_recomputed(self) -> bool:
@@ -149,8 +85,9 @@ class ConvOutput:
 
     def offload(self) -> None:
         """Move it to host memory."""
-        assert self.stored is not None
-        self.host, self.stored = HostFeatureMap(self.stored, self.convolution.layout), None
+        if self.stored is not None:
+            self.host = HostFeatureMap(self.stored, self.convolution.layout)
+            self.stored = None
 
     def restore(self) -> None:
         """Bring it back to the device, from the host or by recomputing it."""
@@ -168,20 +105,62 @@ class ConvOutput:
 
 
 class LazyActivation:
-    """A convolution's output that is normalized and activated each time it is read."""
+    """A convolution's output that is normalized and activated each time it is read.
 
-    def __init__(self, raw: ConvOutput, norm: FoldedNorm):
-        self.raw, self.norm = raw, norm
+    With a `skip`, that map is added before the activation, which has the negative slope `slope`;
+    `factors`, one per volume, scale what it is added to.
+    """
+
+    def __init__(
+        self,
+        raw: ConvOutput,
+        norm: FoldedNorm,
+        *,
+        skip: LazyActivation | PooledMap | StoredFeatureMap | None = None,
+        slope: float | None = None,
+        factors: Tensor | None = None,
+    ):
+        self.raw, self.norm, self.skip = raw, norm, skip
         self.layout, self.channels = raw.convolution.layout, raw.convolution.module.out_channels
+        self.slope = norm.slope if slope is None else slope
+        self.factors = None if factors is None else factors[:, None].to(norm.scale.dtype)
+        self.scale, self.shift = norm.scale, norm.shift
+        if self.factors is not None:
+            self.scale, self.shift = norm.scale * self.factors, norm.shift * self.factors
+        self.offload_when_downsampled = self.drop_when_downsampled = False
+        self.gradient: Tensor | None = None
+        """Of the decoder; a next level that reads this map with a stride adds its own to it."""
+
+    @property
+    def width(self) -> int:
+        """Return the number of channels in memory at a time for a row that is read."""
+        own = self.raw.convolution.width if self.raw.is_recomputed else 0
+        return max(own, self.skip.width if self.skip is not None else 0)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Return whether it takes a convolution to read the map in backward."""
+        return self.drop_when_downsampled or self.raw.drop_after_read
+
+    def parts(self) -> Iterator[Part]:
+        """Yield what the map is computed from; later parts are needed to restore earlier ones."""
+        if not self.raw.is_cheap:
+            yield self.raw
+        if self.skip is not None:
+            yield from self.skip.parts()
 
     def fill(self, out: Tensor, start: int, stop: int) -> Tensor:
+        """Write rows [start, stop) to `out`; return the raw rows."""
         y = self.raw.rows(start, stop)
-        self.activate(y, out)
+        self.activate(y, out, start, stop)
         return y
 
-    def activate(self, y: Tensor, out: Tensor) -> Tensor:
-        """Normalize and activate raw rows `y` into `out`."""
-        norm_ops.normalize(y, self.norm.scale, self.norm.shift, self.norm.slope, out)
+    def activate(self, y: Tensor, out: Tensor, start: int, stop: int) -> Tensor:
+        """Normalize, add and activate raw rows `y`, which are rows [start, stop), into `out`."""
+        if self.skip is not None:
+            self.skip.fill(out, start, stop)
+        add = self.skip is not None
+        norm_ops.normalize(y, self.scale, self.shift, self.slope, add, out)
         return out
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -189,3 +168,100 @@ class LazyActivation:
         out = self.layout.empty(self.channels, stop - start)
         self.fill(out, start, stop)
         return out
+
+    def finish_downsampling(self) -> None:
+        """Drop or offload what is brought back when it is read, now that the level is pooled."""
+        if self.drop_when_downsampled:
+            self.raw.stored = None
+        if self.offload_when_downsampled:
+            for part in self.parts():
+                if isinstance(part, ConvOutput) and not part.drop_after_read:
+                    part.offload()
+
+
+class PooledMap:
+    """The pooling of a finer map, computed as a whole when its first row is read.
+
+    If `is_transient`, it is freed when its last row has been read.
+    """
+
+    width = 0
+
+    def __init__(
+        self,
+        pool: nn.Module,
+        kernel_size: Triple,
+        finer: Any,
+        *,
+        is_transient: bool,
+    ):
+        self.pool, self.kernel_size, self.finer = pool, kernel_size, finer
+        self.layout, self.channels = finer.layout.shrink(kernel_size), finer.channels
+        self.is_transient = is_transient
+        self.stored: Tensor | None = None
+        self.drop_after_read = self.restore_for_decoder = True
+
+    def fill(self, out: Tensor, start: int, stop: int) -> None:
+        self.restore()
+        assert self.stored is not None
+        out.copy_(self.layout.narrow_rows(self.stored, start, stop))
+        if self.is_transient and stop == self.layout.rows:
+            self.stored = None
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the map itself."""
+        yield self
+
+    def pool_rows(self, x: Tensor, start: int, stop: int) -> None:
+        """Compute rows [start, stop) from the rows of the finer map that they pool."""
+        if self.stored is None:
+            self.stored = self.layout.empty(self.channels)
+        pool_volumes(self.pool, x, self.layout.narrow_rows(self.stored, start, stop))
+
+    def restore(self) -> None:
+        """Pool the finer map."""
+        if self.stored is None:
+            self.stored = pool_map(self.finer, self.pool, self.kernel_size)
+
+
+def restore_parts(source: Any, *, for_decoder: bool = False) -> None:
+    """Bring back what a map is computed from; `for_decoder`, only what the decoder asks for."""
+    for part in reversed(list(source.parts())):
+        if part.restore_for_decoder or not for_decoder:
+            part.restore()
+
+
+def pool_map(source: Any, pool: nn.Module, kernel_size: Triple) -> Tensor:
+    """Pool a map tile by tile."""
+    small, layout = None, source.layout
+    kernel = kernel_size[layout.axis - 2]
+    for start, stop in layout.tiles(max(source.channels, source.width), multiple=kernel):
+        # Not a call of the module: hooks of a fused block's modules never run.
+        rows = pool.forward(source.rows(start, stop))
+        if stop - start == layout.rows:
+            return rows
+        if small is None:
+            small = rows.new_empty(*rows.shape[:2], *layout.shrink(kernel_size).size)
+        layout.narrow_rows(small, start // kernel, stop // kernel).copy_(rows)
+    assert small is not None
+    return small
+
+
+def pool_volumes(pool: nn.Module, x: Tensor, out: Tensor) -> None:
+    """Write the pooling of some rows to `out`.
+
+    One volume at a time: the rows of a batch are not dense, and the pooling would copy them.
+    """
+    for volume, target in zip(x.split(1), out.split(1), strict=True):
+        target.copy_(pool.forward(volume))
+
+
+def compute_input_gradient(layer: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of a layer's input, given that of its output."""
+    if isinstance(layer, HasInputGradient):
+        return layer.compute_input_gradient(x, grad)
+    with torch.enable_grad():
+        y = layer.forward(x.requires_grad_())
+    y.backward(grad)
+    assert x.grad is not None
+    return x.grad

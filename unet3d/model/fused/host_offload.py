@@ -1,7 +1,6 @@
 """Keep feature maps in host memory and copy them back a few rows at a time."""
 
 from functools import cache
-from math import prod
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class HostFeatureMap:
 
     def __init__(self, x: Tensor, layout: MapLayout):
         self.layout, self.channels = layout, x.shape[1]
-        row_bytes = self.channels * prod(layout.size) // layout.rows * layout.dtype.itemsize
+        row_bytes = layout.get_row_bytes(self.channels)
         self.step = min(max(1, CHUNK_BYTES // row_bytes), layout.rows)
         self.chunks: list[list[Tensor]] = []  # per chunk, one tensor per volume
         self.in_flight: list[Tensor] = []  # must live until the copy to the host is done

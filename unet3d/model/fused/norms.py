@@ -127,6 +127,13 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
     )
 
 
+def get_negative_slope(activation: nn.Module) -> float:
+    """Return the slope of an activation below zero."""
+    if isinstance(activation, nn.Identity):
+        return 1.0
+    return float(getattr(activation, "negative_slope", 0.0))
+
+
 def fold_norm(
     norm: Any, activation: nn.Module, bias: Tensor | None, moments: Moments | None, like: Tensor
 ) -> FoldedNorm:
@@ -134,7 +141,7 @@ def fold_norm(
 
     `moments` are those of y; `like` is (B, C) in the dtype of sums.
     """
-    slope = float(getattr(activation, "negative_slope", 0.0))
+    slope = get_negative_slope(activation)
     bias = None if bias is None else bias.detach().to(like.dtype)
     groups = make_stat_groups(norm, like.shape[1])
     if isinstance(norm, nn.Identity):

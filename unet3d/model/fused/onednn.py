@@ -35,16 +35,18 @@ def needs_onednn(x: Tensor) -> bool:
     )
 
 
-def convolve(x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+def convolve(
+    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1, 1)
+) -> Tensor:
     """Return the convolution of channels-last tensors."""
     if not needs_onednn(x):
-        return F.conv3d(x, weight, padding=list(padding))
+        return F.conv3d(x, weight, None, list(stride), list(padding))
     if isinstance(x, FakeTensor):  # only its memory counts: oneDNN's result is channels-last
-        y = F.conv3d(x, weight, padding=list(padding))
+        y = F.conv3d(x, weight, None, list(stride), list(padding))
         _, c, d, h, w = y.shape
         return y.as_strided(y.shape, (c * d * h * w, 1, h * w * c, w * c, c))
-    ones = [1, 1, 1]
-    return torch.ops.aten.mkldnn_convolution(x, weight, None, list(padding), ones, ones, 1)
+    stride, ones = list(stride), [1, 1, 1]
+    return torch.ops.aten.mkldnn_convolution(x, weight, None, list(padding), stride, ones, 1)
 
 
 def prepare_input(x: Tensor) -> Tensor:

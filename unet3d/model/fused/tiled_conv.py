@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from unet3d.model.fused import onednn
-from unet3d.model.fused.feature_maps import Convolution, LazyActivation, convolve
+from unet3d.model.fused.convolution import Convolution, convolve
+from unet3d.model.fused.feature_maps import LazyActivation
 from unet3d.model.fused.norms import NormGradient
 from unet3d.model.fused.ops import norm_ops
 
 aten = torch.ops.aten
 
-Sink = Callable[[Tensor, int, int], None]
-"""Receives rows [start, stop) of a source's gradient."""
+Sink = Callable[[Tensor, int, int], Tensor]
+"""Receives rows [start, stop) of a source's gradient; returns these rows of the whole gradient."""
 
 
 def backward(
@@ -60,20 +61,53 @@ def backward(
         halo_before = layout.narrow_rows(g, end - halo, end).clone() if end < layout.rows else None
         to_input = convolve(padded, transposed, padding)
         del padded
-        if previous is not None and raw is not None:
-            first = max(start - halo, 0)
-            y = layout.narrow_rows(raw, done - first, end - first)
-            sums = add_norm_gradient_sums(to_input, y, previous, sums)
-            del y
-        del raw
         channel = 0
         for source, sink in zip(convolution.sources, sinks, strict=True):
             if sink is not None:
-                sink(to_input.narrow(1, channel, source.channels), done, end)
+                whole = sink(to_input.narrow(1, channel, source.channels), done, end)
+                if previous is not None and raw is not None:
+                    first = max(start - halo, 0)
+                    y = layout.narrow_rows(raw, done - first, end - first)
+                    sums = add_norm_gradient_sums(whole, y, previous, sums)
+                    del y
+                del whole
             channel += source.channels
+        del raw
         done = end
         del to_input
     return weight_gradient, sums
+
+
+def backward_strided(
+    convolution: Convolution, g: Tensor, sink: Sink | None, *, needs_weight: bool
+) -> Tensor | None:
+    """Return the weight's gradient, and send rows of the input's gradient to the sink.
+
+    Tiles overlap: the sink has to add them up.
+    """
+    weight, stride = convolution.weight(), convolution.stride
+    axis, total = convolution.layout.axis, None
+    for start, stop in convolution.tiles():
+        x, padding = convolution.input(start, stop)[:2]
+        rows = convolution.layout.narrow_rows(g, start, stop)
+        if needs_weight:
+            part = compute_weight_gradient(rows, x, weight, padding, stride)
+            total = part if total is None else total.add_(part)
+        part, shape = None, x.shape
+        if convolution.add_gradient is not None:
+            part = convolution.add_gradient(convolution.take_windows(x, start, stop), start, stop)
+        del x
+        if sink is None:
+            continue
+        to_input = _compute_input_gradient(rows, shape, weight, padding, stride)
+        if part is not None:
+            convolution.take_windows(to_input, start, stop).add_(part)
+            del part
+        begin, end = convolution.source_rows(start, stop)
+        first, last = max(begin, 0), min(end, convolution.step * convolution.layout.rows)
+        sink(to_input.narrow(axis, first - begin, last - first), first, last)
+        del to_input
+    return total
 
 
 def add_norm_gradient_sums(
@@ -92,10 +126,29 @@ def backward_norm_act(
 ) -> None:
     """Write the gradient of raw rows `y` to `out`, which may be `g` or `y`."""
     n = activation.norm
-    norm_ops.gradient(g, y, n.scale, n.shift, gradient.constant, gradient.linear, n.slope, out)
+    norm_ops.gradient(
+        g, y, gradient.scale, n.shift, gradient.constant, gradient.linear, n.slope, out
+    )
 
 
-def compute_weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+def _compute_input_gradient(
+    g: Tensor, shape: torch.Size, weight: Tensor, padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    g = g.contiguous(memory_format=torch.channels_last_3d)
+    x = g.new_empty(1).expand(shape)  # only its shape counts, as in torch.nn.grad.conv3d_input
+    gradient, _, _ = aten.convolution_backward(
+        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [True, False, False]
+    )
+    return gradient
+
+
+def compute_weight_gradient(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int] = (1, 1, 1),
+) -> Tensor:
     """Return the gradient of a convolution's weight, at least in float32."""
     g = g.contiguous(memory_format=torch.channels_last_3d)
     if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
@@ -103,7 +156,7 @@ def compute_weight_gradient(g: Tensor, x: Tensor, weight: Tensor, padding: Seque
         g, x, weight = g.float(), x.float(), weight.float()
     x = onednn.prepare_input(x)
     _, gradient, _ = aten.convolution_backward(
-        g, x, weight, None, [1] * 3, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
+        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
     )
     return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
 

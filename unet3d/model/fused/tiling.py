@@ -1,7 +1,7 @@
 """Split feature maps into tiles: consecutive rows along one axis, or some channels."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -44,6 +44,15 @@ class MapLayout:
         """Return the dtype of sums: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
+    def shrink(self, factors: Sequence[int]) -> "MapLayout":
+        """Return the layout after a pooling or a stride, which drop what fills no window."""
+        d, h, w = (n // factor for n, factor in zip(self.size, factors, strict=True))
+        return replace(self, size=(d, h, w))
+
+    def get_row_bytes(self, channels: int) -> int:
+        """Return the bytes of a row of one volume's map."""
+        return channels * prod(self.size) // self.rows * self.dtype.itemsize
+
     def empty(self, channels: int, rows: int | None = None) -> Tensor:
         """Allocate a channels-last map, or `rows` rows of one."""
         size = list(self.size)
@@ -61,15 +70,21 @@ class MapLayout:
         return x.narrow(self.axis, start, stop - start)
 
     def tiles(
-        self, channels: int, *, min_rows: int = 1, multiple: int = 1
+        self,
+        channels: int,
+        *,
+        min_rows: int | None = None,
+        max_rows: int | None = None,
+        multiple: int = 1,
     ) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of tiles of about `tile_bytes`, given input plus output channels.
 
-        Every tile but the last has at least `min_rows` rows, and a `multiple` of rows; the last one
-        has the rest.
+        Every tile but the last has at least `min_rows` rows, about `max_rows` at most, and a
+        `multiple` of rows; the last one has the rest.
         """
-        row_bytes = channels * prod(self.size) // self.rows * self.dtype.itemsize
-        count = max(1, self.rows // max(MIN_ROWS, min_rows, self.tile_bytes // row_bytes))
+        min_rows = MIN_ROWS if min_rows is None else min_rows
+        rows = max(min_rows, self.tile_bytes // self.get_row_bytes(channels))
+        count = max(1, self.rows // (rows if max_rows is None else min(rows, max_rows)))
         # Tiles of one size let the caching allocator reuse their memory.
         step = -(-self.rows // (count * multiple)) * multiple
         starts = range(0, self.rows - multiple + 1, step)

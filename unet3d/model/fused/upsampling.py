@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.model.blocks import Interpolate
-from unet3d.model.fused.feature_maps import LazyActivation, cast_bias, cast_weight
+from unet3d.model.fused.convolution import cast_bias, cast_weight
+from unet3d.model.fused.feature_maps import LazyActivation
 from unet3d.model.fused.ops.upsample_ops import interpolate, interpolate_gradient
 from unet3d.model.fused.tiling import MapLayout
 
@@ -25,6 +26,7 @@ class UpsampledMap:
         )
         self.channels = self.method.channels or low.channels
         self.size = [n * w for n, w in zip(low.layout.size, self.method.scale_factor, strict=True)]
+        self.width = 0  # rows that are upsampled are few
         self.offset = [(n - m) // 2 for n, m in zip(layout.size, self.size, strict=True)]
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
@@ -34,12 +36,13 @@ class UpsampledMap:
         if part is not None:
             self.method.fill(self.low.rows(*part.low), part)
 
-    def gradient(self, g: Tensor, start: int, stop: int, low: Tensor) -> None:
-        """Add the coarser map's gradient, given that of rows [start, stop), to `low`."""
+    def gradient(self, g: Tensor, start: int, stop: int, low: Tensor) -> Tensor:
+        """Add the coarser map's gradient, given `g` of rows [start, stop), to `low`; return g."""
         part = self._strip_padding(g, start, stop)
         if part is not None:
             out = self.low.layout.narrow_rows(low, *part.low)
             self.method.gradient(self.low, part, out)
+        return g
 
     def _zero_padding(self, rows: Tensor, start: int, stop: int) -> None:
         """Write zeros to the part of these rows that is padding."""

@@ -37,10 +37,12 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
         merge_moments(total, count, part, y[0, 0].numel())
 
 
-def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
+def normalize(
+    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+) -> None:
     """Run norm_ops.normalize."""
-    pointers = _pointers(scale, shift)
-    kernels[y.dtype].normalize(_map(y), _map(out), *pointers, _float(slope), _threads(y))
+    function = kernels[y.dtype].add_normalized if add else kernels[y.dtype].normalize
+    function(_map(y), _map(out), *_pointers(scale, shift), _float(slope), _threads(y))
 
 
 def add_gradient_sums(
@@ -59,6 +61,11 @@ def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) 
     """Run norm_ops.gradient."""
     function = kernels[y.dtype].gradient
     function(_map(g), _map(y), _map(out), *_pointers(*numbers), _float(slope), _threads(y))
+
+
+def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
+    """Run norm_ops.activation_gradient."""
+    kernels[a.dtype].activation_gradient(_map(a), _map(g), _float(slope), _threads(a))
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:

@@ -32,13 +32,15 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     launch(merge_moments_kernel, y.device, *_merge(parts, total), *numbers, **PART_BLOCK)
 
 
-def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
+def normalize(
+    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+) -> None:
     """Run norm_ops.normalize."""
     from unet3d.model.fused.kernels.triton import normalize_kernel
 
     grid, sizes = _elements(y)
     arguments = (y, out, scale, shift, slope, *_space(y), *_strides(y), *_strides(out))
-    launch(normalize_kernel, y.device, grid, *arguments, **sizes)
+    launch(normalize_kernel, y.device, grid, *arguments, ADD=add, **sizes)
 
 
 def add_gradient_sums(
@@ -63,6 +65,15 @@ def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) 
     strides = (*_strides(g), *_strides(y), *_strides(out))
     arguments = (g, y, out, *numbers, slope, *_space(y), *strides)
     launch(gradient_kernel, y.device, grid, *arguments, **sizes)
+
+
+def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
+    """Run norm_ops.activation_gradient."""
+    from unet3d.model.fused.kernels.triton import activation_gradient_kernel
+
+    grid, sizes = _elements(a)
+    arguments = (a, g, slope, *_space(a), *_strides(a), *_strides(g))
+    launch(activation_gradient_kernel, a.device, grid, *arguments, **sizes)
 
 
 def fold_statistics(

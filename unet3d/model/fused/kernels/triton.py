@@ -29,9 +29,9 @@ def _voxels(v, b, H, W, sb, sd, sh, sw):
 def normalize_kernel(
     y, out, scale, shift, slope,
     V, C, H, W, yb, yd, yh, yw, ob, od, oh, ow,
-    BV: tl.constexpr, BC: tl.constexpr,
+    ADD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write act(scale * y + shift)."""
+    """Write act(scale * y + shift), or, with ADD, act(scale * y + shift + out)."""
     b = tl.program_id(1)
     v = tl.program_id(0) * BV + tl.arange(0, BV)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
@@ -40,9 +40,29 @@ def normalize_kernel(
     o = tl.load(shift + b * C + c, mask=c < C, other=0.0)[None, :]
     x = tl.load(y + _voxels(v, b, H, W, yb, yd, yh, yw)[:, None] + c[None, :], mask=mask, other=0.0)
     n = s * x.to(tl.float32) + o
-    n = n * tl.where(n < 0, slope, 1.0)
     target = out + _voxels(v, b, H, W, ob, od, oh, ow)[:, None] + c[None, :]
+    if ADD:
+        n += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    n = n * tl.where(n < 0, slope, 1.0)
     tl.store(target, n.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def activation_gradient_kernel(
+    a, g, slope,
+    V, C, H, W, ab, ad, ah, aw, gb, gd, gh, gw,
+    BV: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Multiply g by the derivative of the activation whose output is a."""
+    b = tl.program_id(1)
+    v = tl.program_id(0) * BV + tl.arange(0, BV)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    mask = (v < V)[:, None] & (c < C)[None, :]
+    x = tl.load(a + _voxels(v, b, H, W, ab, ad, ah, aw)[:, None] + c[None, :], mask=mask, other=0.0)
+    target = g + _voxels(v, b, H, W, gb, gd, gh, gw)[:, None] + c[None, :]
+    u = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    u = u * tl.where(x.to(tl.float32) > 0, 1.0, slope)
+    tl.store(target, u.to(g.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

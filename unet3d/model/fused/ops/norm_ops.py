@@ -29,12 +29,16 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
 
 
 @custom_op("unet3d::normalize", mutates_args=("out",))
-def normalize(y: Tensor, scale: Tensor, shift: Tensor, slope: float, out: Tensor) -> None:
-    """Write act(n) to out."""
+def normalize(
+    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+) -> None:
+    """Write act(n) to out; with `add`, write act(n + out)."""
     if kernels := dispatch.select_kernels(y, out):
-        return kernels.normalize(y, scale, shift, slope, out)
+        return kernels.normalize(y, scale, shift, slope, add, out)
     for c in iter_channels(y):
         n = _normalized(y, scale, shift, c)
+        if add:
+            n += out[:, c]
         out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
 
 
@@ -83,10 +87,20 @@ def gradient(
         out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
 
 
+@custom_op("unet3d::activation_gradient", mutates_args=("g",))
+def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
+    """Multiply g by the derivative of the activation whose output is a."""
+    if kernels := dispatch.select_kernels(a, g):
+        return kernels.activation_gradient(a, slope, g)
+    for c in iter_channels(a):
+        g[:, c] = _scale_negative(g[:, c], a[:, c] > 0, slope)
+
+
 @add_moments.register_fake
 @add_gradient_sums.register_fake
 @normalize.register_fake
 @gradient.register_fake
+@activation_gradient.register_fake
 def _(*arguments: object) -> None:
     return None
 
@@ -104,8 +118,13 @@ def _normalized(y: Tensor, scale: Tensor, shift: Tensor, c: slice) -> Tensor:
 def _activation_backward(
     g: Tensor, y: Tensor, scale: Tensor, shift: Tensor, slope: float, c: slice
 ) -> Tensor:
-    wide = _upcast(g[:, c])
-    return torch.where(_normalized(y, scale, shift, c) > 0, wide, wide * slope)
+    return _scale_negative(g[:, c], _normalized(y, scale, shift, c) > 0, slope)
+
+
+def _scale_negative(g: Tensor, is_positive: Tensor, slope: float) -> Tensor:
+    """Return the gradient of an activation's input, given that of its output."""
+    wide = _upcast(g)
+    return torch.where(is_positive, wide, wide * slope)
 
 
 def _per_channel(t: Tensor) -> Tensor:

@@ -21,6 +21,16 @@ static inline void normalize_voxel(
     }
 }
 
+static inline void add_normalized_voxel(
+    const T* y, T* out, Numbers scale, Numbers shift, float slope, int64_t channels
+) {
+#pragma omp simd
+    for (int64_t c = 0; c < channels; c++) {
+        const float n = scale[c] * widen(y[c]) + shift[c] + widen(out[c]);
+        narrow(n * (n < 0 ? slope : 1.0f), out + c);
+    }
+}
+
 static inline void add_moments(
     const T* y, Numbers pivot, float* __restrict first, float* __restrict second, int64_t channels
 ) {
@@ -57,18 +67,43 @@ static inline void gradient_voxel(
     }
 }
 
+// Calls voxel(from, to, b) for every voxel of y and its place in out.
+template <class Voxel>
+static void by_voxels(const Map& y, const Map& out, int threads, Voxel voxel) {
+    by_lines(y, threads, [&](int64_t b, int64_t first, int64_t last, int) {
+        for (int64_t n = first; n < last; n++) {
+            const T* from = y.line(b, n);
+            T* to = out.line(b, n);
+            for (int64_t w = 0; w < y.width; w++, from += y.stride[3], to += out.stride[3])
+                voxel(from, to, b);
+        }
+    });
+}
+
 extern "C" void normalize(
     const Map* y, const Map* out, const float* scale, const float* shift, float slope, int threads
 ) {
     const int64_t channels = y->channels;
-    by_lines(*y, threads, [=](int64_t b, int64_t first, int64_t last, int) {
-        const float *s = scale + b * channels, *o = shift + b * channels;
-        for (int64_t n = first; n < last; n++) {
-            const T* from = y->line(b, n);
-            T* to = out->line(b, n);
-            for (int64_t w = 0; w < y->width; w++, from += y->stride[3], to += out->stride[3])
-                normalize_voxel(from, to, s, o, slope, channels);
-        }
+    by_voxels(*y, *out, threads, [=](const T* from, T* to, int64_t b) {
+        normalize_voxel(from, to, scale + b * channels, shift + b * channels, slope, channels);
+    });
+}
+
+extern "C" void add_normalized(
+    const Map* y, const Map* out, const float* scale, const float* shift, float slope, int threads
+) {
+    const int64_t channels = y->channels;
+    by_voxels(*y, *out, threads, [=](const T* from, T* to, int64_t b) {
+        add_normalized_voxel(from, to, scale + b * channels, shift + b * channels, slope, channels);
+    });
+}
+
+extern "C" void activation_gradient(const Map* a, const Map* g, float slope, int threads) {
+    const int64_t channels = a->channels;
+    by_voxels(*a, *g, threads, [=](const T* from, T* to, int64_t) {
+#pragma omp simd
+        for (int64_t c = 0; c < channels; c++)
+            narrow(widen(to[c]) * (widen(from[c]) > 0 ? 1.0f : slope), to + c);
     });
 }
 

@@ -1,0 +1,79 @@
+"""Run a block of the network as one autograd node that computes its own backward."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from unet3d.model.fused.tiling import MapLayout
+
+
+class Block:
+    """A part of the network; its backward gives gradients of its input maps and its parameters.
+
+    `gradients` collects those of the parameters, in any shape and at least in float32.
+    """
+
+    output: Any  # a LazyActivation, or a StoredFeatureMap
+
+    def __init__(self, modules: Iterable[nn.Module], device: torch.device):
+        self.device = device
+        self.parameters = [p for module in modules for p in module.parameters()]
+        self.gradients: dict[Tensor, Tensor] = {}
+
+    @property
+    def layout(self) -> MapLayout:
+        """Return the layout of the output."""
+        return self.output.layout
+
+    def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
+        """Return the edges of output maps, and tensors."""
+        raise NotImplementedError
+
+    def backward(
+        self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Return the gradients of the input maps, then those of the parameters."""
+        raise NotImplementedError
+
+    def edge(self) -> Tensor:
+        """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
+        one = torch.zeros(1, dtype=self.layout.dtype, device=self.device)
+        return one.expand(self.layout.batch, self.output.channels, *self.layout.size)
+
+    def parameter_gradients(self) -> list[Tensor | None]:
+        """Return the gradients in the order, shape and dtype of the parameters."""
+        gradients = [self.gradients.get(p) if p.requires_grad else None for p in self.parameters]
+        return [
+            None if g is None else g.reshape(p.shape).to(p.dtype)
+            for p, g in zip(self.parameters, gradients, strict=True)
+        ]
+
+
+class _Node(Function):
+    @staticmethod
+    def forward(ctx: Any, block: Block, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.block = block
+        with torch.autocast(block.device.type, enabled=False):
+            return block.forward(needs_grad=any(ctx.needs_input_grad))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        block, ctx.block = ctx.block, None
+        if block is None:
+            raise RuntimeError(
+                "fused blocks free their activations in the first backward and cannot run a second "
+                "one: remove retain_graph=True, or use checkpointing=blocks or none"
+            )
+        with torch.autocast(block.device.type, enabled=False):
+            return None, *block.backward(list(gradients), ctx.needs_input_grad[1:])
+
+
+def run_block(block: Block, *edges: Tensor) -> list[Tensor]:
+    """Return the block's outputs, given the edges of its input maps."""
+    return list(_Node.apply(block, *edges, *block.parameters))
