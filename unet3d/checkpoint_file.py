@@ -1,14 +1,22 @@
 """Read, verify and save checkpoint files with torch alone; Lightning is not imported for it."""
 
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError, summarize_error
+
+NUMPY_NUMBERS: list[Any] = [
+    np.float64(0).__reduce__()[0],
+    *(np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType),
+]
+"""The only classes besides torch's that a checkpoint may name: nnU-Net saves its scores as such."""
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -24,9 +32,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def read_verified_checkpoint(path: Path) -> dict[str, Any]:
     """Return what `load_checkpoint` does, after `find_corruption` has found none."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with torch.serialization.safe_globals(NUMPY_NUMBERS):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        reason = summarize_error(error)
+        named = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
+        reason = f"it holds a {named[1]}" if named else summarize_error(error)
         raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
@@ -34,8 +44,8 @@ def read_verified_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def extract_weights(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the finite weights in a checkpoint, or in a file of weights alone."""
-    weights = content.get("state_dict", content)
+    """Return the finite weights in a checkpoint, also of nnU-Net, or in a file of weights alone."""
+    weights = content.get("state_dict", content.get("network_weights", content))
     if not isinstance(weights, dict):
         kind = type(weights).__name__
         raise UsageError(f"{path} is not a checkpoint: its state_dict is a {kind}")

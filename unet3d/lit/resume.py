@@ -16,6 +16,12 @@ from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, replace_with_copy
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.model.pretrained import (
+    adapt_input_channels,
+    get_axes_of_nnunet,
+    is_first_convolution,
+    rename_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +85,26 @@ def is_finished(
 
 
 def load_pretrained(model: nn.Module, path: Path) -> str:
-    """Load the weights that match by name and shape; return a line on what was loaded."""
-    weights = {
-        name.removeprefix("model."): value
-        for name, value in extract_weights(path, load_checkpoint(path)).items()
-    }
+    """Load the weights that match by name and shape; return a line on what was loaded.
+
+    Those of nnU-Net and MONAI are renamed first.
+    """
     initial = model.state_dict()
+    content = load_checkpoint(path)
+    weights, project = rename_weights(
+        {
+            name.removeprefix("model."): value
+            for name, value in extract_weights(path, content).items()
+        },
+        initial,
+        get_axes_of_nnunet(content),
+    )
+    changes = f", weights of {project}" if project else ""
+    first = next(iter(initial), "")
+    if first in weights and is_first_convolution(initial[first], weights[first]):
+        channels, given = initial[first].shape[1], weights[first].shape[1]
+        weights[first] = adapt_input_channels(weights[first], channels)
+        changes += f"; adapted {first} from {given} to {channels} input channels"
     matching = {
         name: value
         for name, value in weights.items()
@@ -98,4 +118,6 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     model.load_state_dict({**initial, **matching})
     others = sorted(set(initial) - set(matching))
     missing = f"; randomly initialized: {', '.join(others)}" if others else ""
-    return f"init_from: loaded {len(matching)} of {len(initial)} tensors from {path}{missing}"
+    return (
+        f"init_from: loaded {len(matching)} of {len(initial)} tensors from {path}{changes}{missing}"
+    )

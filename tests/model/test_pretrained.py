@@ -1,0 +1,214 @@
+"""Weights of nnU-Net's and MONAI's networks in ours, against the networks that they come from."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from monai.networks.nets.basic_unet import BasicUNet
+from monai.networks.nets.dynunet import DynUNet
+from torch import nn
+
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.errors import UsageError
+from unet3d.lit.resume import load_pretrained
+from unet3d.model.blocks import Strided
+from unet3d.model.pretrained import adapt_input_channels, is_first_convolution, rename_weights
+from unet3d.model.unet import UNet3D
+from unet3d.pool.avg import AvgPool3d
+from unet3d.pool.max import MaxPool3d
+
+CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
+KERNELS = [[3, 3, 1], 3, 3, 3]
+
+
+def strided(kernel_size):
+    return Strided(kernel_size, skip_pool=AvgPool3d)
+
+
+def reverse(sizes):
+    return [size if isinstance(size, int) else size[::-1] for size in sizes]
+
+
+def swap(x):
+    """Exchange nnU-Net's order of axes and ours."""
+    return x.permute(0, 1, 4, 3, 2)
+
+
+OURS = {
+    "in_channels": 2,
+    "num_classes": 3,
+    "channels": CHANNELS,
+    "kernel_size": reverse(KERNELS),
+    "pool_kernel": reverse(STRIDES[1:]),
+    "norm": "instance",
+    "activation": "leaky_relu",
+    "upsampling": "transposed",
+    "pool": strided,
+}
+RESIDUAL = {"residual_blocks": [1, 2, 2], "convs_per_level": 1}
+
+
+def make_nnunet(kind, convs, decoder_convs, **options):
+    unet = pytest.importorskip("dynamic_network_architectures.architectures.unet")
+    return getattr(unet, kind)(
+        *(2, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, convs, 3, decoder_convs),
+        conv_bias=True,
+        norm_op=nn.InstanceNorm3d,
+        norm_op_kwargs={"affine": True},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        **options,
+    )
+
+
+def make_dynunet(**options):
+    # Its decoders have the kernel of the next coarser level.
+    return DynUNet(3, 2, 3, [3] * 4, STRIDES, STRIDES[1:], filters=CHANNELS, **options)
+
+
+def make_basic():
+    return BasicUNet(3, 2, 3, features=(4, 4, 8, 16, 32, 4))
+
+
+BASIC = {
+    **OURS,
+    **{"channels": [4, 4, 8, 16, 32], "kernel_size": 3, "pool_kernel": 2},
+    **{"negative_slope": 0.1, "pool": MaxPool3d},
+}
+MONAI = {**OURS, "kernel_size": 3, "pool_kernel": STRIDES[1:]}
+NETWORKS = {
+    "ResidualEncoderUNet": (
+        lambda: make_nnunet("ResidualEncoderUNet", [1, 2, 2, 2], 1),
+        {**OURS, **RESIDUAL},
+    ),
+    "PlainConvUNet": (lambda: make_nnunet("PlainConvUNet", 2, 2), OURS),
+    "DynUNet": (lambda: make_dynunet(norm_name=("instance", {"affine": True})), MONAI),
+    "DynUNet, batch norm": (
+        lambda: make_dynunet(norm_name="batch"),
+        {**MONAI, "norm": "batch"},
+    ),
+    "BasicUNet": (make_basic, BASIC),
+}
+
+
+def randomize(network):
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.is_floating_point():
+            noise = torch.rand(tensor.shape, generator=generator)
+            tensor.data.copy_(noise + 0.5 if tensor.dim() == 1 else 0.4 * (noise - 0.5))
+    return network
+
+
+def load(theirs, options):
+    ours = UNet3D(**options)
+    renamed = rename_weights(theirs.state_dict(), ours.state_dict())
+    missing, unexpected = ours.load_state_dict(renamed.weights, strict=False)
+    assert not missing
+    assert all(name.startswith("heads.") for name in unexpected)  # of the coarsest decoder level
+    assert renamed.project in (
+        f"{owner}'s {type(theirs).__name__}" for owner in ("nnU-Net", "MONAI")
+    )
+    return ours
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_weights_of_other_networks_give_the_same_logits(network):
+    make, options = NETWORKS[network]
+    theirs = randomize(make()).eval()
+    ours = load(theirs, options).eval()
+    x = torch.randn(2, 2, 16, 16, 32)
+    with torch.no_grad():
+        own_axes = network in ("ResidualEncoderUNet", "PlainConvUNet")
+        expected, logits = (swap(theirs(swap(x))) if own_axes else theirs(x)), ours(x)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "convs", "options"),
+    [("ResidualEncoderUNet", [1, 2, 2, 2], RESIDUAL), ("PlainConvUNet", 2, {})],
+)
+def test_deep_supervision_of_nnunet_gives_the_same_logits(kind, convs, options):
+    theirs = randomize(make_nnunet(kind, convs, 1 if options else 2, deep_supervision=True))
+    ours = load(theirs, {**OURS, **options, "deep_supervision": True})
+    x = torch.randn(2, 2, 16, 16, 32)
+    with torch.no_grad():
+        expected, outputs = [swap(y) for y in theirs(swap(x))], ours(x)
+    assert len(outputs) == 2
+    for a, b in zip(outputs, expected, strict=False):  # nnU-Net does not weight the coarsest one
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_our_own_weights_keep_their_names():
+    weights = UNet3D(**OURS).state_dict()
+    renamed = rename_weights(weights, weights)
+    assert renamed.project is None
+    assert renamed.weights == weights
+
+
+def test_the_weights_of_another_network_keep_their_names_in_that_network():
+    weights = make_dynunet(norm_name="batch").state_dict()
+    renamed = rename_weights(weights, weights)
+    assert renamed.project is None
+    assert renamed.weights == weights
+
+
+@pytest.mark.parametrize(("given", "channels"), [(1, 3), (4, 1), (2, 3)])
+def test_a_first_convolution_responds_alike_to_another_number_of_equal_channels(given, channels):
+    weight = torch.randn(4, given, 3, 3, 3)
+    adapted = adapt_input_channels(weight, channels)
+    x = torch.randn(1, 1, 8, 8, 8)
+    expected, result = (
+        nn.functional.conv3d(x.expand(-1, n, -1, -1, -1), w)
+        for n, w in ((given, weight), (channels, adapted))
+    )
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    assert is_first_convolution(adapted, weight)
+    assert not is_first_convolution(weight, weight)
+
+
+def save_as_nnunet(network, path):
+    """Save what nnU-Net's trainer saves besides the weights."""
+    content = {
+        "network_weights": network.state_dict(),
+        "optimizer_state": {"state": {}, "param_groups": [{"lr": 0.01, "params": [0]}]},
+        "grad_scaler_state": None,
+        "logging": {"mean_fg_dice": [np.float64(0.5), np.float32(0.25)], "lrs": [0.01]},
+        "_best_ema": np.float64(0.5),
+        "current_epoch": 3,
+        "init_args": {"plans": {}, "fold": 0, "device": torch.device("cpu")},
+        "trainer_name": "nnUNetTrainer",
+        "inference_allowed_mirroring_axes": (0, 1, 2),
+    }
+    torch.save(content, path)
+
+
+def test_init_from_reads_a_checkpoint_of_nnunet(tmp_path):
+    theirs = randomize(make_nnunet("ResidualEncoderUNet", [1, 2, 2, 2], 1)).eval()
+    path = tmp_path / "checkpoint_final.pth"
+    save_as_nnunet(theirs, path)
+    ours = UNet3D(**OURS, **RESIDUAL).eval()
+    message = load_pretrained(ours, path)
+    assert "weights of nnU-Net's ResidualEncoderUNet" in message
+    assert "randomly" not in message
+    x = torch.randn(1, 2, 16, 16, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), swap(theirs(swap(x))), rtol=1e-5, atol=1e-5)
+
+
+def test_other_channels_and_classes_are_adapted_and_said(tmp_path):
+    path = tmp_path / "checkpoint_final.pth"
+    save_as_nnunet(randomize(make_nnunet("PlainConvUNet", 2, 2)), path)
+    ours = UNet3D(**{**OURS, "in_channels": 1, "num_classes": 5})
+    message = load_pretrained(ours, path)
+    assert "adapted encoder.0.convs.0.conv.weight from 2 to 1 input channels" in message
+    assert "randomly initialized: heads.0.bias, heads.0.weight" in message
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    path = tmp_path / "checkpoint_final.pth"
+    torch.save({"network_weights": {}, "init_args": {"plans": Fraction(1, 2)}}, path)
+    with pytest.raises(UsageError, match=r"cannot be read as a checkpoint: .*Fraction"):
+        load_checkpoint(path)
