@@ -117,6 +117,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
-    export = {Requirement(line).name for line in PROJECT["optional-dependencies"]["export"]}
-    assert outside - required - export == {"triton"}  # torch installs it for GPUs
+    extras = PROJECT["optional-dependencies"]
+    optional = {Requirement(line).name for name in ("export", "nnunet") for line in extras[name]}
+    assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it

@@ -1,0 +1,118 @@
+"""Train and predict with nnU-Net on a tiny dataset: python train.py FOLDER.
+
+nnU-Net's trainer and ours continue from each other's checkpoints. A program of its own: nnU-Net
+reads its folders from the environment when it is imported.
+"""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import torch
+
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.model.pretrained import rename_weights
+from unet3d.workflows.nnunet import fused_network
+
+NAME = "Dataset001_Tiny"
+
+
+class _Absent(types.ModuleType):
+    """Stands for a module with networks that need torchvision, which has no build for any torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def write_dataset(folder: Path) -> None:
+    """Write five volumes with a bright box."""
+    rng = np.random.default_rng(0)
+    for name in ("imagesTr", "labelsTr"):
+        (folder / name).mkdir(parents=True)
+    for n in range(5):
+        label = np.zeros((20, 24, 18), np.uint8)
+        x, y, z = rng.integers(2, 8, 3)
+        label[x : x + 8, y : y + 8, z : z + 8] = 1
+        image = (2.0 * label + rng.normal(scale=0.3, size=label.shape)).astype(np.float32)
+        nib.save(nib.Nifti1Image(image, np.eye(4)), folder / "imagesTr" / f"case{n}_0000.nii.gz")
+        nib.save(nib.Nifti1Image(label, np.eye(4)), folder / "labelsTr" / f"case{n}.nii.gz")
+    content = {
+        "channel_names": {"0": "MRI"},
+        "labels": {"background": 0, "box": 1},
+        "numTraining": 5,
+        "file_ending": ".nii.gz",
+    }
+    (folder / "dataset.json").write_text(json.dumps(content))
+
+
+def train(trainer: str, checkpoint: Path | None) -> Path:
+    """Train an epoch of two steps, after those of a checkpoint; return the checkpoint."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    run = get_trainer_from_args("1", "3d_fullres", 0, trainer, device=torch.device("cpu"))
+    run.num_iterations_per_epoch, run.num_val_iterations_per_epoch = 2, 1
+    run.initialize()  # with the learning rates of a thousand epochs
+    if checkpoint is not None:
+        run.load_checkpoint(str(checkpoint))
+    run.num_epochs = run.current_epoch + 1
+    run.run_training()
+    print("network:", type(run.network).__name__, "epochs:", run.current_epoch)
+    return Path(run.output_folder) / "checkpoint_final.pth"
+
+
+def predict(folder: Path, images: Path, output: Path) -> None:
+    """Predict with the network of a trainer's folder."""
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    predictor = nnUNetPredictor(device=torch.device("cpu"), use_mirroring=False, verbose=False)
+    predictor.initialize_from_trained_model_folder(str(folder), (0,), "checkpoint_final.pth")
+    print("predicts with:", type(predictor.network).__name__)
+    predictor.predict_from_files_sequential([[str(images)]], [str(output)], overwrite=True)
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    for name in ("raw", "preprocessed", "results"):
+        os.environ[f"nnUNet_{name}"] = str(root / name)
+    trainers = Path(fused_network.__file__).parent / "trainer"
+    os.environ |= {"nnUNet_extTrainer": str(trainers), "nnUNet_compile": "f"}
+    os.environ |= {"nnUNet_n_proc_DA": "1", "nnUNet_def_n_proc": "1"}
+    sys.modules["dynamic_network_architectures.architectures.primus"] = _Absent("primus")
+    from nnunetv2.experiment_planning.plan_and_preprocess_api import (
+        extract_fingerprints,
+        plan_experiments,
+        preprocess,
+    )
+
+    write_dataset(root / "raw" / NAME)
+    extract_fingerprints([1], num_processes=1)
+    plan_experiments([1], experiment_planner_class_name="nnUNetPlannerResEncM")
+    plans = root / "preprocessed" / NAME
+    (plans / "nnUNetResEncUNetMPlans.json").rename(plans / "nnUNetPlans.json")
+    preprocess([1], configurations=["3d_fullres"], num_processes=[1])
+    ours = train("nnUNetTrainerLean", None)
+    theirs = train("nnUNetTrainer", ours)
+    again = train("nnUNetTrainerLean", theirs)
+    weights = torch.load(again, weights_only=False)["network_weights"]
+    stored = torch.load(theirs, weights_only=False)
+    torch.save(stored | {"network_weights": weights}, theirs)
+    first = rename_weights(load_checkpoint(again)["network_weights"], {}).weights
+    print("init_from reads", first["encoder.0.convs.0.conv.weight"].shape[1], "channel")
+    images, results = root / "raw" / NAME / "imagesTr" / "case0_0000.nii.gz", root / "results"
+    labels = []
+    for checkpoint in (again, theirs):
+        output = results / f"{checkpoint.parents[1].name}.nii.gz"
+        predict(checkpoint.parents[1], images, output)
+        labels.append(np.asarray(nib.nifti1.load(output).dataobj))
+    print("equal labels:", bool((labels[0] == labels[1]).all()), "foreground:", labels[0].any())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The bridge to nnU-Net: its networks and its trainer on fused blocks."""
