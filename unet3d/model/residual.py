@@ -21,7 +21,7 @@ class StochasticDepth(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        factors = self.draw(len(x), x.device)
+        factors = self.draw(x.shape[0], x.device)  # len(x) would fix the batch of an export
         return x if factors is None else x * factors[:, None, None, None, None].to(x.dtype)
 
     def draw(self, volumes: int, device: torch.device) -> Tensor | None:
