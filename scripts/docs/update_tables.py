@@ -36,6 +36,7 @@ NETWORKS = {
     "lr_1e-3": "`optimizer.lr=1e-3`",
     "transposed": "`model.upsampling=transposed`",
     "deep_supervision": "`model.deep_supervision=true`",
+    "resenc": "residual encoder, `pool=strided`",
     "dynunet": "MONAI DynUNet",
     "nnunet": "nnU-Net PlainConvUNet",
 }
