@@ -226,16 +226,20 @@ def test_probabilities_sum_to_one_and_agree_with_the_labels(
     np.testing.assert_array_equal(found.argmax(-1), labels(tmp_path / "out" / "a.nii.gz"))
 
 
-def test_regions_become_labels_in_training_and_inference(predict, checkpoint, images, tmp_path):
-    regions = "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"
+@pytest.mark.parametrize("order", [None, [2, 3, 3]])
+def test_regions_become_labels_in_training_and_inference(
+    predict, checkpoint, images, tmp_path, order
+):
+    regions = ["data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
+    regions += [] if order is None else [f"data.region_labels={order}"]
     folder = images("a.nii")
-    words = {"checkpoint": checkpoint("regions", regions), "input": folder}
+    words = {"checkpoint": checkpoint("regions", *regions), "input": folder}
     assert predict(**words, save_probabilities=True) == 0
     found = labels(tmp_path / "out" / "probabilities" / "a.nii")
     assert found.shape[-1] == 3
     expected = np.zeros(found.shape[:-1])
-    for region in range(3):
-        expected[found[..., region] > 0.5] = region + 1
+    for region, label in enumerate(order or [1, 2, 3]):
+        expected[found[..., region] > 0.5] = label
     np.testing.assert_array_equal(labels(tmp_path / "out" / "a.nii"), expected)
     assert len(np.unique(expected)) > 2
 

@@ -125,6 +125,16 @@ def read_regions(config: DictConfig, key: str) -> dict[str, tuple[int, ...]] | N
     return regions
 
 
+def read_optional_labels(config: DictConfig, key: str) -> tuple[int, ...] | None:
+    """Read a list of labels, or null."""
+    value = read(config, key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
+        raise UsageError(f"{key} must be a list of labels, got {value!r}")
+    return tuple(value)
+
+
 def read_duration(config: DictConfig, key: str) -> float | None:
     """Read DD:HH:MM:SS as seconds, or null."""
     value = read(config, key)

@@ -40,6 +40,7 @@ def test_a_dataset_without_a_root_has_no_layout():
         ("in_channels", None, None),
         ("invalid_cases", "skip", True),
         ("regions", {"whole": [1, 2], "core": 2}, {"whole": (1, 2), "core": (2,)}),
+        ("region_labels", [1, 2], (1, 2)),
         ("ignore_label", 255, 255),
         ("splits", "splits.json", Path("splits.json")),
         ("group_by", r"(p\d+)_", r"(p\d+)_"),
@@ -65,6 +66,7 @@ def test_a_value_is_parsed(key, value, expected):
         ("in_channels", [0, True], "data.in_channels must be an int >= 1"),
         ("invalid_cases", ["ignore", None], "data.invalid_cases must be one of error, skip"),
         ("regions", ["x"], "data.regions must be names with their labels"),
+        ("region_labels", [1, "x"], "data.region_labels must be a list of labels"),
         ("ignore_label", [-1, "last"], "data.ignore_label must be an int >= 0"),
         (
             "spacing_mm",

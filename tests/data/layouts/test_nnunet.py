@@ -35,6 +35,12 @@ def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
     assert description.ignore_label == 4
 
 
+def test_predictions_of_regions_have_the_labels_of_regions_class_order(tmp_path):
+    labels = {"background": 0, "whole": [1, 2, 3], "core": [2]}
+    layout = make_layout(tmp_path, labels=labels, regions_class_order=[3, 2])
+    assert layout.describe().region_labels == (3, 2)
+
+
 def test_a_list_of_one_label_is_not_a_region(tmp_path):
     description = make_layout(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
     assert description.classes == ("background", "a", "b")

@@ -55,6 +55,7 @@ INVALID = [
     (["config", "data", "patch_size"], [8, 8, 8.5]),
     (["config", "data", "patch_size"], "888"),
     (["config", "data", "regions"], {"a": [1]}),
+    (["region_labels"], [1, "x"]),
     (["config", "precision"], 7),
     (["config", "model", "depth"], 10**6),
     (["config", "model", "width"], "wide"),

@@ -46,6 +46,13 @@ def test_settings_win_over_the_dataset():
     assert dataset.ignore_label == 8
 
 
+def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
+    ambiguous = describe(regions={"whole": (1, 2)}, region_labels=(2,))
+    assert resolve_dataset(parse(), ambiguous).region_labels == (2,)
+    assert resolve_dataset(parse(region_labels=[1]), ambiguous).region_labels == (1,)
+    assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
+
+
 def test_classes_without_a_name_are_numbered():
     dataset = resolve_dataset(parse(num_classes=5), describe())
     assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
@@ -77,6 +84,17 @@ def test_the_dataset_completes_the_settings_the_loss_and_their_record(composed):
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
         ({"regions": {"a": [0]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
         ({"regions": {"a": [1], "b": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
+        ({"region_labels": [1]}, describe(), r"data\.region_labels needs data\.regions"),
+        (
+            {"regions": {"a": [1]}, "region_labels": [2]},
+            describe(),
+            r"data\.region_labels must name a label of each region, .* got 2 for a",
+        ),
+        (
+            {"regions": {"a": [1]}, "region_labels": [1, 2]},
+            describe(),
+            r"data\.region_labels must .* got 2 labels for 1 regions",
+        ),
     ],
 )
 def test_a_contradiction_is_refused(values, description, message):

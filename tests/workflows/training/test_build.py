@@ -67,7 +67,11 @@ def test_a_strategy_that_was_not_requested_is_noted():
 
 
 FACTS = ResolvedDataset(
-    channels=("T1", "T2"), classes=("background", "a", "b"), regions=None, ignore_label=9
+    channels=("T1", "T2"),
+    classes=("background", "a", "b"),
+    regions=None,
+    region_labels=None,
+    ignore_label=9,
 )
 
 
@@ -86,15 +90,17 @@ def test_the_record_of_a_config_has_what_the_dataset_says(composed):
 def test_regions_of_the_dataset_reach_network_loss_and_metadata(
     composed, small, tmp_path, overrides
 ):
-    labels = {"background": 0, "whole": [1, 2], "core": [2]}
-    write_nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[1, 2])
+    labels = {"background": 0, "whole": [1, 2], "front": [1]}
+    write_nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[2, 1])
     base = [word for word in small if ".layout" not in word and "data.root" not in word]
     data = ["data=nnunet", f"data.root={tmp_path / 'data'}", f"data.cache={tmp_path / 'cache'}"]
     run = build_training(composed(*data, *overrides, base=base), tmp_path)
-    regions = {"whole": [1, 2], "core": [2]}
+    regions = {"whole": [1, 2], "front": [1]}
     assert list(run.module.loss.buffers())  # the labels of each region
     assert run.module.model.heads[0].out_channels == 2
     assert run.module.metadata["regions"] == regions
+    assert run.module.metadata["region_labels"] == [2, 1]
+    assert run.module.sliding_window.decide.labels == [2, 1]
     assert run.config["loss"]["regions"] == regions
     assert run.config["model"]["num_classes"] == 2
     assert run.config["data"]["num_classes"] == 3

@@ -15,6 +15,7 @@ from unet3d.config.values import (
     read_float,
     read_int,
     read_optional_int,
+    read_optional_labels,
     read_optional_path,
     read_optional_str,
     read_regions,
@@ -33,6 +34,7 @@ class DataSettings:
     num_classes: int | None  # None: as the dataset says
     in_channels: int | None  # None: as the dataset says
     regions: Mapping[str, tuple[int, ...]] | None  # overlapping classes, each with its labels
+    region_labels: tuple[int, ...] | None  # that predictions have in each region
     ignore_label: int | None
     splits: Path | None
     group_by: str | None
@@ -61,6 +63,7 @@ def parse_data(config: DictConfig) -> DataSettings:
         num_classes=read_optional_int(config, "data.num_classes", minimum=2),
         in_channels=read_optional_int(config, "data.in_channels", minimum=1),
         regions=read_regions(config, "data.regions"),
+        region_labels=read_optional_labels(config, "data.region_labels"),
         ignore_label=read_optional_int(config, "data.ignore_label", minimum=0),
         splits=read_optional_path(config, "data.splits"),
         group_by=read_optional_str(config, "data.group_by"),

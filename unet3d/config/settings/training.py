@@ -144,6 +144,7 @@ class TrainingSettings:
         in_channels: int,
         num_classes: int,
         regions: Mapping[str, Sequence[int]] | None,
+        region_labels: Sequence[int] | None,
         ignore_label: int | None,
     ) -> "TrainingSettings":
         """Return the settings with what the dataset says, also where the loss follows it."""
@@ -152,6 +153,7 @@ class TrainingSettings:
             "in_channels": in_channels,
             "num_classes": num_classes,
             "regions": plain,
+            "region_labels": None if region_labels is None else list(region_labels),
             "ignore_label": ignore_label,
         }
         loss = self.loss.bind_references({f"data.{key}": value for key, value in values.items()})
@@ -162,6 +164,7 @@ class TrainingSettings:
                 in_channels=in_channels,
                 num_classes=num_classes,
                 regions=regions and {name: tuple(labels) for name, labels in regions.items()},
+                region_labels=None if region_labels is None else tuple(region_labels),
                 ignore_label=ignore_label,
             ),
             loss=loss,

@@ -40,7 +40,9 @@ class NnUnet:
         return content
 
     def describe(self) -> DatasetDescription:
-        """Return channels, classes, regions (labels that are lists) and the ignore label.
+        """Return channels, classes, regions (labels that are lists), and the ignore label.
+
+        Predictions have the labels of `regions_class_order`.
 
         Labels that occur only in regions have no name and are called class_1, ...
         """
@@ -55,10 +57,19 @@ class NnUnet:
         regions = None
         if any(len(values) > 1 for values in labels.values()):
             regions = {name: values for name, values in labels.items() if values != (0,)}
+        order = self.content.get("regions_class_order") if regions else None
+        if order is not None and not (
+            isinstance(order, list) and all(type(label) is int for label in order)
+        ):
+            raise UsageError(
+                f"{self.root / 'dataset.json'}: regions_class_order must be a list with one label "
+                f"per region, got {order!r}"
+            )
         return DatasetDescription(
             channels=parse_names(self.content, "channel_names", self.root),
             classes=tuple(name_by_label.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
+            region_labels=None if order is None else tuple(order),
             ignore_label=None if ignore is None else ignore[0],
         )
 

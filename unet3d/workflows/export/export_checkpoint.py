@@ -235,7 +235,9 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
         "outputs": trained.outputs,
         "activation": "softmax" if regions is None else "sigmoid",
         "regions": regions,
-        "labels": list(range(len(classes))) if regions is None else get_region_labels(regions),
+        "labels": list(range(len(classes)))
+        if regions is None
+        else get_region_labels(regions, metadata.get("region_labels")),
         "keep_largest_component": list(metadata.get("keep_largest_component") or ()),
         "trained_precision": str(metadata["config"]["precision"]),
     }
@@ -255,8 +257,10 @@ def verify_export(
     patches: SamplePatches,
 ) -> Parity:
     """Compare the file's outputs with those of the checkpoint's network, as predict runs it."""
-    regions = trained.metadata.get("regions")
-    decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
+    regions, region_labels = (trained.metadata.get(key) for key in ("regions", "region_labels"))
+    decide = argmax_labels
+    if regions is not None:
+        decide = RegionsToLabels(get_region_labels(regions, region_labels))
     try:
         parity = compare_outputs(forward, format.open_session(draft), patches.batches(), decide)
     except (RunError, MemoryError):

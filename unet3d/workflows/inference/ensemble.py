@@ -29,6 +29,7 @@ class Ensemble:
     preprocessing: Preprocessing
     patch_size: Triple
     precision: str  # in training
+    region_labels: list[int] | None = None  # that predictions have in each region
     training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
 
 
@@ -51,6 +52,7 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         channels=tuple(first["channels"]),
         classes=tuple(first["classes"]),
         regions=first.get("regions"),
+        region_labels=first.get("region_labels"),
         keep_largest_component=tuple(
             name for name in cleaned[0] if all(name in other for other in cleaned)
         ),
@@ -114,7 +116,7 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    keys = ("channels", "classes", "regions", "preprocessing")
+    keys = ("channels", "classes", "regions", "region_labels", "preprocessing")
     differences = list_differences(
         {key: first.get(key) for key in keys}, {key: second.get(key) for key in keys}
     )

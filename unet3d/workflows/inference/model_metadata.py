@@ -7,6 +7,7 @@ from typing import Any
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
+from unet3d.inference.regions import get_region_labels
 from unet3d.types import PRECISIONS
 
 
@@ -31,6 +32,16 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     regions, configured = metadata.get("regions"), data.get("regions")
     if not is_mapping(regions, or_none=True) or set(regions or ()) != set(configured or ()):
         raise make_invalid_metadata_error(path, f"regions for data.regions={configured}", regions)
+    labels = metadata.get("region_labels")
+    if labels is not None and (
+        not isinstance(labels, list) or not all(type(label) is int for label in labels)
+    ):
+        raise make_invalid_metadata_error(path, "region_labels", labels)
+    if regions is not None:
+        try:
+            get_region_labels(regions, labels)
+        except (TypeError, UsageError):
+            raise make_invalid_metadata_error(path, "regions", regions) from None
     cleaned = metadata.get("keep_largest_component") or []
     if not isinstance(cleaned, list) or not set(map(str, cleaned)) <= set(metadata["classes"]):
         raise make_invalid_metadata_error(path, "keep_largest_component", cleaned)

@@ -187,12 +187,14 @@ class Predictor:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
         task, grid = prepared.task, prepared.scan.grid
         labels = np.zeros(grid.file_shape, np.uint8)
-        regions = self.ensemble.regions
+        regions, region_labels = self.ensemble.regions, self.ensemble.region_labels
 
         def view(array: np.ndarray) -> np.ndarray:
             return crop(reorient(array, grid.axes, grid.flips), grid)
 
-        decide = argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions))
+        decide = argmax_labels
+        if regions is not None:
+            decide = RegionsToLabels(get_region_labels(regions, region_labels))
         outputs = [Output(decide, view(labels))]
         with ExitStack() as files:
             if task.probabilities is not None:

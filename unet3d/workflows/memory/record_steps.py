@@ -86,6 +86,9 @@ def describe_job(settings: TrainingSettings) -> dict[str, Any]:
     if settings.data.regions is not None:
         regions = enumerate(settings.data.regions.values(), 1)
         job["data"]["regions"] = {f"region_{n}": list(labels) for n, labels in regions}
+        job["data"]["region_labels"] = settings.data.region_labels and [
+            *settings.data.region_labels
+        ]
         job["loss"] = job["loss"] | {"regions": job["data"]["regions"]}
     for _, target in iter_targets(job, ""):
         if not is_inside(target, SHIPPED):

@@ -25,6 +25,7 @@ class ResolvedDataset:
     channels: tuple[str, ...]
     classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
     regions: Mapping[str, tuple[int, ...]] | None
+    region_labels: tuple[int, ...] | None  # that predictions have in each region
     ignore_label: int | None
 
     @property
@@ -38,6 +39,7 @@ class ResolvedDataset:
             in_channels=len(self.channels),
             num_classes=len(self.classes),
             regions=self.regions,
+            region_labels=self.region_labels,
             ignore_label=self.ignore_label,
         )
 
@@ -63,11 +65,17 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
     if len(set(description.classes)) < len(description.classes):
         raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
     unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
-    regions = description.regions if data.regions is None else data.regions
+    regions, region_labels = data.regions, data.region_labels
+    if regions is None:
+        regions = description.regions
+        region_labels = region_labels or description.region_labels
+    if regions is None and region_labels is not None:
+        raise UsageError("data.region_labels needs data.regions, or a dataset with regions")
     return ResolvedDataset(
         channels=tuple(description.channels),
         classes=(*description.classes, *unnamed)[:num_classes],
-        regions=None if regions is None else check_regions(regions, num_classes),
+        regions=None if regions is None else check_regions(regions, num_classes, region_labels),
+        region_labels=region_labels,
         ignore_label=description.ignore_label if data.ignore_label is None else data.ignore_label,
     )
 
@@ -88,12 +96,15 @@ def get_network_sizes(data: DataSettings) -> tuple[int, int]:
     assert data.in_channels is not None
     assert data.num_classes is not None
     if data.regions is not None:
-        return data.in_channels, len(check_regions(data.regions, data.num_classes))
+        checked = check_regions(data.regions, data.num_classes, data.region_labels)
+        return data.in_channels, len(checked)
     return data.in_channels, data.num_classes
 
 
 def check_regions(
-    regions: Mapping[str, Sequence[int]], num_classes: int
+    regions: Mapping[str, Sequence[int]],
+    num_classes: int,
+    region_labels: Sequence[int] | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Refuse regions of labels that are no foreground class, or that no label map can hold."""
     for name, labels in regions.items():
@@ -101,7 +112,7 @@ def check_regions(
             raise UsageError(
                 f"data.regions.{name} must be labels of 1..{num_classes - 1}, got {list(labels)}"
             )
-    get_region_labels(regions)
+    get_region_labels(regions, region_labels)
     return {name: tuple(labels) for name, labels in regions.items()}
 
 

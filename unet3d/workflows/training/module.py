@@ -55,10 +55,12 @@ def build_module(
 
 def build_sliding_window(settings: TrainingSettings, dataset: ResolvedDataset) -> SlidingWindow:
     """Build the inference of validation volumes."""
-    regions = dataset.regions
+    regions, labels = dataset.regions, dataset.region_labels
     return SlidingWindow(
         list(settings.data.patch_size),
-        decide=argmax_labels if regions is None else RegionsToLabels(get_region_labels(regions)),
+        decide=argmax_labels
+        if regions is None
+        else RegionsToLabels(get_region_labels(regions, labels)),
         overlap=settings.inference.overlap,
         batch_size=settings.inference.batch_size,
     )
@@ -74,6 +76,7 @@ def make_metadata(
         "classes": list(dataset.classes),
         "channels": list(dataset.channels),
         "regions": config["data"]["regions"],
+        "region_labels": config["data"]["region_labels"],
         "preprocessing": data.preprocessing.to_dict(),
         "training_statistics": statistics.to_dict(),
     }
