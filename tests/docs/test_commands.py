@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import SHRUNK
-from tests.data.helpers.datasets import write_nnunet
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
+from tests.workflows.nnunet.helpers.plans import NAME, write_plans
 from unet3d.cli import memory
 from unet3d.cli.main import COMMANDS, main
 from unet3d.workflows.memory import estimate
@@ -62,7 +62,8 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
         words = [command, *given]
     options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     network = options.get("model") or options.get("experiment", "")
-    narrow = SHRUNK.get(network, ["model.width=4"] if "experiment" in options else [])
+    planned_here = "experiment" in options and not network.endswith(".json")
+    narrow = SHRUNK.get(network, ["model.width=4"] if planned_here else [])
     if command in ("memory", "suggest"):  # a trace costs operations, not sizes
         few = ["model.depth=2", "model.convs_per_level=1"] if network.startswith("unet_") else []
         own = {
@@ -241,7 +242,8 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
-    write_nnunet(tmp_path / "data" / "Dataset004_Hippocampus", 5)
+    write_plans(tmp_path)
+    (tmp_path / "data" / NAME).symlink_to(tmp_path / "nnUNet_raw" / NAME)
     trace = estimate.trace_step
 
     def trace_once(settings, precision, **options):

@@ -40,7 +40,15 @@ def run_app(
     """
     sweep_flags = [arg for arg in args if arg in ("-m", "--multirun")]
     args = [arg for arg in args if arg not in sweep_flags]
-    args = [quote_override(arg, sweep=bool(sweep_flags)) for arg in args]
+    expanded: list[str] = []
+
+    def expand() -> int:
+        expanded.extend(read_plans(args))
+        return 0
+
+    if code := run_with_error_handling(expand, debug="debug=true" in args):
+        return code
+    args = [quote_override(arg, sweep=bool(sweep_flags)) for arg in expanded]
     args = sweep_flags + args  # argparse wants flags before overrides
     config_dirs = find_user_config_dirs(args)
     if config_dirs and not parse_config_dirs(args):
@@ -71,6 +79,15 @@ def run_app(
     if not failures or INTERRUPTED in jobs.codes:
         return code
     return failures[0] if len(jobs.codes) < 2 else 1
+
+
+def read_plans(args: Sequence[str]) -> Sequence[str]:
+    """Replace experiment=nnUNetPlans.json by what the plans say."""
+    if not any(arg.startswith("experiment=") and ".json" in arg for arg in args):
+        return args
+    from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
+
+    return expand_plans(args)
 
 
 class _Jobs:

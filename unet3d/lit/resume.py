@@ -97,7 +97,7 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
             for name, value in extract_weights(path, content).items()
         },
         initial,
-        get_axes_of_nnunet(content),
+        get_axes_of_nnunet(content.get("init_args", {}).get("plans", {})),
     )
     changes = f", weights of {project}" if project else ""
     first = next(iter(initial), "")

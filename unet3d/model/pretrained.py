@@ -157,15 +157,14 @@ def rename_weights(
     return Renamed(renamed, project.name)
 
 
-def get_axes_of_nnunet(content: Mapping[str, Any]) -> Triple:
-    """Return `axes` of rename_weights for the content of a checkpoint of nnU-Net.
+def get_axes_of_nnunet(plans: Mapping[str, Any]) -> Triple:
+    """Return the axes of nnU-Net's network that are our D, H and W.
 
     SimpleITK reads axes in the reverse of nibabel's order, and nnU-Net's plans transpose them.
 
-    >>> get_axes_of_nnunet({"init_args": {"plans": {"transpose_forward": [1, 0, 2]}}})
+    >>> get_axes_of_nnunet({"transpose_forward": [1, 0, 2]})
     (2, 0, 1)
     """
-    plans = content.get("init_args", {}).get("plans", {})
     forward = list(plans.get("transpose_forward", (0, 1, 2)))
     d, h, w = (forward.index(axis) for axis in (2, 1, 0))
     return d, h, w

@@ -25,6 +25,13 @@ def open_image(file: Path) -> Any:
     return image
 
 
+def read_orientation(file: Path) -> str:
+    """Return the orientation of a file's axes, such as LPS."""
+    import nibabel
+
+    return "".join(map(str, nibabel.aff2axcodes(open_image(file).affine)))
+
+
 def get_volume_shape(image: Any) -> tuple[int, ...]:
     """Return the shape without trailing axes of size 1 after the third."""
     shape = tuple(image.shape)

@@ -1,0 +1,208 @@
+"""Turn nnU-Net's plans into overrides: experiment=.../nnUNetPlans.json.
+
+Keys and values were read in nnunetv2 2.8.1. Its plans hold data and network; what its trainer adds
+(steps, optimizer, augmentation) is set as nnUNetTrainer has it.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unet3d.data.layouts.nnunet import NnUnet
+from unet3d.data.nifti.reader import read_orientation
+from unet3d.data.nifti.stream import list_volumes
+from unet3d.errors import UsageError
+from unet3d.model.pretrained import get_axes_of_nnunet
+
+NETWORKS = {"PlainConvUNet": "unet_nnunet", "ResidualEncoderUNet": "unet_resenc"}
+NORMS = {"InstanceNorm3d": "instance", "BatchNorm3d": "batch"}
+ACTIVATIONS = {"LeakyReLU": "leaky_relu", "ReLU": "relu"}
+NORMALIZATIONS = {
+    ("CTNormalization", False): "ct",
+    ("ZScoreNormalization", False): "zscore",
+    ("ZScoreNormalization", True): "zscore_nonzero",
+    ("NoNormalization", False): "none",
+}
+"""Our methods, by nnU-Net's scheme and whether it leaves out what its crop has removed."""
+
+STEPS_PER_EPOCH, EPOCHS = 250, 1000
+VALIDATIONS = 50
+"""How often a run of all epochs is validated; nnU-Net validates patches, we whole volumes."""
+
+TRAINER = (
+    *("augmentation=nnunet", "optimizer=sgd", "scheduler=poly", "scheduler.warmup=0"),
+    *("data.foreground_fraction=0.33", "precision=16"),
+    *(f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}",),
+    *(f"trainer.check_val_every_n_epoch={EPOCHS // VALIDATIONS}",),
+)
+
+
+def expand_plans(args: Sequence[str]) -> list[str]:
+    """Replace experiment=FILE.json[:CONFIGURATION] by what the file says.
+
+    The other arguments come after it, so that they win.
+    """
+    pattern = r"experiment=['\"]?(.+\.json)(?::(\w+))?['\"]?"
+    found = [match for arg in args if (match := re.fullmatch(pattern, arg))]
+    if not found:
+        return list(args)
+    others = [arg for arg in args if arg != found[-1][0]]
+    roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
+    root = Path(roots[-1]) if roots else None
+    overrides = read_plans(Path(found[-1][1]), found[-1][2] or "3d_fullres", root)
+    print(f"{found[-1][1]} stands for:", file=sys.stderr)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(" ".join(overrides), 98, **options)
+    print(textwrap.indent("\n".join(lines), "  "), file=sys.stderr)
+    return [*overrides, *others]
+
+
+def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
+    """Return the overrides of a configuration of nnUNetPlans.json.
+
+    `root` is the raw dataset; None: where nnU-Net has it.
+    """
+    plans = _read_json(path)
+    sizes = _get_configuration(plans, configuration, path)
+    try:
+        axes = get_axes_of_nnunet(plans)
+        root = root or _find_raw(plans["dataset_name"], path)
+        overrides = [
+            "data=nnunet",
+            *_describe_patches(sizes, axes),
+            f"data.normalize={_list(_read_normalization(sizes))}",
+            *_describe_network(sizes["architecture"], axes),
+            f"loss.batch_dice={str(sizes['batch_dice']).lower()}",
+            *TRAINER,
+        ]
+        facts = NnUnet(str(path.parent)).describe()
+        if root is not None:
+            overrides += [f"data.root={root}", f"data.orientation={_read_first_orientation(root)}"]
+        elif facts.regions is None:  # enough for an estimate
+            overrides.append(f"data.in_channels={len(facts.channels)}")
+            overrides.append(f"data.num_classes={len(facts.classes)}")
+        dataset = _read_json(path.with_name("dataset.json"))
+        training_cases = max(1, round(0.8 * dataset["numTraining"]))
+        patches = math.ceil(STEPS_PER_EPOCH * sizes["batch_size"] / training_cases)
+        overrides.append(f"data.patches_per_case={patches}")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} does not describe {configuration} as nnU-Net 2.8 does: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    splits = path.with_name("splits_final.json")
+    return [*overrides, f"data.splits={splits}"] if splits.is_file() else overrides
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no file {path.absolute()}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must hold one JSON object")
+    return content
+
+
+def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """Return a configuration, complete with those that it inherits from."""
+    configurations = plans.get("configurations")
+    if not isinstance(configurations, dict):
+        raise UsageError(f"{path} has no configurations: it is not a file of plans of nnU-Net 2")
+    usable = [key for key in configurations if key.startswith("3d") and "cascade" not in key]
+    if name not in usable:
+        raise UsageError(
+            f"{path}: {name} cannot be trained here, use one of {', '.join(usable) or 'none'}"
+        )
+    sizes = dict(configurations[name])
+    for _ in configurations:
+        parent = sizes.pop("inherits_from", None)
+        sizes = {**configurations.get(parent, {}), **sizes}
+    return sizes
+
+
+def _find_raw(name: str, path: Path) -> Path | None:
+    """Return the folder of the raw dataset: in nnUNet_raw, or beside the preprocessed ones."""
+    folders = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
+    raw = [Path(folder, name) for folder in folders if folder]
+    return next((folder for folder in raw if (folder / "imagesTr").is_dir()), None)
+
+
+def _read_first_orientation(root: Path) -> str:
+    """Return the orientation of the dataset's first volume: nnU-Net keeps the axes of files."""
+    images = list_volumes(root / "imagesTr")
+    if not images:
+        raise UsageError(f"{root / 'imagesTr'} holds no images")
+    return read_orientation(images[0])
+
+
+def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
+    return [
+        f"data.spacing_mm={_list(float(sizes['spacing'][axis]) for axis in axes)}",
+        f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
+        f"data.batch_size={int(sizes['batch_size'])}",
+    ]
+
+
+def _read_normalization(sizes: Mapping[str, Any]) -> list[str]:
+    schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
+    for scheme in schemes:
+        if scheme not in NORMALIZATIONS:
+            raise UsageError(f"nnU-Net's {scheme[0]} is not available here")
+    return [NORMALIZATIONS[scheme] for scheme in schemes]
+
+
+def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
+    name = architecture["network_class_name"].rpartition(".")[2]
+    options = architecture["arch_kwargs"]
+    norm, activation = (
+        table.get(str(options[key]).rpartition(".")[2])
+        for key, table in (("norm_op", NORMS), ("nonlin", ACTIVATIONS))
+    )
+    if name not in NETWORKS or norm is None or activation is None or options["dropout_op"]:
+        raise UsageError(
+            f"nnU-Net's {name} with {options['norm_op']}, {options['nonlin']} and dropout "
+            f"{options['dropout_op']} is not available here: use PlainConvUNet or "
+            "ResidualEncoderUNet with instance or batch norm, LeakyReLU or ReLU, and no dropout"
+        )
+    strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
+    kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]
+    decoder = list(options["n_conv_per_stage_decoder"])
+    if name == "ResidualEncoderUNet":
+        convs, blocks = [*decoder, 1], list(options["n_blocks_per_stage"])
+    else:
+        convs, blocks = list(options["n_conv_per_stage"]), None
+    if strides[0] != [1, 1, 1] or (blocks is None and convs[:-1] != decoder):
+        raise UsageError(
+            "networks of nnU-Net with a stride in the first stage, or with another number of "
+            "convolutions in the decoder, are not available here"
+        )
+    return [
+        f"model={NETWORKS[name]}",
+        "pool=strided",
+        f"model.channels={_list(options['features_per_stage'])}",
+        f"model.kernel_size={_list(map(_list, kernels))}",
+        f"model.pool_kernel={_list(map(_list, strides[1:]))}",
+        f"model.convs_per_level={_list(convs)}",
+        *([] if blocks is None else [f"model.residual_blocks={_list(blocks)}"]),
+        f"model.norm={norm}",
+        f"model.activation={activation}",
+        f"model.negative_slope={(options['nonlin_kwargs'] or {}).get('negative_slope', 0.01)}",
+    ]
+
+
+def _list(values: Any) -> str:
+    """Return a list as Hydra reads it.
+
+    >>> _list([1, 2.5, "zscore"])
+    '[1,2.5,zscore]'
+    """
+    return f"[{','.join(map(str, values))}]"
