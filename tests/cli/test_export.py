@@ -173,7 +173,7 @@ def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys
 
 
 def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
-    def interrupted(program, path, facts):
+    def interrupted(trained, path):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -211,11 +211,17 @@ def test_the_intensities_of_normalization_are_in_the_metadata():
         ({"checkpoint": "folder"}, "found neither best.ckpt nor last.ckpt"),
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"format": "onxx"}, "did you mean onnx?"),
-        ({"format": "tensorrt"}, "format must be onnx or torch_export, got 'tensorrt'"),
-        ({"format": "[onnx]"}, "format must be onnx or torch_export"),
-        ({"output": "net"}, "output=net must end in .onnx"),
-        ({"output": "net.pt2"}, "(torch_export writes .pt2)"),
-        ({"output": "net.onnx", "format": "torch_export"}, "must end in .pt2"),
+        (
+            {"format": "tensorrt"},
+            "format must be one of onnx, torch_export, nnunet, got 'tensorrt'",
+        ),
+        ({"format": "[onnx]"}, "format must be one of onnx"),
+        ({"output": "net"}, "output=net does not fit format=onnx: onnx writes .onnx"),
+        ({"output": "net.pt2"}, "torch_export writes .pt2"),
+        ({"output": "net.onnx", "format": "torch_export"}, "does not fit format=torch_export"),
+        ({"output": "net.pth", "format": "nnunet"}, "nnunet writes a folder, which has no ending"),
+        ({"output": "folder", "format": "nnunet"}, "output=folder exists: name a new folder"),
+        ({"output": "new", "format": "nnunet"}, "nnU-Net has no such network: it pools (use pool="),
         ({"output": "nowhere/net.onnx"}, "does not exist"),
         ({"output": "folder.onnx"}, "is a folder: name a file in it"),
         ({"output": "/proc/net.onnx"}, "output=/proc/net.onnx: cannot write to /proc"),

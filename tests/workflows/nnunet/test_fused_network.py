@@ -112,7 +112,11 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = ended.stdout.splitlines()
-    found = [line for line in lines if line.startswith(("network:", "predicts", "equal", "init"))]
+    found = [
+        line
+        for line in lines
+        if line.startswith(("network:", "predicts", "equal", "init_from r", "exit"))
+    ]
     assert found == [
         "network: FusedResidualEncoderUNet epochs: 1",
         "network: ResidualEncoderUNet epochs: 2",
@@ -121,6 +125,9 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         "predicts with: FusedResidualEncoderUNet",
         "predicts with: ResidualEncoderUNet",
         "equal labels: True foreground: True",
+        "exit codes: [0, 0, 0]",
+        "predicts with: ResidualEncoderUNet",
+        "equal after export: True foreground: True",
     ]
 
 

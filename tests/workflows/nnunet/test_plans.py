@@ -58,7 +58,7 @@ def test_the_network_has_nnunets_weights(tmp_path, residual):
             name = architecture["network_class_name"]
             architecture["network_class_name"] = name.replace("PlainConv", "ResidualEncoder")
             architecture["arch_kwargs"]["n_blocks_per_stage"] = [1, 2, 2]
-            architecture["arch_kwargs"]["n_conv_per_stage_decoder"] = [1, 1]
+            architecture["arch_kwargs"]["n_conv_per_stage_decoder"] = [1, 2]
             del architecture["arch_kwargs"]["n_conv_per_stage"]
 
     path = write_plans(tmp_path, change=change)

@@ -15,8 +15,8 @@ from unet3d.config.values import (
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
-ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2"}
-"""The ending of a file in each format."""
+ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": ""}
+"""The ending of a file in each format; without one, a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ def parse_export(composed: ComposedConfig) -> ExportSettings:
     if name not in ENDINGS:
         near = get_close_matches(name, ENDINGS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"format must be {' or '.join(ENDINGS)}, got {name!r}{hint}")
+        raise UsageError(f"format must be one of {', '.join(ENDINGS)}, got {name!r}{hint}")
     output = Path(str(config.output))
     if output.suffix != ENDINGS[name]:
-        others = [f"{k} writes {ending}" for k, ending in ENDINGS.items() if k != name]
+        others = [f"{k} writes {ending or 'a folder'}" for k, ending in ENDINGS.items()]
         raise UsageError(
-            f"output={output} must end in {ENDINGS[name]} for format={name} ({', '.join(others)})"
+            f"output={output} does not fit format={name}: {', '.join(others)}, which has no ending"
         )
     return ExportSettings(
         checkpoints=read_paths(config, "checkpoint"),

@@ -1,6 +1,6 @@
 """Export a checkpoint's network to a file, and verify that the file gives the same outputs."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 
 from unet3d import __version__
 from unet3d.atomic_write import atomic_write
-from unet3d.checkpoint_file import extract_weights, load_checkpoint
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
@@ -27,12 +26,15 @@ from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
 from unet3d.machine.device import Precision
 from unet3d.pool.export_modules import replace_with_plain
-from unet3d.types import HasRetention, Triple
+from unet3d.types import HasRetention
 from unet3d.units import MIB
+from unet3d.workflows.export import nnunet_folder
 from unet3d.workflows.export.sample_patches import SamplePatches, load_sample_patches
-from unet3d.workflows.inference.build import resolve_checkpoint
-from unet3d.workflows.inference.ensemble import load_network
-from unet3d.workflows.inference.model_metadata import validate_metadata
+from unet3d.workflows.export.trained_network import (
+    TrainedNetwork,
+    list_normalizations,
+    load_trained,
+)
 from unet3d.workflows.inference.predictor import get_inference_fn
 from unet3d.workflows.inference.window_memory import measure_window_memory
 
@@ -42,41 +44,42 @@ class ExportFormat:
     """How a format is written and run."""
 
     packages: tuple[str, ...]  # that it needs
-    write: Callable[[ExportedProgram, Path, Mapping[str, Any]], str]
+    extra: str  # of unet3d, which installs them
+    write: Callable[[TrainedNetwork, Path], str]  # returns what it is
     open_session: Callable[[Path], Network]
+
+
+def write_onnx(trained: TrainedNetwork, path: Path) -> str:
+    """Write an ONNX file."""
+    return onnx_format.write_onnx(trace(trained), path, make_export_metadata(trained))
+
+
+def write_torch_export(trained: TrainedNetwork, path: Path) -> str:
+    """Write a file of torch.export."""
+    return torch_export_format.write_torch_export(
+        trace(trained), path, make_export_metadata(trained)
+    )
 
 
 FORMATS = {
     "onnx": ExportFormat(
-        onnx_format.REQUIRED_PACKAGES, onnx_format.write_onnx, onnx_format.OnnxSession
+        onnx_format.REQUIRED_PACKAGES, "export", write_onnx, onnx_format.OnnxSession
     ),
     "torch_export": ExportFormat(
         torch_export_format.REQUIRED_PACKAGES,
-        torch_export_format.write_torch_export,
+        "export",
+        write_torch_export,
         torch_export_format.ExportedSession,
+    ),
+    "nnunet": ExportFormat(
+        nnunet_folder.REQUIRED_PACKAGES,
+        "nnunet",
+        nnunet_folder.write_model_folder,
+        nnunet_folder.NnUnetSession,
     ),
 }
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedNetwork:
-    """A checkpoint's network in float32, with its metadata."""
-
-    network: nn.Module
-    metadata: Mapping[str, Any]
-    patch_size: Triple
-
-    @property
-    def channels(self) -> list[str]:
-        """Return the names of the input channels."""
-        return list(self.metadata["channels"])
-
-    @property
-    def outputs(self) -> list[str]:
-        """Return the name of each output: a class or a region."""
-        return list(self.metadata.get("regions") or self.metadata["classes"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ class ExportResult:
         shape = f"(batch, {{}}, {', '.join(map(str, self.trained.patch_size))})"
         inputs = shape.format(len(self.trained.channels))
         outputs = shape.format(len(self.trained.outputs))
-        files = " and ".join(f"{f} ({f.stat().st_size / MIB:.1f} MiB)" for f in self.files)
+        files = " and ".join(f"{f} ({get_size(f) / MIB:.1f} MiB)" for f in self.files)
         precision = str(self.trained.metadata["config"]["precision"])
         cast = "" if precision == "32" else f" in float32 (trained with precision={precision})"
         return (
@@ -114,19 +117,24 @@ def export(settings: ExportSettings) -> ExportResult:
         patches = load_sample_patches(
             settings.input, trained.metadata, trained.patch_size, settings.allow_targets
         )
-        program = export_program(
-            to_plain_operators(trained.network), len(trained.channels), trained.patch_size
-        )
-        kind = format.write(program, draft, make_export_metadata(trained))
+        kind = format.write(trained, draft)
         parity = verify_export(draft, format, forward, trained, patches)
         files = commit_output(draft, output)
     return ExportResult(files=files, kind=kind, trained=trained, parity=parity, patches=patches)
 
 
+def get_size(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def check_output(output: Path) -> None:
-    """Refuse what cannot become the file before anything is computed."""
-    if output.is_dir():
+    """Refuse what cannot become the file, or the folder, before anything is computed."""
+    if output.is_dir() and output.suffix:
         raise UsageError(f"output={output} is a folder: name a file in it")
+    if output.exists() and not output.suffix:
+        raise UsageError(f"output={output} exists: name a new folder")
     if not output.parent.is_dir():
         raise UsageError(f"output={output}: the folder {output.parent.absolute()} does not exist")
 
@@ -145,6 +153,8 @@ def temporary_output(output: Path) -> Generator[Path]:
 
 def commit_output(draft: Path, output: Path) -> list[Path]:
     """Move the draft, and before it files of external weights, to the output's folder."""
+    if draft.is_dir():
+        return [draft.rename(output)]
     files = sorted(draft.parent.iterdir(), reverse=True)
     for file in files:
         with atomic_write(output.with_name(file.name)) as target:
@@ -160,26 +170,9 @@ def require_packages(format: ExportFormat, name: str) -> None:
                 import_module(package)
     except ImportError as error:
         raise UsageError(
-            f"format={name} needs {', '.join(format.packages)}: pip install 'unet3d[export]' "
-            f"({summarize_error(error)})"
+            f"format={name} needs {', '.join(format.packages)}: pip install "
+            f"'unet3d[{format.extra}]' ({summarize_error(error)})"
         ) from error
-
-
-def load_trained(settings: ExportSettings) -> TrainedNetwork:
-    """Load the network of the one checkpoint."""
-    paths = [resolve_checkpoint(path) for path in settings.checkpoints]
-    if len(paths) != 1:
-        raise UsageError(
-            f"checkpoint names {len(paths)} checkpoints, and a file holds one network: export each "
-            "and average their logits, as predict does"
-        )
-    path = paths[0]
-    content = load_checkpoint(path)
-    metadata = validate_metadata(path, content)
-    weights = extract_weights(path, content)
-    network = load_network(path, metadata, weights, settings.allow_targets)
-    d, h, w = settings.patch_size or metadata["config"]["data"]["patch_size"]
-    return TrainedNetwork(network=network, metadata=metadata, patch_size=(d, h, w))
 
 
 def check_patch(forward: Network, trained: TrainedNetwork) -> None:
@@ -199,6 +192,12 @@ def check_patch(forward: Network, trained: TrainedNetwork) -> None:
             f"the network has {num_outputs} outputs for {len(trained.outputs)} classes: "
             f"{', '.join(trained.outputs)}"
         )
+
+
+def trace(trained: TrainedNetwork) -> ExportedProgram:
+    """Return the network's graph of plain operators."""
+    network = to_plain_operators(trained.network)
+    return export_program(network, len(trained.channels), trained.patch_size)
 
 
 def to_plain_operators(network: nn.Module) -> nn.Module:
@@ -241,12 +240,6 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
         "keep_largest_component": list(metadata.get("keep_largest_component") or ()),
         "trained_precision": str(metadata["config"]["precision"]),
     }
-
-
-def list_normalizations(preprocessing: Preprocessing, channels: int) -> list[str]:
-    """Return the normalization method of each channel."""
-    methods = list(preprocessing.normalize)
-    return methods if len(methods) == channels else methods * channels
 
 
 def verify_export(

@@ -57,8 +57,8 @@ def expand_plans(args: Sequence[str]) -> list[str]:
     root = Path(roots[-1]) if roots else None
     overrides = read_plans(Path(found[-1][1]), found[-1][2] or "3d_fullres", root)
     print(f"{found[-1][1]} stands for:", file=sys.stderr)
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    lines = textwrap.wrap(" ".join(overrides), 98, **options)
+    line = " ".join(overrides)
+    lines = textwrap.wrap(line, 98, break_long_words=False, break_on_hyphens=False)
     print(textwrap.indent("\n".join(lines), "  "), file=sys.stderr)
     return [*overrides, *others]
 
@@ -175,7 +175,7 @@ def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> l
         )
     strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
     kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]
-    decoder = list(options["n_conv_per_stage_decoder"])
+    decoder = list(options["n_conv_per_stage_decoder"])[::-1]  # nnU-Net: coarsest first
     if name == "ResidualEncoderUNet":
         convs, blocks = [*decoder, 1], list(options["n_blocks_per_stage"])
     else:

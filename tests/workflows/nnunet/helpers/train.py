@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.cli.main import main as run_unet3d
 from unet3d.model.pretrained import rename_weights
 from unet3d.workflows.nnunet import fused_network
 
@@ -77,6 +78,32 @@ def predict(folder: Path, images: Path, output: Path) -> None:
     predictor.predict_from_files_sequential([[str(images)]], [str(output)], overwrite=True)
 
 
+def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
+    """Train on nnU-Net's plans and weights; compare our labels with the exported folder's.
+
+    A patch holds a whole volume: nnU-Net has its own positions and weights of windows.
+    """
+    plans = root / "preprocessed" / NAME / "nnUNetPlans.json"
+    run, folder = root / "ours", root / "exported"
+    words = [f"experiment={plans}", f"init_from={checkpoint}", f"hydra.run.dir={run}"]
+    words += ["data.patches_per_case=1", "trainer.max_steps=2"]
+    words += ["trainer.check_val_every_n_epoch=1", "precision=32", "trainer.accelerator=cpu"]
+    commands = [
+        ["train", *words, "optimizer.lr=1e-4", f"data.cache={root / 'cache'}"],
+        ["export", f"checkpoint={run}", f"output={folder}", "format=nnunet"],
+        [
+            *("predict", f"checkpoint={run}", f"input={image.parent}"),
+            *(f"output={root / 'labels'}", "keep_largest_component=none"),
+        ],
+    ]
+    print("exit codes:", [run_unet3d(command) for command in commands])
+    predict(folder, image, root / "theirs")
+    name = image.name.replace("_0000", "")
+    files = (root / "labels" / name, root / "theirs.nii.gz")
+    ours, theirs = (np.asarray(nib.nifti1.load(file).dataobj) for file in files)
+    print("equal after export:", bool((ours == theirs).all()), "foreground:", theirs.any())
+
+
 def main() -> None:
     root = Path(sys.argv[1])
     for name in ("raw", "preprocessed", "results"):
@@ -112,6 +139,7 @@ def main() -> None:
         predict(checkpoint.parents[1], images, output)
         labels.append(np.asarray(nib.nifti1.load(output).dataobj))
     print("equal labels:", bool((labels[0] == labels[1]).all()), "foreground:", labels[0].any())
+    train_here_and_export(root, images, theirs)
 
 
 if __name__ == "__main__":
