@@ -65,6 +65,12 @@ OTHER_OPTIONS = [
     ("checkpointing=blocks", "checkpointing.levels=[0]"),
     ("trainer.accumulate_grad_batches=3",),
     ("trainer.gradient_clip_val=null",),
+    *(
+        (f"freeze={parts}", f"checkpointing={strategy}", "model.norm=batch")
+        for parts in ("[encoder]", "[encoder.0]", "[decoder,heads]")
+        for strategy in ("none", "fused", "lean", "leanest")
+    ),
+    ("head_warmup=0.2",),
 ]
 RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
 CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]

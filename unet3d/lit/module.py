@@ -1,6 +1,6 @@
 """The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -34,7 +34,7 @@ class SegmentationModule(pl.LightningModule):
         metric: Dice,
         validation_hd95: ValidationHD95 | None,
         sliding_window: SlidingWindow,
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        optimizer: Callable[[], Optimizer],
         metadata: dict[str, Any],
         max_skipped_steps: int = 0,
         recorded_pass: RecordedPass | None = None,
@@ -107,7 +107,7 @@ class SegmentationModule(pl.LightningModule):
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 
     def configure_optimizers(self) -> Optimizer:
-        optimizer = self.optimizer(self.model.parameters())
+        optimizer = self.optimizer()
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         return optimizer

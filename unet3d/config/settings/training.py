@@ -20,6 +20,7 @@ from unet3d.config.values import (
     read_duration,
     read_float,
     read_int,
+    read_names,
     read_optional_int,
     read_optional_path,
     read_optional_str,
@@ -109,6 +110,8 @@ class TrainingSettings:
     seed: int
     resume: str | None
     init_from: Path | None
+    freeze: tuple[str, ...]  # names of submodules
+    head_warmup: float  # fraction of the run in which only the heads learn
     save_every_seconds: float
     max_skipped_steps: int
     allow_targets: tuple[str, ...]
@@ -234,6 +237,8 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         seed=_parse_seed(read(config, "seed")),
         resume=_parse_resume(config),
         init_from=read_optional_path(config, "init_from"),
+        freeze=_parse_freeze(config),
+        head_warmup=_parse_head_warmup(config),
         save_every_seconds=read_float(config, "save_every_seconds"),
         max_skipped_steps=read_int(config, "max_skipped_steps", minimum=0),
         allow_targets=read_allowed_packages(config),
@@ -327,6 +332,20 @@ def _parse_seed(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**32:
         raise UsageError(f"seed must be an int in 0..2^32 - 1, got {value!r}")
     return value
+
+
+def _parse_freeze(config: DictConfig) -> tuple[str, ...]:
+    names = read_names(config, "freeze")
+    if names and read_bool(config, "trainer.sync_batchnorm"):
+        raise UsageError("freeze= and trainer.sync_batchnorm=true cannot be combined")
+    return names
+
+
+def _parse_head_warmup(config: DictConfig) -> float:
+    fraction = read_float(config, "head_warmup")
+    if fraction >= 1:
+        raise UsageError(f"head_warmup must be in [0, 1), got {fraction:g}")
+    return fraction
 
 
 def _parse_resume(config: DictConfig) -> str | None:

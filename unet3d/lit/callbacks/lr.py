@@ -19,17 +19,21 @@ class LRSchedule(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        factor = self.schedule(self.limits.fraction_done(trainer))
+        done = self.limits.fraction_done(trainer)
+        factor = self.schedule(done)
         for optimizer in trainer.optimizers:
-            set_lr(optimizer, factor)
+            set_lr(optimizer, factor, done)
         lr = trainer.optimizers[0].param_groups[0]["initial_lr"] * factor
         log_values(pl_module, {"train/lr": lr})
 
 
-def set_lr(optimizer: Optimizer, factor: float) -> None:
-    """Set every group's learning rate to `factor` times its initial one."""
+def set_lr(optimizer: Optimizer, factor: float, done: float) -> None:
+    """Set every group's learning rate to `factor` times its initial one, or to 0 until it starts.
+
+    `done` is the fraction of the run.
+    """
     for group in optimizer.param_groups:
-        lr = group["initial_lr"] * factor
+        lr = group["initial_lr"] * factor if done >= group.get("starts_at", 0) else 0.0
         if isinstance(group["lr"], Tensor):  # a fused or capturable optimizer may hold a tensor
             group["lr"].fill_(lr)
         else:

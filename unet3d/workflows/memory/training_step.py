@@ -17,7 +17,7 @@ from unet3d.workflows.memory.gradient_buckets import GradientBuckets
 from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
@@ -223,7 +223,8 @@ def make_step_factory(
             cast_to_half(model, dtype)
         if device != "cpu":
             model.to(device)
-        optimizer = make_optimizer_factory(settings, precision)(model.parameters())
+        parameters = group_parameters(model, settings.head_warmup)
+        optimizer = make_optimizer_factory(settings, precision)(parameters)
         if cuda:
             choose_foreach(optimizer)
         data, windows = settings.data, settings.inference

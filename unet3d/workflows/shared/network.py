@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -15,9 +16,11 @@ from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 def build_network(settings: TrainingSettings) -> nn.Module:
     """Build the configured network; its dataset is read where the settings do not say its sizes."""
     in_channels, num_outputs = get_network_sizes(complete_settings(settings).data)
-    return build_bound_network(
+    network = build_bound_network(
         settings.network.bind(in_channels=in_channels, num_outputs=num_outputs)
     )
+    freeze_parts(network, settings.freeze)
+    return network
 
 
 def build_bound_network(network: NetworkSettings) -> nn.Module:
@@ -32,6 +35,27 @@ def build_bound_network(network: NetworkSettings) -> nn.Module:
 def build_saved_network(metadata: Mapping[str, Any], allow_targets: Sequence[str]) -> nn.Module:
     """Build the network that a checkpoint's metadata describes, without its weights."""
     return build_bound_network(parse_saved_network(metadata["config"], allow_targets))
+
+
+def freeze_parts(network: nn.Module, names: Sequence[str]) -> None:
+    """Stop the weights of submodules from learning, and the statistics of their batch norms."""
+    modules = dict(network.named_modules())
+    for name in names:
+        if name not in modules or not name:
+            parts = ", ".join(part for part in modules if part.count(".") < 1 and part)
+            raise UsageError(f"freeze: the network has no part {name!r}; it has {parts}")
+        modules[name].requires_grad_(False)
+        for module in modules[name].modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+                module.train = MethodType(_stay_in_eval_mode, module)
+    if not any(p.requires_grad for p in network.parameters()):
+        raise UsageError("freeze: nothing is left to train")
+
+
+def _stay_in_eval_mode(self: nn.Module, mode: bool = True) -> nn.Module:
+    """Replace nn.Module.train."""
+    return nn.Module.train(self, False)
 
 
 def count_parameters(network: nn.Module) -> int:

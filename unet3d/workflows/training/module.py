@@ -15,7 +15,7 @@ from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 from unet3d.workflows.training.dataset import TrainingData
 
 
@@ -37,6 +37,7 @@ def build_module(
     if recorder is not None:
         accumulates = settings.trainer.accumulate_grad_batches > 1
         recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)
+    make_optimizer = make_optimizer_factory(settings, precision)
     metric = Dice(dataset.classes, dataset.regions)
     return SegmentationModule(
         model=model,
@@ -46,7 +47,7 @@ def build_module(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
         sliding_window=build_sliding_window(settings, dataset),
-        optimizer=make_optimizer_factory(settings, precision),
+        optimizer=lambda: make_optimizer(group_parameters(model, settings.head_warmup)),
         metadata=metadata,
         max_skipped_steps=settings.max_skipped_steps,
         recorded_pass=recorded_pass,

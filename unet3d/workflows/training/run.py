@@ -131,12 +131,14 @@ def summarize_run(run: TrainingRun) -> str:
     reason = ""
     if precision.requested != precision.used:
         reason = f" (instead of {precision.requested}: {precision.reason})"
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    fixed = f" and {frozen:,} frozen ones" if frozen else ""
     ranks = ""
     if run.process.world_size > 1:
         batch_size = run.settings.data.batch_size * run.process.world_size
         ranks = f", {run.process.world_size} ranks with batches of {batch_size} in total"
     lines = [
-        f"{type(model).__name__}, {count_parameters(model):,} parameters, precision "
+        f"{type(model).__name__}, {count_parameters(model):,} parameters{fixed}, precision "
         f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(run.dataset.classes)}",
