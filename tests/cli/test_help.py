@@ -83,7 +83,7 @@ def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
     ("command", "words"),
     [
         ("train", ""),
-        ("plan", "budget_gib=... "),
+        ("plan", ""),
         ("compare", "RUN ... "),
         ("predict", "checkpoint=... input=... output=... "),
     ],

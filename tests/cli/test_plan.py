@@ -158,3 +158,12 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
 def test_an_impossible_plan_is_an_error_of_one_line(plan, capsys, words, code, message):
     assert plan(*words) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_preset_plans_nnunets_residual_encoder(plan, tmp_path):
+    assert plan("preset=resenc_m") == 0
+    written = experiment(tmp_path)
+    assert {"override /model": "unet_resenc"} in written["defaults"]
+    assert "preset" not in written
+    steps = ["trainer.max_steps=1", "trainer.accelerator=cpu", "model.residual_blocks=[1]"]
+    assert main(["train", "experiment=planned", "hydra.run.dir=run", *steps]) == 0

@@ -85,7 +85,7 @@ def test_only_known_top_level_keys_are_accepted():
         (
             "plan",
             ["data=nnunet"],
-            "budget_gib and data.root must be given: budget_gib=... data.root=...",
+            "data.root must be given: data.root=... (",
         ),
         (
             "predict",

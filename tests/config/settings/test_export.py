@@ -21,15 +21,20 @@ def test_each_format_has_its_ending():
     with pytest.raises(UsageError) as caught:
         parse(format="torch_export")
     assert str(caught.value) == (
-        "output=a.onnx must end in .pt2 for format=torch_export (onnx writes .onnx)"
+        "output=a.onnx does not fit format=torch_export: onnx writes .onnx, torch_export writes "
+        ".pt2, nnunet writes a folder, which has no ending"
     )
 
 
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("format", "onxx", "format must be onnx or torch_export, got 'onxx'; did you mean onnx?"),
-        ("format", "zip", "format must be onnx or torch_export, got 'zip'"),
+        (
+            "format",
+            "onxx",
+            "format must be one of onnx, torch_export, nnunet, got 'onxx'; did you mean onnx?",
+        ),
+        ("format", "zip", "format must be one of onnx, torch_export, nnunet, got 'zip'"),
         ("patch_size", [8, 8], "patch_size must be three ints >= 1, got [8, 8]"),
         (
             "allow_targets",

@@ -13,12 +13,23 @@ def test_a_plan_is_for_mixed_precision_and_a_budget_in_gib():
     assert parse_planning(with_values("plan", {"budget_gib": "auto"})).budget_gib is None
 
 
+def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
+    settings = parse_planning(with_values("plan", {"preset": "resenc_l", "budget_gib": None}))
+    assert settings.budget_gib == 21.1
+    assert settings.training.composition.choices["model"] == "unet_resenc"
+    assert settings.training.composition.choices["pool"] == "strided"
+    both = with_values("plan", {"preset": "resenc_l", "budget_gib": 12})
+    assert parse_planning(both).budget_gib == 12
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
         ("name", "../x", "name must consist of letters, digits, - and _, got '../x'"),
         ("name", "", "name must consist of letters, digits, - and _, got ''"),
         ("budget_gib", 0, "budget_gib must be auto or a number above 0, got 0"),
+        ("budget_gib", None, "budget_gib must be given: GPU memory in GiB, or auto"),
+        ("preset", "l", "preset must be one of resenc_m, resenc_l, resenc_xl, got 'l'"),
         ("overwrite", "yes!", "overwrite must be true or false, got 'yes!'"),
         ("measure_time", 1, "measure_time must be true or false, got 1"),
     ],

@@ -3,11 +3,16 @@
 import re
 from dataclasses import dataclass
 
-from unet3d.config.compose import ComposedConfig
+from omegaconf import DictConfig
+
+from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.memory import parse_budget
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import read, read_bool
+from unet3d.config.values import read, read_bool, read_optional_str
 from unet3d.errors import UsageError
+
+PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
+"""GPU memory that nnU-Net's documentation states for its presets: 9.1, 22.7 and 36.6 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +29,26 @@ class PlanningSettings:
 def parse_planning(composed: ComposedConfig) -> PlanningSettings:
     """Check and parse the config of `unet3d plan`."""
     config = composed.config
+    preset = read_optional_str(config, "preset")
+    if preset is not None:
+        if preset not in PRESET_GIB:
+            raise UsageError(f"preset must be one of {', '.join(PRESET_GIB)}, got {preset!r}")
+        composed = compose_config(["model=unet_resenc", *composed.composition.overrides], "plan")
     name = str(read(config, "name"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise UsageError(f"name must consist of letters, digits, - and _, got {name!r}")
     return PlanningSettings(
         training=parse_training(composed),
-        budget_gib=parse_budget(config),
+        budget_gib=_parse_budget(config, preset),
         name=name,
         overwrite=read_bool(config, "overwrite"),
         measure_time=read_bool(config, "measure_time"),
     )
+
+
+def _parse_budget(config: DictConfig, preset: str | None) -> float | None:
+    if read(config, "budget_gib") is not None:
+        return parse_budget(config)
+    if preset is None:
+        raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
+    return PRESET_GIB[preset]

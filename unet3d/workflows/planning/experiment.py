@@ -20,7 +20,7 @@ from unet3d.workflows.planning.planner import (
 from unet3d.workflows.planning.schedule import MAX_STEPS, plan_schedule
 from unet3d.workflows.planning.topology import MAX_PATCH_VOXELS
 
-COMMAND_KEYS = ("budget_gib", "name", "overwrite", "measure_time", "debug")
+COMMAND_KEYS = ("budget_gib", "preset", "name", "overwrite", "measure_time", "debug")
 """Keys of `unet3d plan` that the planned run does not have."""
 
 GROUPS = ("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss")
