@@ -44,10 +44,12 @@ SIZE, BATCH = [128, 128, 128], 2
 TIMED_SIZE, ROUNDS = [96, 96, 96], 3
 
 
-def build_theirs(kind: type[nn.Module], blocks: Any, decoder: int) -> nn.Module:
+def build_theirs(
+    kind: type[nn.Module], channels: list[int], blocks: Any, decoder: int
+) -> nn.Module:
     """Build a network of nnU-Net's package."""
     return kind(
-        *(1, LEVELS, CHANNELS, nn.Conv3d, 3, [1] + [2] * (LEVELS - 1), blocks, 4),
+        *(1, LEVELS, channels, nn.Conv3d, 3, [1] + [2] * (LEVELS - 1), blocks, 4),
         [decoder] * (LEVELS - 1),
         conv_bias=True,
         norm_op=nn.InstanceNorm3d,
@@ -57,7 +59,7 @@ def build_theirs(kind: type[nn.Module], blocks: Any, decoder: int) -> nn.Module:
     )
 
 
-def list_networks() -> dict[str, Factory]:
+def list_networks(channels: list[int] = CHANNELS) -> dict[str, Factory]:
     """Return ours with every strategy, and nnU-Net's."""
     options: dict[str, Any] = {
         **{"residual_blocks": BLOCKS, "convs_per_level": 1, "num_classes": 4},
@@ -65,10 +67,10 @@ def list_networks() -> dict[str, Factory]:
         "pool": partial(Strided, skip_pool=AvgPool3d),
     }
     return {
-        THEIRS: partial(build_theirs, ResidualEncoderUNet, BLOCKS, 1),
-        "nnU-Net PlainConvUNet": partial(build_theirs, PlainConvUNet, 2, 2),
-        "plain modules": partial(build_ours, CHANNELS, "none", **options),
-        **{name: partial(build_ours, CHANNELS, name, **options) for name in FUSED_STRATEGIES},
+        THEIRS: partial(build_theirs, ResidualEncoderUNet, channels, BLOCKS, 1),
+        "nnU-Net PlainConvUNet": partial(build_theirs, PlainConvUNet, channels, 2, 2),
+        "plain modules": partial(build_ours, channels, "none", **options),
+        **{name: partial(build_ours, channels, name, **options) for name in FUSED_STRATEGIES},
     }
 
 

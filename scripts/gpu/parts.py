@@ -148,6 +148,12 @@ PARTS = {
         limit_seconds=240,
         summary=summarize_steps,
     ),
+    "residual": Part(
+        module="scripts.gpu.steps",
+        about="residual encoders of nnU-Net and ours",
+        limit_seconds=240,
+        summary=summarize_steps,
+    ),
     "batch": Part(
         module="scripts.gpu.steps",
         about="largest batch of the forum networks that runs in 7000 MiB",

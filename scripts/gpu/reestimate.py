@@ -19,6 +19,7 @@ from scripts.gpu.steps import (
     describe_errors,
     list_forum_steps,
     list_peer_steps,
+    list_residual_steps,
     list_tile_steps,
     name_forum_run,
 )
@@ -35,6 +36,7 @@ Estimator = Callable[[], MemoryEstimate]
 def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
     """Return, by part and row, what estimates the row again."""
     steps = {"forum": list_forum_steps, "tile_size": list_tile_steps, "peers": list_peer_steps}
+    steps["residual"] = list_residual_steps
     estimators: dict[tuple[str, str], Estimator] = {
         (part, name): partial(estimate, make, size, 2, "16", cuda=True)
         for part, list_steps in steps.items()

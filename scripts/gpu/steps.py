@@ -188,6 +188,20 @@ def list_peer_steps(*, tiny: bool = False) -> Steps:
     return {name: (make, size) for name, make in networks.items()}
 
 
+def list_residual_steps(*, tiny: bool = False) -> Steps:
+    """Return nnU-Net's residual encoder and ours; nothing where nnU-Net's package is missing."""
+    try:
+        from scripts.bench import residual_encoder
+    except ImportError:
+        return {}
+    channels, size = residual_encoder.CHANNELS, residual_encoder.SIZE
+    if tiny:
+        channels, size = [4] * len(channels), [64, 64, 64]
+    networks = residual_encoder.list_networks(channels)
+    names = (residual_encoder.THEIRS, "fused", "lean", "leanest")
+    return {name: (networks[name], size) for name in names}
+
+
 def get_width(*, tiny: bool) -> int:
     return 4 if tiny else 64
 
@@ -221,6 +235,11 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
     return measure_steps(context, list_peer_steps(tiny=context.tiny))
+
+
+def residual(context: Context) -> dict[str, Row]:
+    """Measure nnU-Net's residual encoder and ours."""
+    return measure_steps(context, list_residual_steps(tiny=context.tiny))
 
 
 def tile_size(context: Context) -> dict[str, Row]:
