@@ -21,7 +21,7 @@ from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
-from torch import Tensor
+from torch import Tensor, nn
 
 from scripts.bench.nnunet_planner import PRESETS, plan_with_nnunet
 from unet3d.memory.any_network import NetworkEstimate, estimate_memory
@@ -40,29 +40,42 @@ NUM_CASES = 400
 
 
 def estimate_preset(preset: str, dataset: str) -> tuple[dict[str, Any], NetworkEstimate]:
-    """Plan with nnU-Net, and estimate the step of its network; return the configuration too."""
+    """Plan with nnU-Net; return the shape of its input, and the estimate of a step."""
+    plan, classes = plan_preset(preset, dataset), DATASETS[dataset]["classes"]
+    shape = [plan["batch_size"], 1, *map(int, plan["patch_size"])]
+    return {"input_shape": shape}, estimate_step(build_network(plan, classes), shape)
+
+
+def plan_preset(preset: str, dataset: str) -> dict[str, Any]:
+    """Return the configuration that nnU-Net plans at full resolution."""
     data = DATASETS[dataset]
     with redirect_stdout(sys.stderr):
-        plan = plan_with_nnunet(
+        return plan_with_nnunet(
             [data["spacing"]] * NUM_CASES,
             [data["shape"]] * NUM_CASES,
             classes=data["classes"],
             preset=preset,
         ).configuration
+
+
+def build_network(plan: dict[str, Any], classes: int) -> nn.Module:
+    """Build nnU-Net's network of a configuration."""
     architecture = plan["architecture"]
-    network = get_network_from_plans(
+    return get_network_from_plans(
         architecture["network_class_name"],
         architecture["arch_kwargs"],
         architecture["_kw_requires_import"],
         input_channels=1,
-        output_channels=data["classes"],
+        output_channels=classes,
         deep_supervision=True,
     )
-    shape = (plan["batch_size"], 1, *map(int, plan["patch_size"]))
-    estimate = estimate_memory(
+
+
+def estimate_step(network: nn.Module, shape: Sequence[int]) -> NetworkEstimate:
+    """Estimate a step with nnU-Net's loss and optimizer."""
+    return estimate_memory(
         network, shape, loss=make_loss(), optimizer=make_optimizer, precision="16"
     )
-    return {"input_shape": shape}, estimate
 
 
 def make_loss() -> Callable[[Sequence[Tensor]], Tensor]:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -444,6 +445,61 @@ def nnunet_presets(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def nnunet_fused(folder: Path) -> str:
+    """Compare estimates of nnU-Net's presets with plain modules and with fused blocks."""
+    report = result(folder, "predicted-nnunet-fused")
+    strategies = ("plain modules", "fused", "lean")
+    lines = [
+        f"| plan of nnU-Net | {' | '.join(strategies)} |",
+        "| --- |" + " --- |" * len(strategies),
+    ]
+    for name, row in report["rows"].items():
+        peaks = [row["strategies"][s]["peak_allocated_bytes"] for s in strategies]
+        cells = [
+            format_gib(peaks[0]),
+            *(f"{format_gib(p)} ({p / peaks[0]:.2f}x)" for p in peaks[1:]),
+        ]
+        lines.append(f"| {name}: {format_shape(row['input_shape'])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def nnunet_patches(folder: Path) -> str:
+    """Show the largest patches of ResEnc L in the memory that nnU-Net needs for its own."""
+    report = result(folder, "predicted-nnunet-fused")
+    lines = [
+        "| data | median case | patch that nnU-Net plans | with `lean` | with `leanest` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, found in report["largest_patches"].items():
+        case = report["datasets"][name]["shape"][::-1]
+        planned = report["rows"][f"ResEnc L, {name}"]["input_shape"][2:]
+        patches = [planned, *(found[s]["input_shape"][2:] for s in ("lean", "leanest"))]
+        cells = [
+            f"{format_shape(patch)}, {100 * cover(patch, case):.0f}% of the case"
+            for patch in patches
+        ]
+        lines.append(f"| {name} | {format_shape(case)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cover(patch: list[int], case: list[int]) -> float:
+    """Return the fraction of a case that a patch covers.
+
+    >>> cover([4, 8], [8, 4])
+    0.5
+    """
+    return prod(min(p, n) for p, n in zip(patch, case, strict=True)) / prod(case)
+
+
+def format_gib(value: int) -> str:
+    """Format bytes in GiB.
+
+    >>> format_gib(3 * 2**29)
+    '1.50 GiB'
+    """
+    return f"{value / 2**30:.2f} GiB"
+
+
 def format_shape(shape: list[int]) -> str:
     """Format a shape.
 
@@ -515,7 +571,16 @@ def gpu_step(folder: Path) -> str:
 
 def gpu_peers(folder: Path) -> str:
     """Compare the same channels in networks of other projects on a GPU."""
-    rows = gpu(folder, "peers")
+    return gpu_table(gpu(folder, "peers"))
+
+
+def gpu_residual(folder: Path) -> str:
+    """Compare nnU-Net's residual encoder with ours on a GPU."""
+    return gpu_table(gpu(folder, "residual"))
+
+
+def gpu_table(rows: Rows) -> str:
+    """Show the peak and the time of each row."""
     if not rows:
         return ""
     lines = ["| on a GPU | peak (estimated) | seconds per step |", "| --- | --- | --- |"]
@@ -561,6 +626,7 @@ def unmeasured(folder: Path) -> str:
         "estimation error": gpu_error(folder),
         "peak, largest batch size and time of each strategy": gpu_step(folder),
         "other projects' networks": gpu_peers(folder),
+        "residual encoders": gpu(folder, "residual"),
         "pooling": gpu(folder, "pool"),
         "hippocampus training": gpu_hippocampus(folder),
         "callback overhead": gpu_callbacks(folder),
@@ -754,8 +820,11 @@ TABLES: dict[str, Callable[[Path], str]] = {
             gpu_tiles,
             gpu_evidence,
             nnunet_presets,
+            nnunet_fused,
+            nnunet_patches,
             recordings,
             gpu_peers,
+            gpu_residual,
             gpu_hippocampus,
             gpu_callbacks,
         ),

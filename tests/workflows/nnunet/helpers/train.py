@@ -5,31 +5,19 @@ reads its folders from the environment when it is imported.
 """
 
 import json
-import os
 import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
 import torch
 
+from scripts.bench.nnunet_trainers import set_folders
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.main import main as run_unet3d
 from unet3d.model.pretrained import rename_weights
-from unet3d.workflows.nnunet import fused_network
 
 NAME = "Dataset001_Tiny"
-
-
-class _Absent(types.ModuleType):
-    """Stands for a module with networks that need torchvision, which has no build for any torch."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
 
 
 def write_dataset(folder: Path) -> None:
@@ -106,12 +94,7 @@ def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
 
 def main() -> None:
     root = Path(sys.argv[1])
-    for name in ("raw", "preprocessed", "results"):
-        os.environ[f"nnUNet_{name}"] = str(root / name)
-    trainers = Path(fused_network.__file__).parent / "trainer"
-    os.environ |= {"nnUNet_extTrainer": str(trainers), "nnUNet_compile": "f"}
-    os.environ |= {"nnUNet_n_proc_DA": "1", "nnUNet_def_n_proc": "1"}
-    sys.modules["dynamic_network_architectures.architectures.primus"] = _Absent("primus")
+    set_folders(root)
     from nnunetv2.experiment_planning.plan_and_preprocess_api import (
         extract_fingerprints,
         plan_experiments,
