@@ -89,7 +89,8 @@ def describe_job(settings: TrainingSettings) -> dict[str, Any]:
         job["data"]["region_labels"] = settings.data.region_labels and [
             *settings.data.region_labels
         ]
-        job["loss"] = job["loss"] | {"regions": job["data"]["regions"]}
+        if "regions" in job["loss"]:
+            job["loss"] = job["loss"] | {"regions": job["data"]["regions"]}
     for _, target in iter_targets(job, ""):
         if not is_inside(target, SHIPPED):
             raise UsageError(

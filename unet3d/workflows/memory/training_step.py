@@ -16,6 +16,7 @@ from unet3d.simulated_cuda import choose_foreach
 from unet3d.workflows.memory.gradient_buckets import GradientBuckets
 from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
+from unet3d.workflows.shared.loss import build_loss
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 
@@ -230,7 +231,7 @@ def make_step_factory(
         data, windows = settings.data, settings.inference
         return TrainingStep(
             model=model,
-            loss=settings.loss().to(device),
+            loss=build_loss(settings).to(device),
             optimizer=optimizer,
             inference=SlidingWindow(
                 list(data.patch_size), overlap=windows.overlap, batch_size=windows.batch_size

@@ -10,10 +10,12 @@ from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
 from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
+from unet3d.loss.adapter import AdaptedLoss
 from unet3d.machine.device import Precision
 from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.workflows.shared.dataset import ResolvedDataset
+from unet3d.workflows.shared.loss import build_loss
 from unet3d.workflows.shared.network import build_network
 from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 from unet3d.workflows.training.dataset import TrainingData
@@ -33,7 +35,9 @@ def build_module(
     settings.checkpointing().apply(model)
     if settings.compile:
         model.compile()  # in place: names and checkpoints do not change
-    loss, recorded_pass = settings.loss(), None
+    loss, recorded_pass = build_loss(settings), None
+    if isinstance(loss, AdaptedLoss):
+        loss.check(dataset.num_outputs)
     if recorder is not None:
         accumulates = settings.trainer.accumulate_grad_batches > 1
         recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)

@@ -1,0 +1,164 @@
+"""Losses of MONAI, torch and users see logits and labels in the form that they take."""
+
+import monai.losses
+import pytest
+import torch
+from torch import nn
+
+from unet3d.errors import UsageError
+from unet3d.loss.adapter import AdaptedLoss, choose_arguments
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.types import IGNORE_LABEL
+from unet3d.workflows.training.build import build_training
+
+REGIONS = {"whole": (1, 2), "core": (2,)}
+
+SEGMENTATION = (
+    *("BoundaryLoss", "DiceCELoss", "DiceFocalLoss", "DiceLoss", "FocalLoss"),
+    *("GeneralizedDiceFocalLoss", "GeneralizedDiceLoss", "HausdorffDTLoss", "LogHausdorffDTLoss"),
+    *("MCCLoss", "SoftDiceclDiceLoss", "SoftclDiceLoss", "TverskyLoss"),
+)
+"""Losses of MONAI for one-hot labels, which regions have, too."""
+
+OF_CLASSES = {
+    "GeneralizedWassersteinDiceLoss": {"dist_matrix": [[0.0, 1, 1], [1, 0, 0.5], [1, 0.5, 0]]},
+    "NACLLoss": {"classes": 3, "dim": 3},
+}
+"""Losses of MONAI for the class of each voxel."""
+
+
+def adapt(target, regions=None, **given):
+    chosen = choose_arguments(target, given, has_regions=regions is not None)
+    return AdaptedLoss(target(**given | chosen), regions)
+
+
+def make_batch(outputs=3, size=(12, 8, 10)):
+    logits = torch.randn(2, outputs, *size, requires_grad=True)
+    labels = torch.randint(0, 3, (2, *size), dtype=torch.uint8)
+    labels[:, :3] = IGNORE_LABEL
+    return logits, labels
+
+
+@pytest.mark.parametrize("regions", [None, REGIONS], ids=["classes", "regions"])
+@pytest.mark.parametrize("name", [*SEGMENTATION, *OF_CLASSES])
+def test_a_loss_of_monai_ignores_voxels_and_trains_all_levels(name, regions):
+    target, given = getattr(monai.losses, name), OF_CLASSES.get(name, {})
+    if regions is not None and name in OF_CLASSES:
+        with pytest.raises(UsageError, match=f"{name} takes one class per voxel"):
+            adapt(target, regions, **given)
+        return
+    loss = adapt(target, regions, **given)
+    outputs = 3 if regions is None else 2
+    loss.check(outputs)
+    logits, labels = make_batch(outputs)
+    coarse = torch.randn(2, outputs, 6, 4, 5, requires_grad=True)
+    value = loss([logits, coarse], labels)
+    value.backward()
+    assert value.isfinite()
+    for grad in (logits.grad, coarse.grad):
+        assert grad.isfinite().all()
+        assert grad.abs().sum() > 0
+    assert not logits.grad[:, :, :3].any()
+    changed = logits.detach().clone()
+    changed[:, :, :3] = 7.0
+    torch.testing.assert_close(loss([changed, coarse.detach()], labels), value.detach())
+
+
+def test_the_dice_of_monai_is_ours():
+    logits, labels = make_batch()
+    options = {"include_background": False, "batch": True, "smooth_nr": 1e-5, "smooth_dr": 1e-5}
+    theirs = adapt(monai.losses.DiceLoss, **options)
+    results = []
+    for loss in (theirs, DiceCE(ce=0.0)):
+        logits.grad = None
+        value = loss(logits, labels)
+        value.backward()
+        results.append((value.detach(), logits.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_cross_entropy_gets_the_class_of_each_voxel_and_weights_from_a_list():
+    logits, labels = make_batch()
+    loss = adapt(nn.CrossEntropyLoss, weight=[0.1, 0.3, 0.6], reduction="sum")
+    seen = labels != IGNORE_LABEL
+    weights = torch.tensor([0.1, 0.3, 0.6])
+    expected = nn.functional.cross_entropy(
+        logits.movedim(1, -1)[seen], labels[seen].long(), weights, reduction="sum"
+    )
+    torch.testing.assert_close(loss(logits, labels), expected)
+
+
+def test_binary_cross_entropy_learns_regions():
+    logits, labels = make_batch(2)
+    loss = adapt(nn.BCEWithLogitsLoss, REGIONS, reduction="sum")
+    seen = (labels != IGNORE_LABEL)[:, None].expand_as(logits)
+    targets = torch.stack([(labels == 1) | (labels == 2), labels == 2], 1).float()
+    expected = nn.functional.binary_cross_entropy_with_logits(
+        logits[seen], targets[seen], reduction="sum"
+    )
+    torch.testing.assert_close(loss(logits, labels), expected)
+
+
+def test_what_the_config_says_stays():
+    given = {"sigmoid": True, "include_background": False}
+    assert choose_arguments(monai.losses.DiceLoss, given, has_regions=False) == {
+        "to_onehot_y": False
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["ContrastiveLoss", "BendingEnergyLoss", "BoxGIoULoss", "DiffusionLoss"]
+)
+def test_a_loss_for_something_else_is_refused_in_one_line(name):
+    with pytest.raises(UsageError, match=f"^loss: {name} .*") as caught:
+        adapt(getattr(monai.losses, name)).check(3)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+MY_LOSS = """
+from torch import nn
+
+class WorstVoxels(nn.Module):
+    takes_classes = True
+
+    def __init__(self, fraction):
+        super().__init__()
+        self.fraction = fraction
+
+    def forward(self, logits, classes):
+        values = nn.functional.cross_entropy(logits, classes, reduction="none").flatten()
+        return values.topk(int(self.fraction * len(values))).values.mean()
+"""
+
+
+def test_a_users_loss_takes_one_python_file_and_one_yaml(unet3d, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_losses.py").write_text(MY_LOSS)
+    option = tmp_path / "conf" / "loss" / "worst.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: my_losses.WorstVoxels\nfraction: 0.1\n")
+    assert unet3d("loss=worst", "memory.estimate=true", "allow_targets=[my_losses]") == 0
+    assert unet3d("loss=worst") == 2
+    assert "allow_targets=[my_package] on the command line" in capsys.readouterr().err
+
+
+OPTIONS = ("cross_entropy", "monai_dice_focal", "monai_generalized_dice", "monai_tversky")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("given", [[], ["model.deep_supervision=true", "data.ignore_label=9"]])
+def test_a_run_with_each_option_is_estimated_and_trains(composed, tmp_path, option, given):
+    settings = composed(f"loss={option}", "memory.estimate=true", *given)
+    run = build_training(settings, tmp_path)
+    assert run.estimate.peak.allocated > 0
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    assert run.trainer.global_step > 0
+
+
+def test_regions_reach_an_adapted_loss(composed, tmp_path):
+    words = ["loss=monai_dice_focal", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
+    run = build_training(composed(*words), tmp_path)
+    assert run.module.loss.regions == [[1, 2, 3], [2, 3], [3]]
+    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    with pytest.raises(UsageError, match="CrossEntropyLoss takes one class per voxel"):
+        build_training(composed("loss=cross_entropy", words[1]), tmp_path)
