@@ -14,7 +14,7 @@ MISSING = {
     "export": "checkpoint and output must be given: checkpoint=... output=...",
     "compare": "runs must be given: runs=... (runs to compare: run folders, ",
     "check data=nnunet": "data.root must be given: data.root=... (folder of the dataset)",
-    "plan data=nnunet": "budget_gib and data.root must be given: budget_gib=... data.root=...",
+    "plan data=nnunet": "data.root must be given: data.root=... (folder of the dataset)",
     "download": "task must be given: task=... (name of the task: Task01_BrainTumour",
 }
 

@@ -233,7 +233,7 @@ def test_regions_become_labels_in_training_and_inference(
     regions = ["data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
     regions += [] if order is None else [f"data.region_labels={order}"]
     folder = images("a.nii")
-    words = {"checkpoint": checkpoint("regions", *regions), "input": folder}
+    words = {"checkpoint": checkpoint(f"regions {order}", *regions), "input": folder}
     assert predict(**words, save_probabilities=True) == 0
     found = labels(tmp_path / "out" / "probabilities" / "a.nii")
     assert found.shape[-1] == 3

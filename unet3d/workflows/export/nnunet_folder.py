@@ -36,8 +36,8 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     plans = make_plans(trained, preprocessing)
     (path / CHECKPOINT).parent.mkdir(parents=True)
-    (path / "plans.json").write_text(json.dumps(plans, indent=1))
-    (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1))
+    (path / "plans.json").write_text(json.dumps(plans, indent=1), "utf-8")
+    (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1), "utf-8")
     flips = (metadata["config"].get("augmentation") or {}).get("flip_p", 0)
     network: Any = trained.network
     content = {
@@ -149,8 +149,8 @@ class NnUnetSession:
     """The network of a model folder, built of nnU-Net's modules and run on the CPU."""
 
     def __init__(self, path: Path):
-        plans = json.loads((path / "plans.json").read_text())
-        dataset = json.loads((path / "dataset.json").read_text())
+        plans = json.loads((path / "plans.json").read_text("utf-8"))
+        dataset = json.loads((path / "dataset.json").read_text("utf-8"))
         architecture = plans["configurations"][CONFIGURATION]["architecture"]
         options = dict(architecture["arch_kwargs"])
         for key in architecture["_kw_requires_import"]:
