@@ -83,7 +83,7 @@ def run_app(
 
 def read_plans(args: Sequence[str]) -> Sequence[str]:
     """Replace experiment=nnUNetPlans.json by what the plans say."""
-    if not any(arg.startswith("experiment=") and ".json" in arg for arg in args):
+    if not any(arg.lstrip("+").startswith("experiment=") and ".json" in arg for arg in args):
         return args
     from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
 

@@ -39,6 +39,9 @@ def test_predictions_of_regions_have_the_labels_of_regions_class_order(tmp_path)
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2]}
     layout = make_layout(tmp_path, labels=labels, regions_class_order=[3, 2])
     assert layout.describe().region_labels == (3, 2)
+    for order in ([3], [3, 1], "x", [3, 2, 1]):
+        with pytest.raises(UsageError, match=r"dataset\.json: regions_class_order must name one"):
+            make_layout(tmp_path, labels=labels, regions_class_order=order).describe()
 
 
 def test_a_list_of_one_label_is_not_a_region(tmp_path):

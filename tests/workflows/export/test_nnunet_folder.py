@@ -1,6 +1,7 @@
 """Networks that were exported for nnU-Net, run with nnU-Net's modules."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,9 +91,26 @@ def test_regions_and_their_labels_are_those_of_dataset_json(composed, tmp_path):
     assert dataset["channel_names"] == {"0": "T1", "1": "T2"}
 
 
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"classes": ["background", "ignore", "b"]}, "nnU-Net reserves the name 'ignore'"),
+        ({"regions": {"background": [1, 2]}}, "nnU-Net reserves the name 'background'"),
+        ({"regions": {"a": [1], "b": [2]}}, "train without data.regions"),
+    ],
+)
+def test_names_and_regions_that_nnunet_does_not_take_are_refused(
+    composed, tmp_path, metadata, message
+):
+    trained = build(composed, NETWORKS["plain"])
+    changed = replace(trained, metadata={**trained.metadata, **metadata})
+    with pytest.raises(UsageError, match=message):
+        write_model_folder(changed, tmp_path / "model")
+
+
 def test_another_orientation_is_said(composed, tmp_path):
     trained = build(composed, NETWORKS["plain"], orientation="LPS")
-    assert "files in LPS orientation only" in write_model_folder(trained, tmp_path / "model")
+    assert "files stored in LPS orientation" in write_model_folder(trained, tmp_path / "model")
     plans = json.loads((tmp_path / "model" / "plans.json").read_text())
     assert plans["image_reader_writer"] == "SimpleITKIO"
 

@@ -119,6 +119,9 @@ def edit(key, value):
         (edit("architecture.network_class_name", "a.Primus"), "Primus .* is not available"),
         (edit("architecture.arch_kwargs.dropout_op", "torch.nn.Dropout3d"), "is not available"),
         (edit("architecture.arch_kwargs.n_conv_per_stage", [1, 2, 2]), "in the decoder, are not"),
+        (edit("architecture.arch_kwargs.conv_bias", False), "with conv_bias=False is not avail"),
+        (edit("architecture.arch_kwargs.norm_op_kwargs", {"eps": 1}), "with norm_op_kwargs={'eps"),
+        (lambda sizes: sizes.pop("architecture"), "is of an nnU-Net before 2.2"),
         (edit("patch_size", [8, 8]), "does not describe 3d_fullres .* IndexError"),
         (edit("spacing", None), "does not describe 3d_fullres .* TypeError"),
     ],
@@ -147,6 +150,43 @@ def test_a_file_that_holds_no_plans_is_refused(tmp_path, capsys, content):
     path.write_text(content)
     assert main(["memory", f"experiment={path}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=a.json", "experiment=b.json"],
+        ["experiment=hippocampus", "experiment=a.json"],
+        ["-m", "experiment=a.json,b.json"],
+        ["+experiment=a.json"],
+    ],
+)
+def test_plans_are_one_file_and_no_other_experiment(words, capsys):
+    assert main(["memory", *words]) == 2
+    error = capsys.readouterr().err
+    assert "one file and no other experiment, got" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_reader_that_reorients_has_its_own_orientation(tmp_path):
+    path = write_plans(tmp_path)
+    raw = tmp_path / "nnUNet_raw" / NAME / "imagesTr" / "case_00_0000.nii.gz"
+    image = np.asarray(nib.nifti1.load(raw).dataobj)
+    nib.save(nib.Nifti1Image(image, np.diag([-1.0, -1, 1, 1])), raw)
+    plans = json.loads(path.read_text())
+    for reader, orientation in (("SimpleITKIO", "LPS"), ("NibabelIOWithReorient", "RAS")):
+        path.write_text(json.dumps(plans | {"image_reader_writer": reader}))
+        assert read_settings(path).data.orientation == orientation
+    path.write_text(json.dumps(plans | {"image_reader_writer": "Tiff3DIO"}))
+    with pytest.raises(UsageError, match=r"plans.json: nnU-Net's reader Tiff3DIO is not available here$"):
+        read_plans(path, "3d_fullres", None)
+
+
+def test_thin_patches_rotate_by_180_degrees_and_half_of_a_batch_is_foreground(tmp_path):
+    thin = edit("patch_size", [4, 16, 16])
+    settings = read_settings(write_plans(tmp_path, change=thin), "data.batch_size=2")
+    assert settings.augmentation.arguments["rotation_degrees"] == [180, 180, 180]
+    assert settings.data.foreground_fraction == pytest.approx(1 / 3, abs=1e-3)  # of 3 patches
 
 
 def test_a_run_trains_with_one_command(tmp_path, monkeypatch, capsys):

@@ -59,11 +59,13 @@ class NnUnet:
             regions = {name: values for name, values in labels.items() if values != (0,)}
         order = self.content.get("regions_class_order") if regions else None
         if order is not None and not (
-            isinstance(order, list) and all(type(label) is int for label in order)
+            isinstance(order, list)
+            and len(order) == len(regions or {})
+            and all(n in part for n, part in zip(order, (regions or {}).values(), strict=True))
         ):
             raise UsageError(
-                f"{self.root / 'dataset.json'}: regions_class_order must be a list with one label "
-                f"per region, got {order!r}"
+                f"{self.root / 'dataset.json'}: regions_class_order must name one label of each "
+                f"region, in their order, got {order!r}"
             )
         return DatasetDescription(
             channels=parse_names(self.content, "channel_names", self.root),

@@ -31,8 +31,16 @@ class ResumeState(Callback):
     dropout's, depend on (seed, epoch, batch, rank) alone.
     """
 
-    def __init__(self, train_loader: TrainLoader, limits: StoppingLimits, *, seed: int):
+    def __init__(
+        self,
+        train_loader: TrainLoader,
+        limits: StoppingLimits,
+        *,
+        seed: int,
+        head_warmup: float = 0.0,
+    ):
         self.train_loader, self.limits, self.seed = train_loader, limits, seed
+        self.head_warmup = head_warmup
         self.epoch = self.batch = 0
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
@@ -90,7 +98,7 @@ class ResumeState(Callback):
             "fixed_settings": self.fixed_settings(),
         }
 
-    def fixed_settings(self) -> dict[str, int]:
+    def fixed_settings(self) -> dict[str, float]:
         """Return the settings that a resumed run must share, or its position would be another."""
         order = self.train_loader.epoch_sampler
         return {
@@ -98,6 +106,7 @@ class ResumeState(Callback):
             "number of processes": order.world_size,
             "data.batch_size": order.batch_size,
             "patches per epoch": order.samples,
+            "head_warmup": self.head_warmup,
         }
 
     def on_load_checkpoint(
@@ -140,7 +149,7 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
             "new run from them"
         )
     for key, value in position.fixed_settings().items():
-        saved = state["fixed_settings"].get(key)
+        saved = state["fixed_settings"].get(key, 0 if key == "head_warmup" else None)
         if saved != value:
             raise UsageError(
                 f"resume={path}: {key} is {value} now, but was {saved} when the checkpoint was "

@@ -4,6 +4,7 @@ Keys of the files were read in nnunetv2 2.8.1.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -38,13 +39,12 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     (path / CHECKPOINT).parent.mkdir(parents=True)
     (path / "plans.json").write_text(json.dumps(plans, indent=1), "utf-8")
     (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1), "utf-8")
-    flips = (metadata["config"].get("augmentation") or {}).get("flip_p", 0)
     network: Any = trained.network
     content = {
         "network_weights": to_nnunet_weights(network),
         "trainer_name": "nnUNetTrainer",
         "init_args": {"plans": plans, "configuration": CONFIGURATION, "fold": 0},
-        "inference_allowed_mirroring_axes": (0, 1, 2) if flips else None,
+        "inference_allowed_mirroring_axes": list_flipped_axes(metadata),
         "optimizer_state": None,
         "grad_scaler_state": None,
         "logging": {},
@@ -54,8 +54,19 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     torch.save(content, path / CHECKPOINT)
     files = "files in any orientation"
     if preprocessing.orientation != "RAS":
-        files = f"files in {preprocessing.orientation} orientation only"
+        files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"
     return f"nnU-Net 2.8 model folder for {files}"
+
+
+def list_flipped_axes(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the axes, in nnU-Net's order, that training flipped: prediction may flip them, too.
+
+    >>> list_flipped_axes({"config": {"augmentation": {"flip_p": 0.5, "flip_axes": [0, 1]}}})
+    (1, 2)
+    """
+    augmentation = metadata["config"].get("augmentation") or {}
+    axes = augmentation.get("flip_axes", (0, 1, 2)) if augmentation.get("flip_p") else ()
+    return tuple(sorted(2 - axis for axis in set(axes))) or None
 
 
 def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[str, Any]:
@@ -130,10 +141,16 @@ def make_dataset(trained: TrainedNetwork) -> dict[str, Any]:
     """Return the content of dataset.json."""
     metadata = trained.metadata
     regions = metadata.get("regions")
-    labels: dict[str, Any] = {name: n for n, name in enumerate(metadata["classes"])}
+    names = list(regions or metadata["classes"][1:])
+    reserved = [name for name in names if name in ("background", "ignore")]
+    if reserved:
+        raise UsageError(f"nnU-Net reserves the name {reserved[0]!r}: rename the class or region")
+    if regions is not None and all(len(part) == 1 for part in regions.values()):
+        raise UsageError("nnU-Net has no regions of one label each: train without data.regions")
+    labels: dict[str, Any] = {"background": 0} | {name: n for n, name in enumerate(names, 1)}
     content: dict[str, Any] = {}
     if regions is not None:
-        labels = {metadata["classes"][0]: 0} | {name: list(r) for name, r in regions.items()}
+        labels = {"background": 0} | {name: list(r) for name, r in regions.items()}
         order = get_region_labels(regions, metadata.get("region_labels"))
         content["regions_class_order"] = order
     return {

@@ -12,6 +12,7 @@ from unet3d.checkpoint_file import extract_weights, load_checkpoint
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
+from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 from unet3d.workflows.inference.model_metadata import validate_metadata
 from unet3d.workflows.shared.network import build_saved_network
@@ -116,16 +117,22 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    keys = ("channels", "classes", "regions", "region_labels", "preprocessing")
+    members = (first, second)
+    keys = ("channels", "classes", "regions", "preprocessing")
     differences = list_differences(
-        {key: first.get(key) for key in keys}, {key: second.get(key) for key in keys}
+        *({key: metadata.get(key) for key in keys} | _get_labels(metadata) for metadata in members)
     )
-    sizes = [metadata["config"]["data"]["patch_size"] for metadata in (first, second)]
+    sizes = [metadata["config"]["data"]["patch_size"] for metadata in members]
     differences += list_differences({"data.patch_size": sizes[0]}, {"data.patch_size": sizes[1]})
     if differences:
         raise UsageError(
             f"{first_path} and {second_path} cannot form an ensemble: {'; '.join(differences)}"
         )
+
+
+def _get_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    regions = metadata.get("regions")
+    return {"region_labels": regions and get_region_labels(regions, metadata.get("region_labels"))}
 
 
 def list_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -32,15 +32,32 @@ NORMALIZATIONS = {
 """Our methods, by nnU-Net's scheme and whether it leaves out what its crop has removed."""
 
 STEPS_PER_EPOCH, EPOCHS = 250, 1000
-VALIDATIONS = 50
-"""How often a run of all epochs is validated; nnU-Net validates patches, we whole volumes."""
+STEPS_PER_VALIDATION = 5000
+"""nnU-Net validates patches after each epoch, we whole volumes."""
 
 TRAINER = (
     *("augmentation=nnunet", "optimizer=sgd", "scheduler=poly", "scheduler.warmup=0"),
-    *("data.foreground_fraction=0.33", "precision=16"),
-    *(f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}",),
-    *(f"trainer.check_val_every_n_epoch={EPOCHS // VALIDATIONS}",),
+    *("precision=16", f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}"),
 )
+
+THIN_RATIO = 3
+"""nnU-Net rotates patches whose first axis is shorter by more than this in plane only, by 180°."""
+
+READERS = {
+    "SimpleITKIO": None,
+    "NibabelIO": None,
+    "NibabelIOWithReorient": "RAS",
+}
+"""The orientation that nnU-Net's readers give volumes; None: that of the file."""
+
+SUPPORTED = {
+    "conv_bias": (True,),
+    "norm_op_kwargs": ({"eps": 1e-05, "affine": True},),
+    "dropout_op": (None,),
+    "squeeze_excitation": (False,),
+    "nonlin_first": (False,),
+}
+"""Values of a network's arguments; others would be another network."""
 
 
 def expand_plans(args: Sequence[str]) -> list[str]:
@@ -50,8 +67,12 @@ def expand_plans(args: Sequence[str]) -> list[str]:
     """
     pattern = r"experiment=['\"]?(.+\.json)(?::(\w+))?['\"]?"
     found = [match for arg in args if (match := re.fullmatch(pattern, arg))]
-    if not found:
-        return list(args)
+    experiments = [arg for arg in args if arg.lstrip("+").startswith("experiment=")]
+    if not found or len(experiments) > 1 or "," in found[0][1]:
+        raise UsageError(
+            "plans of nnU-Net are used as experiment=PATH/nnUNetPlans.json, one file and no other "
+            f"experiment, got {' '.join(experiments)}"
+        )
     others = [arg for arg in args if arg != found[-1][0]]
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
     root = Path(roots[-1]) if roots else None
@@ -73,6 +94,10 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     try:
         axes = get_axes_of_nnunet(plans)
         root = root or _find_raw(plans["dataset_name"], path)
+        if "architecture" not in sizes or "batch_dice" not in sizes:
+            raise UsageError(
+                f"{path} is of an nnU-Net before 2.2: plan again with nnUNetv2_plan_experiment"
+            )
         overrides = [
             "data=nnunet",
             *_describe_patches(sizes, axes),
@@ -83,14 +108,23 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         ]
         facts = NnUnet(str(path.parent)).describe()
         if root is not None:
-            overrides += [f"data.root={root}", f"data.orientation={_read_first_orientation(root)}"]
+            reader = plans.get("image_reader_writer", "SimpleITKIO")
+            if reader not in READERS:
+                raise UsageError(f"{path}: nnU-Net's reader {reader} is not available here")
+            orientation = READERS[reader] or _read_first_orientation(root)
+            overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif facts.regions is None:  # enough for an estimate
             overrides.append(f"data.in_channels={len(facts.channels)}")
             overrides.append(f"data.num_classes={len(facts.classes)}")
         dataset = _read_json(path.with_name("dataset.json"))
         training_cases = max(1, round(0.8 * dataset["numTraining"]))
         patches = math.ceil(STEPS_PER_EPOCH * sizes["batch_size"] / training_cases)
+        steps_per_epoch = math.ceil(patches * training_cases / sizes["batch_size"])
+        epochs = max(1, round(STEPS_PER_VALIDATION / steps_per_epoch))
         overrides.append(f"data.patches_per_case={patches}")
+        overrides.append(f"trainer.check_val_every_n_epoch={epochs}")
+    except UsageError:
+        raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} does not describe {configuration} as nnU-Net 2.8 does: "
@@ -145,10 +179,15 @@ def _read_first_orientation(root: Path) -> str:
 
 
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
+    batch = int(sizes["batch_size"])
+    foreground = (batch - round(batch * (1 - 0.33))) / batch  # the last patches of a batch
+    is_thin = max(sizes["patch_size"]) / sizes["patch_size"][0] > THIN_RATIO
     return [
+        *(["augmentation.rotation_degrees=[180,180,180]"] if is_thin else []),
+        f"data.foreground_fraction={foreground:.4g}",
         f"data.spacing_mm={_list(float(sizes['spacing'][axis]) for axis in axes)}",
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
-        f"data.batch_size={int(sizes['batch_size'])}",
+        f"data.batch_size={batch}",
     ]
 
 
@@ -173,6 +212,12 @@ def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> l
             f"{options['dropout_op']} is not available here: use PlainConvUNet or "
             "ResidualEncoderUNet with instance or batch norm, LeakyReLU or ReLU, and no dropout"
         )
+    for key, values in SUPPORTED.items():
+        if options.get(key, values[0]) not in values:
+            raise UsageError(
+                f"nnU-Net's {name} with {key}={options[key]} is not available here, only with "
+                f"{values[0]}"
+            )
     strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
     kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]
     decoder = list(options["n_conv_per_stage_decoder"])[::-1]  # nnU-Net: coarsest first

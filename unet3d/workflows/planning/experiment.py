@@ -23,7 +23,16 @@ from unet3d.workflows.planning.topology import MAX_PATCH_VOXELS
 COMMAND_KEYS = ("budget_gib", "preset", "name", "overwrite", "measure_time", "debug")
 """Keys of `unet3d plan` that the planned run does not have."""
 
-GROUPS = ("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "loss")
+GROUPS = (
+    "data",
+    "model",
+    "pool",
+    "checkpointing",
+    "augmentation",
+    "optimizer",
+    "scheduler",
+    "loss",
+)
 """Groups whose options the experiment names."""
 
 

@@ -50,5 +50,7 @@ def group_parameters(network: nn.Module, head_warmup: float) -> Parameters:
             f"head_warmup: {type(network).__name__} does not list its heads (list_heads)"
         )
     heads = {id(p): p for head in network.list_heads() for p in head.parameters()}
+    if not any(p.requires_grad for p in heads.values()):
+        raise UsageError("head_warmup: freeze= includes the heads, so nothing would learn")
     others = [p for p in network.parameters() if id(p) not in heads]
     return [{"params": [*heads.values()]}, {"params": others, "starts_at": head_warmup}]

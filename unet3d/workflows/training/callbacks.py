@@ -77,7 +77,9 @@ def build_callbacks(
         module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
     )
     training_warnings = TrainingWarnings(limits, suggest_overrides(settings), absent)
-    resume_state = ResumeState(train_loader, limits, seed=settings.seed)
+    resume_state = ResumeState(
+        train_loader, limits, seed=settings.seed, head_warmup=settings.head_warmup
+    )
     checkpoints = folder / "checkpoints"
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
     progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
