@@ -3,7 +3,7 @@
 Linear interpolation needs the row and the column before a tile: only these are kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unet3d.errors import RunError
+from unet3d.inference.regions import get_region_labels
 from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
 from unet3d.types import Triple
 
@@ -40,6 +41,15 @@ class RegionsToLabels:
         for region, label in zip(logits, self.labels, strict=True):
             output.masked_fill_(region > 0, label)
         return output
+
+
+def choose_decision(
+    regions: Mapping[str, Sequence[int]] | None, region_labels: Sequence[int] | None
+) -> Decision:
+    """Return what turns logits of classes, or of regions, into labels."""
+    if regions is None:
+        return argmax_labels
+    return RegionsToLabels(get_region_labels(regions, region_labels))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError, summarize_error
-from unet3d.loss.dice_ce import resize_labels
+from unet3d.loss.dice_ce import average_levels
 from unet3d.types import IGNORE_LABEL
 
 CERTAIN = 30.0
@@ -68,13 +68,7 @@ class AdaptedLoss(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        outputs = [logits] if isinstance(logits, Tensor) else list(logits)
-        weights = [2.0**-i for i in range(len(outputs))]
-        losses = [
-            w * self._compute_one(y, resize_labels(labels, y.shape[2:]))
-            for w, y in zip(weights, outputs, strict=True)
-        ]
-        return torch.stack(losses).sum() / sum(weights)
+        return average_levels(self._compute_one, logits, labels)
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):

@@ -1,6 +1,6 @@
 """Compute soft Dice + cross-entropy; backward saves only the logits and the labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,17 +42,24 @@ class DiceCE(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
-        outputs = [logits] if isinstance(logits, Tensor) else list(logits)
-        weights = [2.0**-i for i in range(len(outputs))]
-        losses = [
-            w * self._compute_one(y, resize_labels(labels, y.shape[2:]))
-            for w, y in zip(weights, outputs, strict=True)
-        ]
-        return torch.stack(losses).sum() / sum(weights)
+        return average_levels(self._compute_one, logits, labels)
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         options = (self.dice, self.ce, self.smooth, self.batch_dice)
         return _DiceCE.apply(logits, labels, self.region_table, *options)
+
+
+def average_levels(
+    compute: Callable[[Tensor, Tensor], Tensor], logits: Tensor | Sequence[Tensor], labels: Tensor
+) -> Tensor:
+    """Return the weighted mean of a loss over the levels of deep supervision, finest first."""
+    outputs = [logits] if isinstance(logits, Tensor) else list(logits)
+    weights = [2.0**-i for i in range(len(outputs))]
+    losses = [
+        w * compute(y, resize_labels(labels, y.shape[2:]))
+        for w, y in zip(weights, outputs, strict=True)
+    ]
+    return torch.stack(losses).sum() / sum(weights)
 
 
 def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:

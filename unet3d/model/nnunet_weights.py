@@ -25,13 +25,14 @@ def describe_architecture(network: nn.Module) -> dict[str, Any]:
     assert isinstance(network, UNet3D)
     levels: list[Any] = list(network.encoder)
     decoders: list[Any] = list(network.decoder)
+    convs = [_get_conv(level.convs[-1]) for level in levels]
     activation = decoders[0].convs[0].act
     slope = getattr(activation, "negative_slope", None)
     options = {
         "n_stages": len(levels),
-        "features_per_stage": [_get_width(level.convs[-1]) for level in levels],
+        "features_per_stage": [conv.out_channels for conv in convs],
         "conv_op": "torch.nn.modules.conv.Conv3d",
-        "kernel_sizes": [list(_get_kernel(level)[::-1]) for level in levels],
+        "kernel_sizes": [list(conv.kernel_size[::-1]) for conv in convs],
         "strides": [[1, 1, 1], *(list(kernel[::-1]) for kernel in network.pool_kernels)],
         "n_conv_per_stage_decoder": [len(decoder.convs) for decoder in decoders],
         "conv_bias": True,
@@ -66,12 +67,12 @@ def _find_difference(network: nn.Module) -> str | None:
         return "it interpolates (use model.upsampling=transposed)"
     if network.norm not in NORMS:
         return f"model.norm={network.norm} (use instance or batch)"
-    widths = [_get_width(level.convs[-1]) for level in levels]
+    widths = [_get_conv(level.convs[-1]).out_channels for level in levels]
     finer = list(reversed(widths[:-1]))
     if any(level.up.bias is None for level in decoders):
         return "its upsampling keeps the channels (use model.upsampling=transposed)"
     if any(
-        _get_width(layer) != width
+        _get_conv(layer).out_channels != width
         for width, level in zip([*widths, *finer], [*levels, *decoders], strict=True)
         for layer in level.convs
     ):
@@ -79,20 +80,15 @@ def _find_difference(network: nn.Module) -> str | None:
     return None
 
 
-def _get_kernel(level: Any) -> tuple[int, ...]:
-    layer = level.convs[-1]
-    return (layer.conv if hasattr(layer, "conv") else layer.conv2.conv).kernel_size
-
-
-def _get_width(layer: Any) -> int:
-    """Return the output channels of a convolution with norm, or of a residual block."""
-    return (layer.conv if hasattr(layer, "conv") else layer.conv2.conv).out_channels
+def _get_conv(layer: Any) -> nn.Conv3d:
+    """Return the convolution of a layer, or the last one of a residual block."""
+    return layer.conv if hasattr(layer, "conv") else layer.conv2.conv
 
 
 def to_nnunet_weights(network: UNet3D) -> dict[str, Tensor]:
     """Return the weights as nnU-Net's network of `describe_architecture` loads them.
 
-    Its decoder has a head at each level: those that this network lacks are zero.
+    Its decoder has a head at each level: those that this network does not have are zero.
     """
     state, depth = network.state_dict(), len(network.encoder)
     weights: dict[str, Tensor] = {}

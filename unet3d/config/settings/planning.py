@@ -33,10 +33,9 @@ def parse_planning(composed: ComposedConfig) -> PlanningSettings:
     if preset is not None:
         if preset not in PRESET_GIB:
             raise UsageError(f"preset must be one of {', '.join(PRESET_GIB)}, got {preset!r}")
-        if composed.composition.is_overridden("model"):
-            words = [w for w in composed.composition.overrides if w.startswith("model=")]
-            if words:
-                raise UsageError(f"preset={preset} has its own network: remove {words[0]}")
+        words = [w for w in composed.composition.overrides if w.startswith("model=")]
+        if words:
+            raise UsageError(f"preset={preset} has its own network: remove {words[0]}")
         composed = compose_config(["model=unet_resenc", *composed.composition.overrides], "plan")
     name = str(read(config, "name"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):

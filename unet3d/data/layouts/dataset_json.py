@@ -15,11 +15,16 @@ from unet3d.errors import UsageError
 
 def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
     """Return the object in a folder's dataset.json; `layout` explains what a folder must hold."""
-    path = root / "dataset.json"
+    missing = f"data.root: no dataset.json in {root.absolute()}; {layout}"
+    return load_json_object(root / "dataset.json", missing)
+
+
+def load_json_object(path: Path, missing: str) -> dict[str, Any]:
+    """Return the object in a file; `missing` is the error if there is no file."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"data.root: no dataset.json in {root.absolute()}; {layout}") from None
+        raise UsageError(missing) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):

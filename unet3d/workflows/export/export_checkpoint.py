@@ -23,7 +23,7 @@ from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
 from unet3d.export.program import export_program, suppress_output
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
-from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
+from unet3d.inference.write_labels import choose_decision
 from unet3d.machine.device import Precision
 from unet3d.pool.export_modules import replace_with_plain
 from unet3d.types import HasRetention
@@ -250,10 +250,7 @@ def verify_export(
     patches: SamplePatches,
 ) -> Parity:
     """Compare the file's outputs with those of the checkpoint's network, as predict runs it."""
-    regions, region_labels = (trained.metadata.get(key) for key in ("regions", "region_labels"))
-    decide = argmax_labels
-    if regions is not None:
-        decide = RegionsToLabels(get_region_labels(regions, region_labels))
+    decide = choose_decision(trained.metadata.get("regions"), trained.metadata.get("region_labels"))
     try:
         parity = compare_outputs(forward, format.open_session(draft), patches.batches(), decide)
     except (RunError, MemoryError):

@@ -17,18 +17,11 @@ from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
 from unet3d.workflows.export.trained_network import TrainedNetwork, list_normalizations
+from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)
 CONFIGURATION = "3d_fullres"
 CHECKPOINT = Path("fold_0") / "checkpoint_final.pth"
-
-NORMALIZATIONS = {
-    "ct": ("CTNormalization", False),
-    "zscore": ("ZScoreNormalization", False),
-    "zscore_nonzero": ("ZScoreNormalization", True),
-    "none": ("NoNormalization", False),
-}
-"""nnU-Net's scheme, and whether it leaves out what its crop has removed."""
 
 
 def write_model_folder(trained: TrainedNetwork, path: Path) -> str:

@@ -20,12 +20,10 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.accumulate import Network, list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
-from unet3d.inference.regions import get_region_labels
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
     Output,
-    RegionsToLabels,
-    argmax_labels,
+    choose_decision,
     compute_probabilities,
 )
 from unet3d.machine.device import Precision
@@ -187,14 +185,12 @@ class Predictor:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
         task, grid = prepared.task, prepared.scan.grid
         labels = np.zeros(grid.file_shape, np.uint8)
-        regions, region_labels = self.ensemble.regions, self.ensemble.region_labels
+        regions = self.ensemble.regions
 
         def view(array: np.ndarray) -> np.ndarray:
             return crop(reorient(array, grid.axes, grid.flips), grid)
 
-        decide = argmax_labels
-        if regions is not None:
-            decide = RegionsToLabels(get_region_labels(regions, region_labels))
+        decide = choose_decision(regions, self.ensemble.region_labels)
         outputs = [Output(decide, view(labels))]
         with ExitStack() as files:
             if task.probabilities is not None:

@@ -4,7 +4,6 @@ Keys and values were read in nnunetv2 2.8.1. Its plans hold data and network; wh
 (steps, optimizer, augmentation) is set as nnUNetTrainer has it.
 """
 
-import json
 import math
 import os
 import re
@@ -14,22 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.data.nifti.reader import read_orientation
 from unet3d.data.nifti.stream import list_volumes
 from unet3d.errors import UsageError
 from unet3d.model.pretrained import get_axes_of_nnunet
+from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS
 
 NETWORKS = {"PlainConvUNet": "unet_nnunet", "ResidualEncoderUNet": "unet_resenc"}
 NORMS = {"InstanceNorm3d": "instance", "BatchNorm3d": "batch"}
 ACTIVATIONS = {"LeakyReLU": "leaky_relu", "ReLU": "relu"}
-NORMALIZATIONS = {
-    ("CTNormalization", False): "ct",
-    ("ZScoreNormalization", False): "zscore",
-    ("ZScoreNormalization", True): "zscore_nonzero",
-    ("NoNormalization", False): "none",
-}
-"""Our methods, by nnU-Net's scheme and whether it leaves out what its crop has removed."""
+METHODS = {scheme: method for method, scheme in NORMALIZATIONS.items()}
+"""Our normalization, by nnU-Net's."""
 
 STEPS_PER_EPOCH, EPOCHS = 250, 1000
 STEPS_PER_VALIDATION = 5000
@@ -89,7 +85,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
 
     `root` is the raw dataset; None: where nnU-Net has it.
     """
-    plans = _read_json(path)
+    plans = load_json_object(path, f"no file {path.absolute()}")
     sizes = _get_configuration(plans, configuration, path)
     try:
         axes = get_axes_of_nnunet(plans)
@@ -106,7 +102,8 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             f"loss.batch_dice={str(sizes['batch_dice']).lower()}",
             *TRAINER,
         ]
-        facts = NnUnet(str(path.parent)).describe()
+        dataset = NnUnet(str(path.parent))
+        facts = dataset.describe()
         if root is not None:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
@@ -116,8 +113,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         elif facts.regions is None:  # enough for an estimate
             overrides.append(f"data.in_channels={len(facts.channels)}")
             overrides.append(f"data.num_classes={len(facts.classes)}")
-        dataset = _read_json(path.with_name("dataset.json"))
-        training_cases = max(1, round(0.8 * dataset["numTraining"]))
+        training_cases = max(1, round(0.8 * dataset.content["numTraining"]))
         patches = math.ceil(STEPS_PER_EPOCH * sizes["batch_size"] / training_cases)
         steps_per_epoch = math.ceil(patches * training_cases / sizes["batch_size"])
         epochs = max(1, round(STEPS_PER_VALIDATION / steps_per_epoch))
@@ -132,18 +128,6 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         ) from None
     splits = path.with_name("splits_final.json")
     return [*overrides, f"data.splits={splits}"] if splits.is_file() else overrides
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no file {path.absolute()}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} must hold one JSON object")
-    return content
 
 
 def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
@@ -194,9 +178,9 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
 def _read_normalization(sizes: Mapping[str, Any]) -> list[str]:
     schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
     for scheme in schemes:
-        if scheme not in NORMALIZATIONS:
+        if scheme not in METHODS:
             raise UsageError(f"nnU-Net's {scheme[0]} is not available here")
-    return [NORMALIZATIONS[scheme] for scheme in schemes]
+    return [METHODS[scheme] for scheme in schemes]
 
 
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:

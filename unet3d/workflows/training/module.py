@@ -5,9 +5,8 @@ from typing import Any
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.statistics import summarize_statistics
-from unet3d.inference.regions import get_region_labels
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.inference.write_labels import RegionsToLabels, argmax_labels
+from unet3d.inference.write_labels import choose_decision
 from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
 from unet3d.loss.adapter import AdaptedLoss
@@ -60,12 +59,9 @@ def build_module(
 
 def build_sliding_window(settings: TrainingSettings, dataset: ResolvedDataset) -> SlidingWindow:
     """Build the inference of validation volumes."""
-    regions, labels = dataset.regions, dataset.region_labels
     return SlidingWindow(
         list(settings.data.patch_size),
-        decide=argmax_labels
-        if regions is None
-        else RegionsToLabels(get_region_labels(regions, labels)),
+        decide=choose_decision(dataset.regions, dataset.region_labels),
         overlap=settings.inference.overlap,
         batch_size=settings.inference.batch_size,
     )
