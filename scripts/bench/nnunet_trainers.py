@@ -120,10 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("task", type=Path, help="folder of Task04_Hippocampus")
     parser.add_argument("--name", default="cpu", help="prefix of the result file")
-    parser.add_argument("--steps", type=int, default=400, help=f"a multiple of {STEPS_PER_EPOCH}")
+    parser.add_argument("--steps", type=int, default=3000, help=f"a multiple of {STEPS_PER_EPOCH}")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--width", type=int, default=8, help="channels at full resolution")
-    parser.add_argument("--runs", type=int, default=2, help="runs of each trainer")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each trainer")
     parser.add_argument("--folder", type=Path, default=Path("outputs/nnunet-trainers"))
     parser.add_argument("--trainer", choices=TRAINERS, help=argparse.SUPPRESS)  # one run
     options = parser.parse_args(argv)
