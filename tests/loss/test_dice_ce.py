@@ -3,8 +3,9 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
-from unet3d.loss.dice_ce import DiceCE, resize_labels
-from unet3d.loss.dice_ce_reference import dice_bce, dice_ce
+from unet3d.loss.deep_supervision import resize_labels
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.reference import dice_bce, dice_ce
 from unet3d.types import IGNORE_LABEL
 
 
@@ -30,6 +31,63 @@ def test_value_and_gradient_equal_the_reference(monkeypatch, batch_dice, parts, 
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
+VOXEL_LOSSES = {
+    "weights": ({}, {}),
+    "focal": ({"voxel_loss": "focal", "gamma": 2.0}, {"gamma": 2.0}),
+    "focal-1": ({"voxel_loss": "focal", "gamma": 1.0}, {"gamma": 1.0}),
+    "topk": ({"voxel_loss": "topk", "topk": 0.2}, {"topk": 0.2}),
+    "topk-all": ({"voxel_loss": "topk", "topk": 1.0}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", VOXEL_LOSSES)
+@pytest.mark.parametrize("weights", [None, [0.25, 1.0, 0.0, 3.0]])
+@pytest.mark.parametrize("chunk", [10, 400, 10**6])
+def test_voxel_losses_equal_the_reference(monkeypatch, kind, weights, chunk):
+    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
+    logits, labels = make_sample()
+    given, expected = VOXEL_LOSSES[kind]
+    assert_equal(
+        DiceCE(class_weights=weights, **given)(logits, labels),
+        dice_ce(logits, labels, class_weights=weights, **expected),
+        logits,
+    )
+
+
+@pytest.mark.parametrize("kind", ["weights", "focal", "focal-1"])
+@pytest.mark.parametrize("weights", [None, [0.25, 1.0, 0.0, 3.0]])
+def test_voxel_losses_of_regions_equal_the_reference(kind, weights):
+    logits, labels = make_sample()
+    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": [3], "left": [1]}
+    given, expected = VOXEL_LOSSES[kind]
+    assert_equal(
+        DiceCE(class_weights=weights, regions=regions, **given)(logits, labels),
+        dice_bce(logits, labels, list(regions.values()), class_weights=weights, **expected),
+        logits,
+    )
+
+
+def assert_equal(result, expected, logits):
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(3 * loss, logits)[0] for loss in (result, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_voxels_with_equal_cross_entropy_share_the_rest_of_topk():
+    logits = torch.zeros(1, 2, 4, 4, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.zeros(1, 4, 4, 4, dtype=torch.uint8)
+    DiceCE(dice=0.0, voxel_loss="topk", topk=0.25)(logits, labels).backward()
+    torch.testing.assert_close(logits.grad[:, 0], torch.full((1, 4, 4, 4), -0.5 / 64).double())
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_a_certain_voxel_has_a_finite_focal_gradient(gamma):
+    logits = torch.tensor([60.0, -60.0, 0.0]).view(1, 3, 1, 1, 1).repeat(1, 1, 1, 1, 3)
+    logits.requires_grad_()
+    DiceCE(voxel_loss="focal", gamma=gamma)(logits, torch.arange(3).view(1, 1, 1, 3)).backward()
+    assert logits.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("batch_dice", [True, False])
 @pytest.mark.parametrize("chunk", [10, 10**6])
 def test_overlapping_regions_equal_the_reference(monkeypatch, batch_dice, chunk):
@@ -43,12 +101,20 @@ def test_overlapping_regions_equal_the_reference(monkeypatch, batch_dice, chunk)
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("regions", [None, {"a": [1, 2], "b": [2], "c": [3], "d": [1]}])
-def test_backward_saves_only_the_logits_and_the_labels(regions):
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"regions": {"a": [1, 2], "b": [2], "c": [3], "d": [1]}},
+        {"voxel_loss": "focal"},
+        {"voxel_loss": "topk"},
+    ],
+)
+def test_backward_saves_only_the_logits_and_the_labels(given):
     logits, labels = make_sample(torch.bfloat16)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        DiceCE(regions=regions)(logits, labels)
+        DiceCE(**given)(logits, labels)
     large = [t for t in saved if t.dim() >= labels.dim()]
     assert {(t.dtype, t.shape) for t in large} == {
         (logits.dtype, logits.shape),
@@ -102,3 +168,19 @@ def test_labels_are_resized_to_the_nearest_voxel():
 def test_invalid_weights_are_an_error(bad):
     with pytest.raises(UsageError, match="loss needs"):
         DiceCE(**bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"voxel_loss": "mse"}, "is ce, focal or topk, got mse"),
+        ({"voxel_loss": "focal", "gamma": 0.5}, "gamma is at least 1, got 0.5"),
+        ({"voxel_loss": "topk", "topk": 10}, "share of the voxels, 0 < topk <= 1, got 10"),
+        ({"voxel_loss": "topk", "regions": {"a": [1]}}, "topk takes one class per voxel"),
+        ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        ({"class_weights": [1.0, 2.0]}, "has 2 weights, the network 4 outputs"),
+    ],
+)
+def test_invalid_options_are_explained(bad, message):
+    with pytest.raises(UsageError, match=message):
+        DiceCE(**bad)(*make_sample())

@@ -109,8 +109,7 @@ def test_poolings_launch_as_many_kernels_as_are_counted(pool, launched):
 
 def test_the_loss_launches_as_many_kernels_as_are_counted(launched):
     logits, labels = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 4, 4, 4, dtype=torch.uint8)
-    numbers = torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2)
-    sums = launched(loss_cuda.sum_terms, logits, labels, None)
-    gradient = launched(loss_cuda.compute_gradient, logits, labels, None, *numbers)
+    sums = launched(loss_cuda.sum_terms, logits, labels, None, 0.0)
+    gradient = launched(loss_cuda.compute_gradient, logits, labels, None, torch.zeros(3, 2, 3), 0.0)
     assert sums == CUSTOM_LAUNCHES["unet3d::dice_ce_sums"]
     assert gradient == CUSTOM_LAUNCHES["unet3d::dice_ce_gradient"]

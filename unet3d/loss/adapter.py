@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError, summarize_error
-from unet3d.loss.dice_ce import average_levels
+from unet3d.loss.deep_supervision import average_levels
 from unet3d.types import IGNORE_LABEL
 
 CERTAIN = 30.0
@@ -88,18 +88,21 @@ class AdaptedLoss(nn.Module):
         parts = [sum(labels == label for label in part) for part in self.regions]
         return torch.stack([torch.as_tensor(part) for part in parts], dim=1).float()
 
-    def check(self, outputs: int) -> None:
-        """Refuse a loss that does not give a scalar with a gradient for a small patch."""
-        name = type(self.loss).__name__
-        logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
-        labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
-        try:
-            loss = self(logits, labels)
-            loss.backward()
-        except Exception as error:  # it is any class
-            raise UsageError(
-                f"loss: {name} cannot train a segmentation: with logits of {list(logits.shape)} "
-                f"and labels it fails: {summarize_error(error)}"
-            ) from error
-        if loss.dim() or logits.grad is None:
-            raise UsageError(f"loss: {name} gives no scalar with a gradient")
+
+def check_loss(loss: nn.Module, outputs: int) -> None:
+    """Refuse a loss that does not give a scalar with a gradient for a small patch."""
+    name = type(loss.loss if isinstance(loss, AdaptedLoss) else loss).__name__
+    logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
+    labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
+    try:
+        value = loss(logits, labels)
+        value.backward()
+    except UsageError:
+        raise
+    except Exception as error:  # it is any class
+        raise UsageError(
+            f"loss: {name} cannot train a segmentation: with logits of {list(logits.shape)} "
+            f"and labels it fails: {summarize_error(error)}"
+        ) from error
+    if value.dim() or logits.grad is None:
+        raise UsageError(f"loss: {name} gives no scalar with a gradient")

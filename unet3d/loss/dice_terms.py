@@ -1,16 +1,19 @@
-"""Compute the sums behind Dice and cross-entropy, and their gradient.
+"""Compute the sums behind overlap losses and cross-entropy, and their gradient.
 
 Classes exclude each other (softmax), or regions, sets of labels, overlap (a sigmoid each, binary
 cross-entropy). On CUDA either takes one kernel. Elsewhere softmax, logarithm and gradient are
 computed chunk by chunk, so that one-hot labels and float32 copies of the logits never have the full
-size. dice_ce_reference.py defines the result.
+size. reference.py defines the result.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import custom_op
 from unet3d.triton_kernels import runs_triton
@@ -20,6 +23,75 @@ KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 CHUNK_ELEMENTS = 2**20
 """Logits of one volume that are in float32 at once: 4 MiB for each of a few temporaries."""
+
+TINY = 1e-30
+"""Replaces a probability of 0 in front of a power or a logarithm."""
+
+
+class ClassSums(NamedTuple):
+    """Sums over the voxels of each volume, or of the batch; ignored voxels are left out.
+
+    Each is (B, K) or (1, K), for K classes or regions. `overlap` sums the probability where the
+    class is the label, `predicted` everywhere; `reference` counts the voxels of the class.
+    `entropy` sums the cross-entropy of voxels whose label is the class, or of a region everywhere,
+    and `counted` the weights of the voxels in it.
+    """
+
+    overlap: Tensor
+    predicted: Tensor
+    entropy: Tensor
+    reference: Tensor
+    counted: Tensor
+
+
+def sum_classes(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None = None,
+    *,
+    batch: bool,
+    gamma: float = 0.0,
+    topk: float | None = None,
+) -> ClassSums:
+    """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two.
+
+    With `gamma` the cross-entropy of a voxel whose label has probability p is that of the focal
+    loss, (1 - p)^gamma as much. With `topk` only this share of the batch's voxels counts, those
+    with the largest cross-entropy.
+    """
+    parts = _SumClasses.apply(logits, labels, table, gamma, topk)
+    if batch:
+        parts = [part.sum(1, keepdim=True) for part in parts]
+    return ClassSums(*parts[0].unbind(), *parts[1].unbind())
+
+
+class _SumClasses(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        table: Tensor | None,
+        gamma: float,
+        topk: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(logits.device.type, enabled=False):
+            threshold = None if topk is None else find_threshold(logits, labels, topk)
+            ctx.save_for_backward(logits, labels, table, threshold)
+            ctx.gamma = gamma
+            sums = sum_terms(logits, labels, table, gamma, threshold)
+            differentiable, counts = sums[:3], sums[3:]
+            ctx.mark_non_differentiable(counts)
+            ctx.set_materialize_grads(False)
+            return differentiable, counts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, table, threshold = ctx.saved_tensors
+        with torch.autocast(logits.device.type, enabled=False):
+            gradient = compute_gradient(logits, labels, table, grad, ctx.gamma, threshold)
+            return gradient, None, None, None, None
 
 
 def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
@@ -36,90 +108,130 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def sum_terms(logits: Tensor, labels: Tensor, table: Tensor | None) -> Tensor:
-    """Return (5, B, K): sums over voxels that are not ignored, per volume and class or region.
+def find_threshold(logits: Tensor, labels: Tensor, share: float) -> Tensor:
+    """Return the cross-entropy from which on a voxel counts, and the weight of voxels that have it.
 
-    They are: p where the class is the label, p, voxels of the class, cross-entropy, all voxels.
+    The weights of a batch of N voxels sum up to `share` * N.
     """
-    if _has_kernels(logits):
-        return sum_terms_cuda(logits, labels, table)
+    entropy = upcast(logits.new_zeros(())).new_full(labels.shape, -1.0)
+    for rows in _iter_chunks(logits):
+        y = labels[:, rows]
+        log_q = _get_log_q(F.log_softmax(upcast(logits[:, :, rows]), dim=1), y)
+        entropy[:, rows] = torch.where(y == IGNORE_LABEL, -1.0, -log_q)
+    count = max(1, round(share * entropy.numel()))
+    value = entropy.flatten().topk(count, sorted=False).values.amin()
+    ties = (count - (entropy > value).sum()) / (entropy == value).sum()
+    return torch.stack([value, ties.to(value.dtype)])
+
+
+def sum_terms(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    gamma: float = 0.0,
+    threshold: Tensor | None = None,
+) -> Tensor:
+    """Return the sums of ClassSums as (5, B, K)."""
+    if threshold is None and _has_kernels(logits):
+        return sum_terms_cuda(logits, labels, table, gamma)
     b, k = logits.shape[:2]
     sums = upcast(logits.new_zeros(())).new_zeros(5, b, k)
-    overlap, predicted, reference, entropy, voxels = sums
+    overlap, predicted, entropy, reference, counted = sums
     for rows in _iter_chunks(logits):
         y = labels[:, rows]
         valid = y != IGNORE_LABEL
-        voxels += valid.flatten(1).sum(1, keepdim=True)
         log_p = None if table is not None else F.log_softmax(upcast(logits[:, :, rows]), dim=1)
+        weight = None if log_p is None else _weigh(_get_log_q(log_p, y), gamma, threshold)
         for c in range(k):
             if log_p is not None:
                 is_class, log_c = y == c, log_p[:, c]
-                entropy[:, c] -= torch.where(is_class, log_c, 0).flatten(1).sum(1)
+                cross = -log_c if weight is None else -log_c * weight
+                part = is_class if weight is None or threshold is None else is_class * weight
+                entropy[:, c] += torch.where(is_class, cross, 0).flatten(1).sum(1)
+                counted[:, c] += part.flatten(1).sum(1)
                 p = log_c.exp()
             else:
                 assert table is not None
                 x, is_class = upcast(logits[:, c, rows]), table[c][y.long()]
                 p = x.sigmoid()
-                cross = F.softplus(x) - torch.where(is_class, x, 0)
+                cross = F.softplus(torch.where(is_class, -x, x))
+                if gamma:
+                    cross = cross * (-torch.expm1(-cross)) ** gamma
                 entropy[:, c] += torch.where(valid, cross, 0).flatten(1).sum(1)
+                counted[:, c] += valid.flatten(1).sum(1)
             reference[:, c] += is_class.flatten(1).sum(1)
             overlap[:, c] += torch.where(is_class, p, 0).flatten(1).sum(1)
             predicted[:, c] += torch.where(valid, p, 0).flatten(1).sum(1)
-        del log_p, p
+        del log_p, p, cross, weight
     return sums
 
 
 def compute_gradient(
-    logits: Tensor, labels: Tensor, table: Tensor | None, pull: Tensor, push: Tensor, scales: Tensor
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    grad: Tensor,
+    gamma: float = 0.0,
+    threshold: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of the logits.
-
-    The derivative of Dice by p is `push` everywhere, minus `pull` where the class is the label;
-    both are (B, K). `scales` are the factors of Dice and of cross-entropy.
-    """
-    if _has_kernels(logits):
-        return compute_gradient_cuda(logits, labels, table, pull, push, scales)
+    """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
+    if threshold is None and _has_kernels(logits):
+        return compute_gradient_cuda(logits, labels, table, grad, gamma)
     result = torch.empty_like(logits)
+    by_overlap, by_predicted, by_entropy = grad
     for rows in _iter_chunks(logits):
         y = labels[:, rows]
+        valid = y != IGNORE_LABEL
         x = upcast(logits[:, :, rows])
-        p = F.softmax(x, dim=1) if table is None else x.sigmoid()
-        del x
-        dice_scale, ce_scale = (s * (y != IGNORE_LABEL) for s in scales)
-        inner = torch.zeros_like(p[:, 0])
+        inner: Tensor | float = 0.0
+        ce_scale = torch.zeros_like(x[:, 0])
         if table is None:
+            log_p = F.log_softmax(x, dim=1)
+            p = log_p.exp()
             for c in range(p.shape[1]):
-                inner += p[:, c] * _dice_slope(y == c, c, pull, push)
+                inner = inner + p[:, c] * _slope(y == c, c, by_overlap, by_predicted)
+                ce_scale = torch.where(y == c, by_entropy[:, c, None, None, None], ce_scale)
+            if gamma or threshold is not None:
+                ce_scale *= _weigh_slope(_get_log_q(log_p, y), gamma, threshold)
+            del log_p
+        else:
+            p = x.sigmoid()
         for c in range(p.shape[1]):
             is_class = y == c if table is None else table[c][y.long()]
-            p_c, slope = p[:, c], _dice_slope(is_class, c, pull, push)
-            g = p_c * (slope - inner) if table is None else slope * p_c * (1 - p_c)
-            result[:, c, rows] = g * dice_scale + (p_c - is_class.to(p.dtype)) * ce_scale
-        del p, p_c, g
+            p_c, slope = p[:, c], _slope(is_class, c, by_overlap, by_predicted)
+            if table is not None:
+                inner = slope * p_c
+                ce_scale = by_entropy[:, c, None, None, None].expand_as(p_c)
+                if gamma:
+                    log_q = F.logsigmoid(torch.where(is_class, x[:, c], -x[:, c]))
+                    ce_scale = ce_scale * _weigh_slope(log_q, gamma, None)
+            g = p_c * (slope - inner) + (p_c - is_class.to(p.dtype)) * ce_scale
+            result[:, c, rows] = torch.where(valid, g, 0)
+        del x, p, p_c, g, inner, slope, ce_scale
     return result
 
 
 @custom_op("unet3d::dice_ce_sums")
-def sum_terms_cuda(logits: Tensor, labels: Tensor, table: Tensor | None) -> Tensor:
+def sum_terms_cuda(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float) -> Tensor:
     """Run sum_terms in one kernel."""
     from unet3d.loss.kernels import cuda
 
-    return cuda.sum_terms(logits, labels, table)
+    return cuda.sum_terms(logits, labels, table, gamma)
 
 
 @sum_terms_cuda.register_fake
-def _(logits: Tensor, labels: Tensor, table: Tensor | None) -> Tensor:
+def _(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float) -> Tensor:
     return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
 
 
 @custom_op("unet3d::dice_ce_gradient")
 def compute_gradient_cuda(
-    logits: Tensor, labels: Tensor, table: Tensor | None, pull: Tensor, push: Tensor, scales: Tensor
+    logits: Tensor, labels: Tensor, table: Tensor | None, grad: Tensor, gamma: float
 ) -> Tensor:
     """Run compute_gradient in one kernel."""
     from unet3d.loss.kernels import cuda
 
-    return cuda.compute_gradient(logits, labels, table, pull, push, scales)
+    return cuda.compute_gradient(logits, labels, table, grad, gamma)
 
 
 @compute_gradient_cuda.register_fake
@@ -139,7 +251,31 @@ def _iter_chunks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def _dice_slope(is_class: Tensor, c: int, pull: Tensor, push: Tensor) -> Tensor:
-    """Return the derivative of the Dice part by p of class c, at every voxel of a chunk."""
-    outside = push[:, c, None, None, None]
-    return torch.where(is_class, outside - pull[:, c, None, None, None], outside)
+def _get_log_q(log_p: Tensor, labels: Tensor) -> Tensor:
+    """Return the logarithm of the label's probability (B, D, H, W); any where it is ignored."""
+    index = labels.clamp(max=log_p.shape[1] - 1).long()[:, None]
+    return log_p.gather(1, index)[:, 0]
+
+
+def _weigh(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tensor | None:
+    """Return how much each voxel's cross-entropy counts; None: all the same."""
+    if threshold is not None:
+        lowest, ties = threshold
+        return torch.where(-log_q == lowest, ties, (-log_q > lowest).to(log_q.dtype))
+    return (-torch.expm1(log_q)) ** gamma if gamma else None
+
+
+def _weigh_slope(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tensor:
+    """Return how much steeper each voxel's term is than its cross-entropy."""
+    if threshold is not None:
+        weight = _weigh(log_q, gamma, threshold)
+        assert weight is not None
+        return weight
+    q, rest = log_q.exp(), (-torch.expm1(log_q)).clamp(min=TINY)
+    return rest ** (gamma - 1) * (rest - gamma * q * log_q)
+
+
+def _slope(is_class: Tensor, c: int, by_overlap: Tensor, by_predicted: Tensor) -> Tensor:
+    """Return the derivative by the probability of class c, at every voxel of a chunk."""
+    outside = by_predicted[:, c, None, None, None]
+    return torch.where(is_class, outside + by_overlap[:, c, None, None, None], outside)

@@ -205,8 +205,8 @@ class Trace(TorchDispatchMode):
             return read_scalar(func, args)
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
-        if func.overloadpacket is aten.arange and _is_short(args):
-            values = _arange_with_values(func, args, kwargs)
+        if is_short_arange(func, args):
+            values = arange_with_values(func, args, kwargs)
             self._see(values, None, "arange")
             return values
         in_backward = torch._C._current_graph_task_id() != -1
@@ -459,12 +459,14 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or has_channels_last_memory(x)
 
 
-def _is_short(args: tuple) -> bool:
-    return all(isinstance(a, int) and abs(a) < 64 for a in args)
+def is_short_arange(func: Any, args: tuple) -> bool:
+    """Return whether an operation makes a few numbers, which losses of MONAI loop over."""
+    is_short = all(isinstance(a, int) and abs(a) < 64 for a in args)
+    return func.overloadpacket is aten.arange and is_short
 
 
-def _arange_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short arange with real values: some losses loop over them."""
+def arange_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short arange with real values."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return func(*args, **kwargs)

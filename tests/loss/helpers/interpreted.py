@@ -15,7 +15,13 @@ from unet3d.types import IGNORE_LABEL
 SHAPES = [(2, 3, 5, 6, 7), (1, 1, 3, 4, 5), (2, 5, 1, 1, 3), (1, 17, 4, 5, 6)]
 
 
-def check(shape: tuple[int, ...], dtype: torch.dtype, regions: bool, channels_last: bool) -> int:
+def check(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    regions: bool,
+    channels_last: bool,
+    gamma: float = 0.0,
+) -> int:
     b, k, *space = shape
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
     logits = (3 * torch.randn(shape)).to(dtype).contiguous(memory_format=layout)
@@ -24,15 +30,15 @@ def check(shape: tuple[int, ...], dtype: torch.dtype, regions: bool, channels_la
     table = None
     if regions:
         table = dice_terms.make_region_table([[c, (c + 1) % k] for c in range(k)])
-    pull, push, scales = torch.randn(b, k), torch.randn(b, k), torch.tensor([0.7, 1.3])
+    grad = torch.randn(3, b, k)
     pairs = {
         "sums": (
-            cuda.sum_terms(logits, labels, table),
-            dice_terms.sum_terms(logits, labels, table),
+            cuda.sum_terms(logits, labels, table, gamma),
+            dice_terms.sum_terms(logits, labels, table, gamma),
         ),
         "gradient": (
-            cuda.compute_gradient(logits, labels, table, pull, push, scales),
-            dice_terms.compute_gradient(logits, labels, table, pull, push, scales),
+            cuda.compute_gradient(logits, labels, table, grad, gamma),
+            dice_terms.compute_gradient(logits, labels, table, grad, gamma),
         ),
     }
     failures = 0
@@ -41,7 +47,7 @@ def check(shape: tuple[int, ...], dtype: torch.dtype, regions: bool, channels_la
         if not torch.allclose(result, expected, rtol=tolerance, atol=tolerance):
             failures += 1
             error = (result - expected).abs().max()
-            print(shape, dtype, regions, channels_last, name, error, file=sys.stderr)
+            print(shape, dtype, regions, channels_last, gamma, name, error, file=sys.stderr)
     return failures
 
 
@@ -49,13 +55,14 @@ def check_nan() -> int:
     """A NaN that is neither of the label's class nor of the foreground still reaches the sums."""
     logits, labels = torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 2, 2, 2, dtype=torch.uint8)
     logits[0, 0, 0, 0, 0] = torch.nan
-    return int(not cuda.sum_terms(logits, labels, None)[3, 0, 1].isnan())
+    return int(not cuda.sum_terms(logits, labels, None, 0.0)[2, 0, 1].isnan())
 
 
 def main() -> None:
     torch.manual_seed(0)
-    cases = product(SHAPES, (torch.float32, torch.float16), (False, True), (False, True))
-    sys.exit(1 if sum(check(*case) for case in cases) + check_nan() else 0)
+    cases = list(product(SHAPES, (torch.float32, torch.float16), (False, True), (False, True)))
+    focal = product(SHAPES[:3], (torch.float32,), (False, True), (False,), (1.0, 2.5))
+    sys.exit(1 if sum(check(*case) for case in (*cases, *focal)) + check_nan() else 0)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ the sums are added afterwards: without atomics, results are deterministic.
 import triton
 import triton.language as tl
 
-UNSPECIALIZED = ["V", "B", "K", "TILES"]
+UNSPECIALIZED = ["V", "B", "K", "TILES", "GAMMA"]
 IGNORE_LABEL = tl.constexpr(255)
+TINY = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -45,10 +46,17 @@ def _softmax(x):
     return shifted - tl.log(tl.where(total == 0, 1.0, total))[:, None]
 
 
+@triton.jit
+def _power(x, exponent):
+    """Return x ** exponent for x >= 0; 0 where x is 0, unless the exponent is."""
+    return tl.exp(exponent * tl.log(tl.maximum(x, TINY)))
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_terms_kernel(
-    logits, labels, table, out, V, B, K, TILES,
+    logits, labels, table, out, V, B, K, TILES, GAMMA,
     BV: tl.constexpr, BK: tl.constexpr, REGIONS: tl.constexpr, LAST: tl.constexpr,
+    FOCAL: tl.constexpr,
 ):  # fmt: skip
     """Write the terms of dice_terms.sum_terms over a program's voxels to out (P, 5, B, K)."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -70,42 +78,58 @@ def sum_terms_kernel(
             cross = (
                 tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))) - tl.where(is_class, x, 0.0)
             )
+            if FOCAL:
+                cross *= _power(1.0 - tl.exp(-cross), GAMMA)
             entropy += tl.where(valid, cross, 0.0)
+            voxels += tl.where(is_counted, 1.0, 0.0)
         else:
             log_p = _softmax(x)
             probability = tl.exp(log_p)
-            entropy -= tl.where(is_class, log_p, 0.0)
+            cross = log_p * _power(1.0 - probability, GAMMA) if FOCAL else log_p
+            entropy -= tl.where(is_class, cross, 0.0)
         overlap += tl.where(is_class, probability, 0.0)
         predicted += tl.where(valid, probability, 0.0)
         reference += is_class.to(tl.float32)
-        voxels += tl.where(is_counted, 1.0, 0.0)
+    counted = tl.sum(voxels, 0) + k * 0.0 if REGIONS else tl.sum(reference, 0)
     target = out + p * 5 * B * K + b * K + k
     tl.store(target, tl.sum(overlap, 0), mask=k < K)
     tl.store(target + B * K, tl.sum(predicted, 0), mask=k < K)
-    tl.store(target + 2 * B * K, tl.sum(reference, 0), mask=k < K)
-    tl.store(target + 3 * B * K, tl.sum(entropy, 0), mask=k < K)
-    tl.store(target + 4 * B * K, tl.sum(voxels, 0) + k * 0.0, mask=k < K)
+    tl.store(target + 2 * B * K, tl.sum(entropy, 0), mask=k < K)
+    tl.store(target + 3 * B * K, tl.sum(reference, 0), mask=k < K)
+    tl.store(target + 4 * B * K, counted, mask=k < K)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gradient_kernel(
-    logits, labels, table, pull, push, scales, out, V, B, K,
+    logits, labels, table, grad, out, V, B, K, GAMMA,
     BV: tl.constexpr, BK: tl.constexpr, REGIONS: tl.constexpr, LAST: tl.constexpr,
+    FOCAL: tl.constexpr,
 ):  # fmt: skip
     """Write dice_terms.compute_gradient of a tile."""
     b = tl.program_id(1)
     v = tl.program_id(0) * BV + tl.arange(0, BV)
     k = tl.arange(0, BK)
     x, is_class, is_counted, at, mask = _load(logits, labels, table, v, k, b, V, K, REGIONS, LAST)
-    inward = tl.load(pull + b * K + k, mask=k < K, other=0.0)[None, :]
-    slope = tl.load(push + b * K + k, mask=k < K, other=0.0)[None, :]
-    slope = slope - tl.where(is_class, inward, 0.0)
+    of_class = grad + b * K + k
+    by_overlap = tl.load(of_class, mask=k < K, other=0.0)[None, :]
+    slope = tl.load(of_class + B * K, mask=k < K, other=0.0)[None, :]
+    slope = slope + tl.where(is_class, by_overlap, 0.0)
+    ce_scale = tl.load(of_class + 2 * B * K, mask=k < K, other=0.0)[None, :]
     if REGIONS:
-        probability = tl.sigmoid(tl.where(mask, x, 0.0))
-        dice = slope * probability * (1.0 - probability)
+        x = tl.where(mask, x, 0.0)
+        probability = tl.sigmoid(x)
+        overlap = slope * probability * (1.0 - probability)
+        z = tl.where(is_class, x, -x)
+        log_q = tl.minimum(z, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(z)))
     else:
-        probability = tl.exp(_softmax(x))
-        dice = probability * (slope - tl.sum(probability * slope, 1)[:, None])
-    cross = probability - is_class.to(tl.float32)
-    g = dice * tl.load(scales) + cross * tl.load(scales + 1)
+        log_p = _softmax(x)
+        probability = tl.exp(log_p)
+        overlap = probability * (slope - tl.sum(probability * slope, 1)[:, None])
+        ce_scale = tl.sum(tl.where(is_class, ce_scale, 0.0), 1)[:, None]
+        log_q = tl.sum(tl.where(is_class, log_p, 0.0), 1)[:, None]
+    if FOCAL:
+        q = tl.exp(log_q)
+        rest = 1.0 - q
+        ce_scale *= _power(rest, GAMMA - 1.0) * (rest - GAMMA * q * log_q)
+    g = overlap + (probability - is_class.to(tl.float32)) * ce_scale
     tl.store(out + at, tl.where(is_counted[:, None], g, 0.0).to(out.dtype.element_ty), mask=mask)

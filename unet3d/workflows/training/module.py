@@ -9,7 +9,7 @@ from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import choose_decision
 from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
-from unet3d.loss.adapter import AdaptedLoss
+from unet3d.loss.adapter import check_loss
 from unet3d.machine.device import Precision
 from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
@@ -35,8 +35,7 @@ def build_module(
     if settings.compile:
         model.compile()  # in place: names and checkpoints do not change
     loss, recorded_pass = build_loss(settings), None
-    if isinstance(loss, AdaptedLoss):
-        loss.check(dataset.num_outputs)
+    check_loss(loss, dataset.num_outputs)
     if recorder is not None:
         accumulates = settings.trainer.accumulate_grad_batches > 1
         recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)

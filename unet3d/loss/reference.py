@@ -17,19 +17,27 @@ def dice_ce(
     ce: float = 1.0,
     smooth: float = 1e-5,
     batch_dice: bool = True,
+    gamma: float = 0.0,
+    topk: float = 1.0,
+    class_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Logits (B, K, D, H, W), labels (B, D, H, W) -> scalar."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     valid = labels != IGNORE_LABEL
-    truth = (
-        F.one_hot(labels.long().where(valid, 0), logits.shape[1]).movedim(-1, 1) * valid[:, None]
-    )
+    y = labels.long().where(valid, 0)
+    truth = F.one_hot(y, logits.shape[1]).movedim(-1, 1) * valid[:, None]
     p = logits.softmax(1) * valid[:, None]
     dims = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
     overlap, total = (p * truth).sum(dims), (p + truth).sum(dims)
     scores = (2 * overlap + smooth) / (total + smooth)
-    entropy = -(logits.log_softmax(1) * truth).sum() / valid.sum().clamp(min=1)
-    return dice * (1 - scores[..., 1:].mean()) + ce * entropy
+    entropy = F.cross_entropy(logits, y, reduction="none")
+    q = entropy.neg().exp()
+    entropy = torch.where(valid, entropy * (1 - q) ** gamma, -1.0)
+    selected = entropy.flatten().topk(max(1, round(topk * entropy.numel())))
+    weights = torch.tensor(class_weights or [1.0] * logits.shape[1], dtype=logits.dtype)[y] * valid
+    counted = weights.flatten()[selected.indices]
+    mean = (selected.values * counted).sum() / counted.sum().clamp(min=1e-30)
+    return dice * (1 - scores[..., 1:].mean()) + ce * mean
 
 
 def dice_bce(
@@ -41,6 +49,8 @@ def dice_bce(
     ce: float = 1.0,
     smooth: float = 1e-5,
     batch_dice: bool = True,
+    gamma: float = 0.0,
+    class_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Overlapping regions: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -50,5 +60,9 @@ def dice_bce(
     dims = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
     overlap, total = (p * truth).sum(dims), (p + truth).sum(dims)
     scores = (2 * overlap + smooth) / (total + smooth)
-    entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * valid
-    return dice * (1 - scores.mean()) + ce * entropy.sum() / (valid.sum() * len(regions))
+    entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+    q = entropy.neg().exp()
+    weights = torch.tensor(class_weights or [1.0] * len(regions), dtype=logits.dtype)
+    counted = weights[:, None, None, None] * valid
+    mean = (entropy * (1 - q) ** gamma * counted).sum() / counted.sum()
+    return dice * (1 - scores.mean()) + ce * mean

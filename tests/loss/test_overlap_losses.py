@@ -1,0 +1,192 @@
+"""Losses of this project equal those of MONAI, in value and gradient."""
+
+import monai.losses
+import pytest
+import torch
+from monai.losses.cldice import soft_skel
+
+from unet3d.errors import UsageError
+from unet3d.loss.adapter import AdaptedLoss
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.generalized_dice import GeneralizedDice
+from unet3d.loss.skeleton import dilate, skeletonize
+from unet3d.loss.skeleton_recall import SkeletonRecall
+from unet3d.loss.tversky import Tversky
+from unet3d.types import IGNORE_LABEL
+
+REGIONS = {"whole": (1, 2, 3), "core": (2, 3)}
+SMOOTH = {"smooth_nr": 1e-5, "smooth_dr": 1e-5}
+NO_SMOOTH = {"smooth_nr": 1e-30, "smooth_dr": 1e-30}
+
+
+def make_batch(outputs=4, size=(9, 8, 10)):
+    torch.manual_seed(1)
+    logits = 2 * torch.randn(2, outputs, *size)
+    return logits.requires_grad_(), torch.randint(0, 4, (2, *size), dtype=torch.uint8)
+
+
+def compute(loss, logits, labels):
+    value = loss(logits, labels)
+    return value.detach(), torch.autograd.grad(value, logits)[0]
+
+
+def assert_same(ours, theirs, regions=None):
+    outputs = 4 if regions is None else len(regions)
+    logits, labels = make_batch(outputs)
+    pairs = [compute(loss, logits, labels) for loss in (ours, AdaptedLoss(theirs, regions))]
+    torch.testing.assert_close(*pairs, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("regions", [None, REGIONS], ids=["classes", "regions"])
+def test_tversky_is_that_of_monai(batch, regions):
+    theirs = monai.losses.TverskyLoss(
+        include_background=regions is not None,
+        softmax=regions is None,
+        sigmoid=regions is not None,
+        alpha=0.3,
+        beta=0.7,
+        batch=batch,
+        **SMOOTH,
+    )
+    assert_same(Tversky(batch=batch, regions=regions), theirs, regions)
+
+
+@pytest.mark.parametrize("weighting", ["square", "simple", "uniform"])
+@pytest.mark.parametrize("regions", [None, REGIONS], ids=["classes", "regions"])
+def test_generalized_dice_is_that_of_monai_without_its_smoothing(weighting, regions):
+    theirs = monai.losses.GeneralizedDiceLoss(
+        softmax=regions is None,
+        sigmoid=regions is not None,
+        w_type=weighting,
+        batch=True,
+        **NO_SMOOTH,
+    )
+    assert_same(
+        GeneralizedDice(weighting=weighting, smooth=1e-30, regions=regions), theirs, regions
+    )
+
+
+def test_an_absent_class_has_the_weight_of_the_smallest_one_as_in_monai():
+    logits, labels = make_batch()
+    labels[labels == 3] = 2
+    theirs = monai.losses.GeneralizedDiceLoss(softmax=True, batch=True, **NO_SMOOTH)
+    pairs = [
+        compute(loss, logits, labels)
+        for loss in (GeneralizedDice(smooth=1e-30), AdaptedLoss(theirs))
+    ]
+    torch.testing.assert_close(*pairs, rtol=2e-4, atol=1e-7)
+
+
+def test_cross_entropy_with_class_weights_is_that_of_torch():
+    weights = [0.5, 1.0, 2.0, 0.1]
+    theirs = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights))
+    assert_same(DiceCE(dice=0.0, class_weights=weights), theirs)
+
+
+@pytest.mark.parametrize("regions", [None, REGIONS], ids=["classes", "regions"])
+def test_focal_loss_is_that_of_monai_which_averages_over_classes_too(regions):
+    theirs = monai.losses.FocalLoss(gamma=2.0, use_softmax=regions is None)
+    factor = 4 if regions is None else 1  # a voxel has one term, MONAI divides by K
+    ours = DiceCE(dice=0.0, ce=1 / factor, voxel_loss="focal", gamma=2.0, regions=regions)
+    assert_same(ours, theirs, regions)
+
+
+def test_focal_tversky_is_a_root_of_tversky():
+    logits, labels = make_batch()
+    binary = (labels > 1).to(torch.uint8)
+    plain = Tversky()(logits[:, :2], binary)
+    torch.testing.assert_close(Tversky(gamma=4 / 3)(logits[:, :2], binary), plain**0.75)
+
+
+def test_focal_tversky_has_a_finite_gradient_where_all_is_right():
+    _, labels = make_batch()
+    certain = torch.nn.functional.one_hot(labels.long(), 4).movedim(-1, 1) * 200.0 - 100
+    certain.requires_grad_()
+    Tversky(gamma=4 / 3)(certain, labels).backward()
+    assert certain.grad.isfinite().all()
+
+
+OWN = {
+    "tversky": Tversky(),
+    "focal_tversky": Tversky(gamma=4 / 3),
+    "generalized_dice": GeneralizedDice(),
+    "skeleton_recall": SkeletonRecall(),
+    "per volume": Tversky(batch=False, ce=1.0),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_ignored_voxels_do_not_change_the_loss_and_nothing_else_is_saved(name):
+    logits, labels = make_batch()
+    labels[:, :2] = IGNORE_LABEL
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        value = OWN[name](logits, labels)
+    large = {t.dtype for t in saved if t.dim() > 3}
+    assert large == {torch.float32, torch.uint8}
+    value.backward()
+    assert not logits.grad[:, :, :2].any()
+    assert logits.grad.any()
+    changed = logits.detach().clone()
+    changed[:, :, :2] = 9.0
+    torch.testing.assert_close(OWN[name](changed, labels), value.detach())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_batch_without_labeled_voxels_gives_no_nan(name):
+    logits, labels = make_batch()
+    value = OWN[name](logits, torch.full_like(labels, IGNORE_LABEL))
+    value.backward()
+    assert value.isfinite()
+    assert not logits.grad.any()
+
+
+def test_the_skeleton_of_a_mask_is_that_of_monai():
+    torch.manual_seed(0)
+    smooth = torch.nn.functional.avg_pool3d(torch.randn(2, 1, 30, 32, 28), 5, 1, 2)
+    mask = smooth > 0.02
+    expected = soft_skel(mask.float(), 4) > 0
+    assert 0 < expected.sum() < mask.sum()
+    assert torch.equal(skeletonize(mask, 4), expected)
+
+
+def test_a_tube_surrounds_the_axis_of_a_vessel():
+    vessel = torch.zeros(20, 21, 21, dtype=torch.bool)
+    _, y, x = torch.meshgrid(*(torch.arange(n) for n in vessel.shape), indexing="ij")
+    vessel[(y - 10) ** 2 + (x - 10) ** 2 <= 5**2] = True
+    skeleton = skeletonize(vessel, 10)
+    assert skeleton[:, 10, 10].all()
+    assert skeleton.sum() < vessel.sum() / 3
+    assert torch.equal(dilate(skeleton)[:, 9:12, 9:12], torch.ones(20, 3, 3, dtype=torch.bool))
+
+
+def test_skeleton_recall_is_the_mean_probability_in_the_tube():
+    labels = torch.zeros(1, 12, 12, 12, dtype=torch.uint8)
+    labels[:, :, 5, 5] = 1
+    labels[:, 6:, 5, 5] = 2
+    logits = torch.zeros(1, 3, 12, 12, 12, requires_grad=True)
+    extra = SkeletonRecall(recall=2.0)(logits, labels) - DiceCE()(logits, labels)
+    torch.testing.assert_close(extra, torch.tensor(2 * (1 - 1 / 3)))
+    gradient = torch.autograd.grad(extra, logits)[0]
+    assert gradient[0, 1, 2, 5, 5] < 0
+    assert not gradient[:, :, :, 8:].any()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Tversky(alpha=0.0, beta=0.0),
+        lambda: Tversky(gamma=0.0),
+        lambda: GeneralizedDice(ce=-1.0),
+        lambda: SkeletonRecall(iterations=0),
+    ],
+)
+def test_invalid_options_are_an_error(build):
+    with pytest.raises(UsageError, match="loss needs"):
+        build()
+
+
+def test_an_unknown_weighting_is_an_error():
+    with pytest.raises(UsageError, match="square, simple or uniform, got cubic"):
+        GeneralizedDice(weighting="cubic")

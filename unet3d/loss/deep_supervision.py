@@ -1,0 +1,34 @@
+"""Compute a loss at every level of deep supervision."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def average_levels(
+    compute: Callable[[Tensor, Tensor], Tensor], logits: Tensor | Sequence[Tensor], labels: Tensor
+) -> Tensor:
+    """Return the weighted mean of a loss over the levels of deep supervision, finest first.
+
+    Each level has half the weight of the one before and sees the labels at its own resolution.
+    """
+    if isinstance(logits, Tensor):
+        return compute(logits, resize_labels(labels, logits.shape[2:]))
+    outputs = list(logits)
+    weights = [2.0**-i for i in range(len(outputs))]
+    losses = [
+        w * compute(y, resize_labels(labels, y.shape[2:]))
+        for w, y in zip(weights, outputs, strict=True)
+    ]
+    return torch.stack(losses).sum() / sum(weights)
+
+
+def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:
+    """Resample labels (B, D, H, W) to another size, by the nearest voxel."""
+    for axis, (new, old) in enumerate(zip(size, labels.shape[1:], strict=True), start=1):
+        if new != old:
+            # The middle of voxel i is at (2i + 1) / 2: integers, as a half has too few digits.
+            centers = torch.arange(1, 2 * new, 2, device=labels.device) * old // (2 * new)
+            labels = labels.index_select(axis, centers)
+    return labels
