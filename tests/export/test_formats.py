@@ -56,14 +56,14 @@ def randomize_norms(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("option", MODELS)
 def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, option):
-    patch = (16, 16, 16) if option == "dynunet" else (17, 16, 19)
     variation = VARIED.get(option, [])
     keys = {override.split("=")[0] for override in variation}
     shrunk = [o for o in SHRUNK.get(option, []) if o.split("=")[0] not in keys]
     overrides = [*shrunk, *variation]
-    model = randomize_norms(
-        build_network(composed(f"model={option}", *overrides, "data.in_channels=2"))
-    )
+    settings = composed(f"model={option}", *overrides, "data.in_channels=2")
+    takes_any_size = option.startswith(("unet_", "naive_"))
+    patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
+    model = randomize_norms(build_network(settings))
     program = export_program(to_plain_operators(model), 2, patch)
     batches = [torch.randn(1, 2, *patch), torch.randn(3, 2, *patch)]
     for ending, (write, open_session) in FORMATS.items():

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from unet3d.checkpointing.find_blocks import find_blocks
 from unet3d.errors import UsageError
-from unet3d.types import HasBlocks, HasRetention
+from unet3d.types import HasRetention
 
 
 class RecomputeBlocks:
@@ -24,14 +25,14 @@ class RecomputeBlocks:
 
     def apply(self, model: nn.Module) -> None:
         """Wrap the forward of these blocks; parameters, buffers and their names do not change."""
-        if not isinstance(model, HasBlocks):
+        blocks = find_blocks(model)
+        if not blocks:
             raise UsageError(
                 f"{type(model).__name__} does not list its blocks, which checkpointing=blocks "
                 "recomputes: use checkpointing=none"
             )
         if isinstance(model, HasRetention):
             model.retention = None
-        blocks = list(model.blocks())
         known = {level for level, _ in blocks}
         levels = known if self.levels == "all" else set(self.levels)
         if not levels <= known:
@@ -43,7 +44,7 @@ class RecomputeBlocks:
                 module.forward = partial(checkpoint_block, type(module).forward, module)
 
 
-def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any) -> Any:
+def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Run `forward` and store only its inputs; backward runs it again."""
     return checkpoint(
         forward,
@@ -51,6 +52,7 @@ def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any) -> Any:
         *inputs,
         use_reentrant=False,
         context_fn=lambda: (nullcontext(), preserve_buffers(module)),
+        **options,
     )
 
 

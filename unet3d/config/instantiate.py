@@ -56,7 +56,7 @@ class Factory:
             raise UsageError(f"{name}: {summarize_error(error.__cause__ or error)}") from error
         except UsageError:
             raise
-        except (TypeError, ValueError) as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise UsageError(f"{name}: {summarize_error(error)}") from error
 
 

@@ -11,8 +11,11 @@ def average_levels(
 ) -> Tensor:
     """Return the weighted mean of a loss over the levels of deep supervision, finest first.
 
-    Each level has half the weight of the one before and sees the labels at its own resolution.
+    Each level has half the weight of the one before and sees the labels at its own resolution. A
+    tensor (B, L, K, D, H, W), as of MONAI's DynUNet, holds levels at the same resolution.
     """
+    if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
+        logits = logits.unbind(1)
     if isinstance(logits, Tensor):
         return compute(logits, resize_labels(labels, logits.shape[2:]))
     outputs = list(logits)

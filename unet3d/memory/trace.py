@@ -205,8 +205,8 @@ class Trace(TorchDispatchMode):
             return read_scalar(func, args)
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
-        if is_short_arange(func, args):
-            values = arange_with_values(func, args, kwargs)
+        if is_short_range(func, args):
+            values = range_with_values(func, args, kwargs)
             self._see(values, None, "arange")
             return values
         in_backward = torch._C._current_graph_task_id() != -1
@@ -459,14 +459,27 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or has_channels_last_memory(x)
 
 
-def is_short_arange(func: Any, args: tuple) -> bool:
-    """Return whether an operation makes a few numbers, which losses of MONAI loop over."""
+def is_short_range(func: Any, args: tuple) -> bool:
+    """Return whether an operation makes a few numbers, which some networks and losses read."""
+    if func.overloadpacket is aten.linspace:
+        return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
     is_short = all(isinstance(a, int) and abs(a) < 64 for a in args)
     return func.overloadpacket is aten.arange and is_short
 
 
-def arange_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short arange with real values."""
+class ShortRanges(TorchDispatchMode):
+    """Give short ranges their values in the body, also under FakeTensorMode."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if is_short_range(func, args):
+            return range_with_values(func, args, kwargs or {})
+        return func(*args, **kwargs or {})
+
+
+def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short range with real values."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return func(*args, **kwargs)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from unet3d.memory.cudnn import follow_cudnn
 from unet3d.memory.estimate import Step, simulate_cuda_step
-from unet3d.memory.trace import arange_with_values, is_short_arange, read_scalar
+from unet3d.memory.trace import is_short_range, range_with_values, read_scalar
 
 aten = torch.ops.aten
 
@@ -130,8 +130,8 @@ def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args)
     if func is aten._local_scalar_dense.default:
         return read_scalar(func, args)
-    if is_short_arange(func, args):
-        return arange_with_values(func, args, kwargs)
+    if is_short_range(func, args):
+        return range_with_values(func, args, kwargs)
     return follow_cudnn(func, args, func(*args, **kwargs))
 
 

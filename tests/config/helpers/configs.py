@@ -36,6 +36,13 @@ SHRUNK = {
     "naive_small": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
     "naive_large": ["model.encoder=[4,8,8]", "model.decoder=[8,4]"],
     "dynunet": ["model.filters=[4,8,8]"],
+    "segresnet": ["model.norm=[group,{num_groups:4}]", "model.init_filters=4"],
+    "segresnet_ds": ["model.init_filters=4", "model.blocks_down=[1,1,2]", "model.dsdepth=2"],
+    "attention_unet": ["model.channels=[4,8,8]"],
+    "unetr": ["model.feature_size=4", "model.hidden_size=24", "model.mlp_dim=24"],
+    "swin_unetr": ["model.feature_size=12", "model.norm_name=batch", "data.patch_size=[32,32,32]"],
+    "basic_unet": ["model.features=[4,4,8,8,8,4]", "data.patch_size=[32,32,32]"],
+    "mednext": ["model.init_filters=4", "data.patch_size=[32,32,32]"],
 }
 """Overrides by network that keep its shape and make it narrow enough for a test."""
 

@@ -55,7 +55,7 @@ def test_a_configured_strategy_is_kept(composed, strategy):
 
 def test_strategies_are_listed_from_the_least_work_to_the_least_memory(composed):
     assert list_strategies(composed()) == ("fused", "skips", "lean", "leanest")
-    assert list_strategies(composed("model=dynunet")) == ("none",)
+    assert list_strategies(composed("model=dynunet")) == ("none", "blocks")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.checkpointing.find_blocks import find_blocks
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.types import HasBlocks, HasRetention
+from unet3d.types import HasRetention
 from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory.training_step import make_step_factory
 from unet3d.workflows.shared.network import build_network
@@ -27,7 +28,7 @@ def list_strategies(settings: TrainingSettings) -> tuple[str, ...]:
         model = build_network(settings)
     if isinstance(model, HasRetention):
         return FUSED_STRATEGIES
-    return ("none", "blocks") if isinstance(model, HasBlocks) else ("none",)
+    return ("none", "blocks") if find_blocks(model) else ("none",)
 
 
 def list_leaner_strategies(settings: TrainingSettings) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from torch import nn
 from unet3d.config.settings.network import NetworkSettings, parse_saved_network
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
+from unet3d.memory.trace import ShortRanges
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 
 
@@ -25,11 +26,12 @@ def build_network(settings: TrainingSettings) -> nn.Module:
 
 def build_bound_network(network: NetworkSettings) -> nn.Module:
     """Build a network whose sizes are known; refuse a pool= that it would ignore."""
-    if "pool" in inspect.signature(network.model.target).parameters:
-        return network.model(pool=network.pool())
-    if network.pool_is_chosen:
-        raise UsageError(f"model={network.name} does not use pool=: remove it")
-    return network.model()
+    with ShortRanges():
+        if "pool" in inspect.signature(network.model.target).parameters:
+            return network.model(pool=network.pool())
+        if network.pool_is_chosen:
+            raise UsageError(f"model={network.name} does not use pool=: remove it")
+        return network.model()
 
 
 def build_saved_network(metadata: Mapping[str, Any], allow_targets: Sequence[str]) -> nn.Module:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
+from unet3d.errors import UsageError, summarize_error
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.types import HasHeads
 from unet3d.workflows.shared.dataset import ResolvedDataset
@@ -55,6 +56,16 @@ def trace_heads(
     settings: TrainingSettings, dataset: ResolvedDataset, num_outputs: int
 ) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
+    size = settings.data.patch_size
     with FakeTensorMode():
-        image = torch.zeros(2, len(dataset.channels), *settings.data.patch_size)
-        return find_heads(build_network(settings), image, num_outputs)
+        network = build_network(settings)
+        image = torch.zeros(2, len(dataset.channels), *size)
+        try:
+            return find_heads(network, image, num_outputs)
+        except DataDependentOutputException:  # it reads values
+            return []
+        except Exception as error:
+            raise UsageError(
+                f"model={settings.network.name} cannot take patches of "
+                f"{'x'.join(map(str, size))}: {summarize_error(error)}"
+            ) from error

@@ -1,0 +1,125 @@
+"""Networks of MONAI: each file of conf/model trains, predicts and recomputes its blocks."""
+
+import gzip
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from tests.config.helpers.configs import SHRUNK
+from unet3d.checkpointing.find_blocks import MONAI_BLOCKS, find_blocks
+from unet3d.checkpointing.offload import OffloadActivations
+from unet3d.checkpointing.recompute import RecomputeBlocks
+from unet3d.config.compose import get_config_dir
+from unet3d.errors import UsageError
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.workflows.shared.network import build_network
+from unet3d.workflows.training.build import build_training
+
+NETWORKS = sorted(
+    path.stem
+    for path in (get_config_dir() / "model").glob("*.yaml")
+    if "_target_: monai." in path.read_text()
+)
+LARGE = ("mednext", "swin_unetr", "unetr")
+EACH = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in NETWORKS]
+DEEP = {
+    "dynunet": [
+        *("+model.deep_supervision=true", "+model.deep_supr_num=2", "model.filters=[4,8,8,8]"),
+        *("model.kernel_size=[3,3,3,3]", "model.strides=[1,2,2,2]"),
+        "model.upsample_kernel_size=[2,2,2]",
+    ],
+    "mednext": ["model.deep_supervision=true"],
+    "segresnet_ds": ["model.dsdepth=3"],
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_network_is_estimated_trains_and_predicts(unet3d, tmp_path, name):
+    from unet3d.cli.main import main
+
+    assert unet3d(f"model={name}", *SHRUNK[name], "memory.estimate=true") == 0
+    scan = np.random.default_rng(0).normal(size=(20, 24, 18)).astype(np.float32)
+    nib.save(nib.Nifti1Image(scan, np.eye(4)), tmp_path / "scan.nii.gz")
+    words = [f"checkpoint={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"]
+    words += [f"input={tmp_path / 'scan.nii.gz'}", f"output={tmp_path / 'labels'}"]
+    assert main(["predict", *words]) == 0
+    [labels] = (tmp_path / "labels").glob("*.nii.gz")
+    assert gzip.decompress(labels.read_bytes())
+    assert nib.load(labels).shape == scan.shape
+
+
+def train_two_steps(model, size):
+    optimizer, results = torch.optim.SGD(model.parameters(), 0.05), []
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(2, 1, *size, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 4, (2, *size), generator=generator, dtype=torch.uint8)
+        optimizer.zero_grad()
+        loss = DiceCE()(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        results += [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [*results, *model.state_dict().values()]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed, name):
+    results = []
+    for strategy in (
+        None,
+        RecomputeBlocks(),
+        OffloadActivations(["offload"], ["store_all"], min_mib=0),
+    ):
+        torch.manual_seed(0)
+        settings = composed(f"model={name}", *SHRUNK[name], *DEEP.get(name, []))
+        model = build_network(settings).double().train()
+        if strategy is not None:
+            strategy.apply(model)
+        torch.manual_seed(1)  # stochastic depth
+        results.append(train_two_steps(model, settings.data.patch_size))
+    plain, *others = results
+    assert len(plain) > 20
+    for other in others:
+        assert all(a.equal(b) for a, b in zip(plain, other, strict=True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_blocks_hold_most_parameters_of_a_network(composed, name):
+    model = build_network(composed(f"model={name}", *SHRUNK[name]))
+    blocks = [block for _, block in find_blocks(model)]
+    assert len({id(block) for block in blocks}) == len(blocks)
+    assert {type(block).__name__ for block in blocks} <= set(MONAI_BLOCKS)
+    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    assert inside > 0.5 * sum(p.numel() for p in model.parameters())
+
+
+def test_blocks_of_other_projects_are_not_taken_for_monais():
+    class TwoConv(torch.nn.Conv3d):
+        pass
+
+    assert find_blocks(torch.nn.Sequential(TwoConv(1, 1, 1))) == []
+
+
+def test_levels_of_deep_supervision_at_full_size_have_halving_weights(composed):
+    settings = composed("model=dynunet", *DEEP["dynunet"])
+    model, x = build_network(settings).train(), torch.randn(2, 1, 16, 16, 16)
+    labels = torch.randint(0, 4, (2, 16, 16, 16))
+    outputs = model(x)
+    assert outputs.dim() == 6
+    one, two, three = (DiceCE()(y, labels) for y in outputs.unbind(1))
+    torch.testing.assert_close(DiceCE()(outputs, labels), (one + two / 2 + three / 4) / 1.75)
+
+
+def test_a_patch_that_a_network_cannot_take_is_named(composed, tmp_path):
+    settings = composed("model=dynunet", "data.patch_size=[15,16,16]")
+    with pytest.raises(UsageError, match=r"^model=dynunet cannot take patches of 15x16x16: "):
+        build_training(settings, tmp_path)
+
+
+def test_every_network_of_monai_says_which_patches_it_takes():
+    for name in NETWORKS:
+        first = (Path(get_config_dir()) / "model" / f"{name}.yaml").read_text().splitlines()[0]
+        assert "atch" in first, name
