@@ -1,5 +1,6 @@
 """An interrupted and resumed run ends like an uninterrupted one, bit for bit."""
 
+import csv
 import gc
 import os
 import signal
@@ -21,7 +22,10 @@ from unet3d.workflows.training.run import resolve_start
 
 pytestmark = pytest.mark.slow
 
-LONG = ["data.layout.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"]
+LONG = [
+    *("data.layout.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"),
+    "logger=[tensorboard,csv]",
+]
 """Three steps per epoch: the run ends within the third epoch."""
 
 
@@ -71,7 +75,7 @@ def train(request, folder, *callbacks):
 
 
 def read_results(folder):
-    """Return the checkpoints of a run and its curves in TensorBoard."""
+    """Return the checkpoints of a run, and its curves in TensorBoard and in the CSV file."""
     log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     log.Reload()
     curves = {}
@@ -92,7 +96,16 @@ def read_results(folder):
             content["callbacks"]["TrainingWarnings"],
             content["global_step"],
         )
-    return contents, dict(sorted(curves.items()))
+    return contents, dict(sorted(curves.items())), read_csv(folder / "csv" / "metrics.csv")
+
+
+def read_csv(path):
+    """Return the steps of a table, and each of its curves."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name.startswith(("train/", "val/"))]
+    curves = {name: [(row["step"], row[name]) for row in rows if row[name]] for name in names}
+    return [row["step"] for row in rows], dict(sorted(curves.items()))
 
 
 def assert_same(a, b, where=""):

@@ -16,7 +16,7 @@ from unet3d.cli.arguments import (
     quote_override,
 )
 from unet3d.cli.error_messages import run_with_error_handling
-from unet3d.config.compose import ComposedConfig, Composition, get_config_dir
+from unet3d.config.compose import ComposedConfig, Composition, get_config_dir, read_choices
 from unet3d.config.user_configs import check_config_dirs
 from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
 from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
@@ -117,7 +117,7 @@ class _Jobs:
             self.sweep_folders.add(Path(own.sweep.dir).absolute())
         composition = Composition(
             command=self.command,
-            choices=dict(own.runtime.choices),
+            choices=read_choices(own.runtime.choices, overrides),
             overrides=tuple(overrides),
             sweeping=self.sweeping,
         )

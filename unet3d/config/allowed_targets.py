@@ -11,7 +11,7 @@ from unet3d.errors import UsageError, summarize_error
 
 ALLOWED = (
     *("unet3d.data", "unet3d.model", "unet3d.pool", "unet3d.loss", "unet3d.checkpointing"),
-    *("unet3d.lit.lr_schedule", "unet3d.lit.fault_tolerant_io.FaultTolerantTensorBoardLogger"),
+    *("unet3d.lit.lr_schedule", "unet3d.lit.loggers"),
     *("monai.networks.nets", "monai.losses", "torch.nn", "torch.optim"),
     *("lightning.pytorch.Trainer", "lightning.pytorch.trainer", "lightning.pytorch.loggers"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from unet3d.config.compose import Composition, get_config_dir
+from unet3d.config.compose import Composition, get_config_dir, split_options
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -20,7 +20,7 @@ def list_option_help(
     """Yield a group's options, the selected one with a star, and the first comment of each."""
     paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
     for name, path in {path.stem: path for path in paths}.items():
-        star = "*" if choice == name else " "
+        star = "*" if name in split_options(choice) else " "
         text = path.read_text("utf-8")
         lines = [line for line in text.splitlines() if not line.startswith("# @")]
         yield f"{star} {group}={name}", lines[0].lstrip("# ") if lines[0].startswith("#") else ""
@@ -74,8 +74,9 @@ def collect_comments(composition: Composition, config_dirs: Sequence[Path]) -> d
         comments |= parse_comments(get_config_dir() / "train.yaml")
     comments |= parse_comments(command_file)
     for group, option in composition.choices.items():
-        for path in list_parent_files(group, str(option), config_dirs):
-            comments |= parse_comments(path, f"{group}.")
+        for name in split_options(str(option)):
+            for path in list_parent_files(group, name, config_dirs):
+                comments |= parse_comments(path, f"{group}.")
     return comments
 
 

@@ -60,11 +60,27 @@ def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
 def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfig:
     """Compose within Hydra as it was initialized."""
     config = compose(command, overrides=list(overrides), return_hydra_config=True)
-    choices = dict(config.hydra.runtime.choices)
+    choices = read_choices(config.hydra.runtime.choices, overrides)
     with open_dict(config):
         del config["hydra"]
     composition = Composition(command=command, choices=choices, overrides=tuple(overrides))
     return ComposedConfig(config=config, composition=composition)
+
+
+def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
+    """Return the option of each group; Hydra leaves out groups with several, as in [a,b]."""
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
+    lists = {g: o for g, o in given.items() if g in list_config_groups() and o.startswith("[")}
+    return dict(choices) | lists
+
+
+def split_options(option: str) -> list[str]:
+    """Return the options of a choice.
+
+    >>> split_options("[tensorboard,csv]"), split_options("csv")
+    (['tensorboard', 'csv'], ['csv'])
+    """
+    return [name.strip() for name in option.strip("[]").split(",")]
 
 
 def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> ComposedConfig:

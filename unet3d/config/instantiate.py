@@ -72,6 +72,15 @@ def read_factory(config: DictConfig, key: str) -> Factory:
     return Factory(key, to_plain(node), read_allowed_packages(config), references)
 
 
+def read_factories(config: DictConfig, key: str) -> dict[str, Factory]:
+    """Read a node whose entries have a `_target_` each; entries of null are left out."""
+    node = OmegaConf.select(config, key, default=OmegaConf.create())
+    if not isinstance(node, DictConfig) or "_target_" in node:
+        raise UsageError(f"{key} must have names below it, and a _target_ below each of them")
+    names = [str(name) for name in node if node[name] is not None]
+    return {name: read_factory(config, f"{key}.{name}") for name in names}
+
+
 def _select(config: DictConfig, key: str) -> DictConfig:
     node = config
     for part in key.split("."):

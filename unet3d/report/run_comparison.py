@@ -14,7 +14,7 @@ from unet3d.units import GIB, MIB
 
 HIDDEN_KEYS = (
     *("resume", "init_from", "data.root", "data.cache", "debug", "save_every_seconds"),
-    *("trainer.enable_progress_bar", "data.num_workers"),
+    *("trainer.enable_progress_bar", "data.num_workers", "logger"),
 )
 """Keys that do not affect a run's result."""
 

@@ -10,7 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig, Composition, compose_config, get_config_dir
-from unet3d.config.instantiate import Factory, read_factory
+from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
@@ -102,7 +102,7 @@ class TrainingSettings:
     optimizer: Factory
     scheduler: Factory
     trainer: TrainerSettings
-    logger: Factory
+    loggers: Mapping[str, Factory]  # by name
     precision: str
     compile: bool
     tf32: bool
@@ -229,7 +229,7 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         optimizer=read_factory(config, "optimizer"),
         scheduler=read_factory(config, "scheduler"),
         trainer=_parse_trainer(config),
-        logger=read_factory(config, "logger"),
+        loggers=read_factories(config, "logger"),
         precision=parse_precision(read(config, "precision")),
         compile=read_bool(config, "compile"),
         tf32=read_bool(config, "tf32"),

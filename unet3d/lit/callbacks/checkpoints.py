@@ -9,11 +9,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from unet3d.checkpoint_file import save_checkpoint
 from unet3d.lit.lightning_internals import dump_checkpoint
+from unet3d.lit.loggers.run_logger import list_run_loggers
 
 MAX_TIME_FRACTION = 0.01
 """Largest fraction of a run's time that may go into saving `last.ckpt`."""
@@ -110,9 +110,8 @@ class BestCheckpoint(Callback):
 
 def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:
     """Save the full training state, and flush the metrics that were logged before it."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()
+    for logger in list_run_loggers(trainer):
+        logger.flush()
     trainer.strategy.checkpoint_io.save_checkpoint(dump_checkpoint(trainer), path)
 
 

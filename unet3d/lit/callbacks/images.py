@@ -6,16 +6,16 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from unet3d.data.preprocessing.resampling import get_plane_names, reorient
+from unet3d.lit.loggers.run_logger import list_run_loggers
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
 
 class CaseImages(Callback):
-    """Log slices of the first `cases` volumes, with reference and prediction, to TensorBoard.
+    """Log slices of the first `cases` volumes, with reference and prediction.
 
     `orientation` is the orientation code of the preprocessed volumes, `spacing_mm` their voxel
     spacing by case.
@@ -47,15 +47,13 @@ class CaseImages(Callback):
     ) -> None:
         if batch_idx >= self.cases or trainer.sanity_checking or outputs is None:
             return
-        loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
-        if not loggers or not trainer.is_global_zero:
+        loggers = list_run_loggers(trainer)
+        if not loggers:
             return
         case = batch["case"][0]
         rgb = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
         for logger in loggers:
-            logger.experiment.add_image(
-                f"cases/{case}", rgb, trainer.global_step - 1, dataformats="HWC"
-            )
+            logger.log_image(f"cases/{case}", rgb, trainer.global_step - 1)
 
     def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
         """Return an RGB image (H, W, 3) of volumes (D, H, W)."""

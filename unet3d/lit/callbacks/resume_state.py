@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
@@ -20,8 +19,8 @@ from unet3d.lit.lightning_internals import (
     get_logger_step,
     is_optimizer_step,
     is_validation_epoch,
-    set_purge_step,
 )
+from unet3d.lit.loggers.run_logger import list_run_loggers
 
 
 class ResumeState(Callback):
@@ -133,10 +132,9 @@ class ResumeState(Callback):
 
 
 def purge_events_after(trainer: pl.Trainer, step: int) -> None:
-    """Hide what earlier runs in this folder logged to TensorBoard from `step` on."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            set_purge_step(logger, step)
+    """Drop what earlier runs in this folder logged from `step` on."""
+    for logger in list_run_loggers(trainer):
+        logger.forget_after(step)
 
 
 def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: Any) -> int:

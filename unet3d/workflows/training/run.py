@@ -19,7 +19,7 @@ from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
 from unet3d.lit.callbacks.checkpoints import remove_leftovers
 from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
-from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
+from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.resume import is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision

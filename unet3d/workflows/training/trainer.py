@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.lit.distributed import DDPWithoutSigtermBroadcast, RankEnvironment
-from unet3d.lit.fault_tolerant_io import FaultTolerantCheckpointIO
+from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.precision import TrueHalfPrecision
 from unet3d.lit.warning_filters import silence_lightning
 from unet3d.machine.device import Precision
@@ -43,7 +43,7 @@ def build_trainer(
             "num_nodes": process.num_nodes,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
-    logger = settings.logger(save_dir=folder)
+    loggers = [logger(save_dir=folder) for logger in settings.loggers.values()]
     try:
         return trainer.factory(
             accelerator=device,
@@ -52,7 +52,7 @@ def build_trainer(
             max_steps=-1,
             max_time=None,
             callbacks=callbacks,
-            logger=logger,
+            logger=loggers,
             plugins=plugins,
             default_root_dir=folder,
             enable_model_summary=False,

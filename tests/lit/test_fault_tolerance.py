@@ -9,7 +9,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from unet3d.lit.callbacks import checkpoints
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.fault_tolerant_io import AppendOnlyEventFile, FaultTolerantCheckpointIO
+from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
+from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.module import SegmentationModule
 
 
@@ -113,7 +114,7 @@ def test_a_run_whose_disk_has_space_again_succeeds(
 
 
 def test_an_event_file_holds_complete_records_only(tiny, capsys):
-    events = AppendOnlyEventFile(tiny / "events")
+    events = AppendOnlyFile(tiny / "events")
     events.write(b"a" * 1000)
     for _ in range(3):
         events.write(b"b" * 8 * 2**20)

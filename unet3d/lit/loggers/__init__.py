@@ -1,0 +1,1 @@
+"""Loggers: what conf/logger names. Each shows the same of a run."""
