@@ -78,6 +78,9 @@ FILES = {
             "tensorboard/events.out.tfevents.*": "curves, slices with reference and prediction, "
             "figures of the memory of a step, the config and hparams: `tensorboard --logdir` "
             "with the folder of the run",
+            "csv/metrics.csv": "with `logger=csv`: one row per step, one column per metric",
+            "csv/hparams.yaml": "with `logger=csv`: the hyperparameters",
+            "csv/images/*.png": "with `logger=csv`: pictures, by name and step",
             ".hydra/*.yaml": "Hydra's composed config, its own settings, and the overrides",
             "memory_snapshot.pickle": "with `memory.snapshot=true`, if a GPU ran out of memory: "
             "for pytorch.org/memory_viz",

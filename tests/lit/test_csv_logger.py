@@ -24,7 +24,7 @@ def test_a_step_has_one_row_however_often_it_is_written(tmp_path):
     assert [row["loss"] for row in read(tmp_path)] == ["1.0", "0.5"]
     logger.log_metrics({"dice": 0.25}, 1)
     logger.log_metrics({"loss": 0.1}, 2)
-    logger.close()
+    logger.close(finished=True)
     assert read(tmp_path) == [
         {"step": "0", "loss": "1.0", "dice": ""},
         {"step": "1", "loss": "0.5", "dice": "0.25"},
@@ -36,13 +36,13 @@ def test_a_resumed_run_replaces_the_rows_since_its_checkpoint(tmp_path):
     first = CsvLogger(tmp_path)
     for step in range(4):
         first.log_metrics({"loss": float(step)}, step)
-    first.close()
+    first.close(finished=True)
     second = CsvLogger(tmp_path)
     second.forget_after(2)
     assert [row["step"] for row in read(tmp_path)] == ["0", "1"]
     second.log_metrics({"dice": 0.5}, 1)
     second.log_metrics({"loss": 7.0}, 2)
-    second.close()
+    second.close(finished=True)
     assert [tuple(row.values()) for row in read(tmp_path)] == [
         ("0", "0.0", ""),
         ("1", "1.0", "0.5"),
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     logger = CsvLogger(tmp_path)
     for step in range(3):
         logger.log_metrics({"loss": 1.0}, step)
-    logger.close()
+    logger.close(finished=True)
     assert capsys.readouterr().err.count("some metrics were not logged") == 1
 
 
@@ -80,7 +80,7 @@ def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed
     assert isinstance(own, RunLogger)
     assert isinstance(table, CsvLogger)
     assert isinstance(plain, OtherLogger)
-    run.callbacks.dashboard.finish({"dice": 0.5}, 2)
+    run.callbacks.dashboard.finish({"dice": 0.5}, 2, finished=True)
     rows = read(tmp_path)
     assert [row["step"] for row in rows] == ["0", "1", "2"]
     assert rows[-1]["final/dice"] == "0.5"

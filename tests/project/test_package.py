@@ -118,6 +118,10 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
     extras = PROJECT["optional-dependencies"]
-    optional = {Requirement(line).name for name in ("export", "nnunet") for line in extras[name]}
+    optional = {
+        Requirement(line).name
+        for name in ("export", "mlflow", "nnunet", "wandb")
+        for line in extras[name]
+    }
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it

@@ -132,14 +132,15 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
             unwritten = run.list_unwritten_checkpoints()
             unwritten += try_write_report(report, path) if is_main else []
             if not finished:
-                run.callbacks.dashboard.finish({}, 0)
+                run.callbacks.dashboard.finish({}, 0, finished=False)
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not is_main:
         return 0
     if should_evaluate(run) and not unwritten:
         report["evaluation"] = evaluate_best_checkpoint(run, log=print)
         unwritten = try_write_report(report, path)
-    run.callbacks.dashboard.finish(run_report.select_headline_metrics(report), report["steps"])
+    metrics = run_report.select_headline_metrics(report)
+    run.callbacks.dashboard.finish(metrics, report["steps"], finished=True)
     print("\n" + run_report.format_report_table(report))
     if unwritten:
         raise RunError("; ".join(unwritten))

@@ -137,6 +137,7 @@ def format_report_table(report: Mapping[str, Any]) -> str:
     rows += make_estimate_rows(report["memory"])
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run folder", report["folder"]))
-    rows.append(("TensorBoard", format_tensorboard_command(report["folder"])))
+    if "tensorboard" in (report["config"].get("logger") or {}):
+        rows.append(("TensorBoard", format_tensorboard_command(report["folder"])))
     rows += [("warning", message) for message in report.get("warnings", [])]
     return indent(format_columns(rows, left=2), "  ")

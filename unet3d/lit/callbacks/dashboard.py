@@ -65,13 +65,13 @@ class Dashboard(Callback):
         for logger in self.loggers if metrics else ():
             logger.log_metrics(metrics, step)
 
-    def finish(self, metrics: Mapping[str, float], step: int) -> None:
+    def finish(self, metrics: Mapping[str, float], step: int, *, finished: bool) -> None:
         """Log the final metrics and close the loggers."""
         final = {f"final/{name}": metrics[name] for name in FINAL_METRICS if name in metrics}
         for logger in self.loggers:
             if final:
                 logger.log_metrics(final, step)
-            logger.close()
+            logger.close(finished=finished)
         self.loggers = []
 
 

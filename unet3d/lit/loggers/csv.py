@@ -103,7 +103,7 @@ class CsvLogger(Logger):
         self.file.write(self._format(self.row).encode())
         self.is_written = True
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
         """Write the last row."""
         self.flush()
 

@@ -46,8 +46,11 @@ class RunLogger(Protocol):
         """Write what was logged so far: a checkpoint that continues from it is saved next."""
         ...
 
-    def close(self) -> None:
-        """End the run's log. Lightning's `finalize` comes before the final metrics."""
+    def close(self, *, finished: bool) -> None:
+        """End the run's log; unless it is `finished`, it may be resumed.
+
+        Lightning's `finalize` comes before the final metrics.
+        """
         ...
 
 
@@ -75,7 +78,7 @@ class OtherLogger:
         """Write what was logged so far."""
         self.logger.save()
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
         """Write the final metrics; Lightning has called `finalize` before them."""
         self.logger.save()
 

@@ -80,7 +80,7 @@ class FaultTolerantTensorBoardLogger(TensorBoardLogger):
         """Write what is in the queue."""
         self.experiment.flush()
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
         """Close the writer."""
         self.experiment.close()
 

@@ -1,0 +1,96 @@
+"""Log each step once to a service that cannot take anything back.
+
+A killed run continues from its last checkpoint and logs the steps since then again. So rows wait
+here until a checkpoint contains them. The row of the current step may get more values: it waits in
+a file, with its images.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.atomic_write import atomic_write
+from unet3d.lit.loggers.append_only_file import warn
+
+Row = dict[str, float | Path]
+
+
+class HeldRows:
+    """Rows by step, which `send` takes in order, each once; images are paths of PNG files.
+
+    `folder` keeps what the next process needs: the id of the run there, the first step that was
+    not sent, and its row so far. If the process is killed between sending rows and writing this
+    file, they are sent twice.
+    """
+
+    def __init__(self, folder: Path, send: Callable[[int, Row], None]):
+        self.folder, self.send = folder, send
+        self.run_id: str | None = None
+        self.next_step = 0  # the first that was not sent
+        self.rows: dict[int, Row] = {}
+        self.warned = False
+
+    def continue_from(self, step: int) -> None:
+        """Continue the log of the folder's earlier run, which logs `step` and later again."""
+        if step == 0 or not self._path.exists():
+            return
+        saved = json.loads(self._path.read_text("utf-8"))
+        self.run_id, self.next_step = saved["run_id"], saved["next_step"]
+        values: dict[str, Any] = saved["row"]
+        if self.next_step < step and values:
+            self.rows[self.next_step] = {
+                name: Path(value) if isinstance(value, str) else value
+                for name, value in values.items()
+            }
+
+    def add(self, metrics: Mapping[str, float | Path], step: int | None) -> None:
+        """Add values to the row of a step, unless it was sent."""
+        if step is not None and step >= self.next_step:
+            self.rows.setdefault(step, {}).update(metrics)
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Write an image to a file, and add it to the row of a step."""
+        from PIL import Image
+
+        path = self.folder / "images" / name / f"{step}.png"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.ascontiguousarray(image)).save(path)
+        except OSError as error:
+            self._warn(error)
+        else:
+            self.add({name: path}, step)
+
+    def flush(self, *, all_rows: bool = False) -> None:
+        """Send all rows but that of the current step, or `all_rows`, and note what was sent."""
+        steps = sorted(self.rows)
+        for step in steps if all_rows else steps[:-1]:
+            self.send(step, self.rows.pop(step))
+            self.next_step = step + 1
+        if self.rows:
+            self.next_step = next(iter(self.rows))
+        row = {n: str(v) if isinstance(v, Path) else v for n, v in self._get_current().items()}
+        content = {"run_id": self.run_id, "next_step": self.next_step, "row": row}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._path) as draft:
+                draft.write_text(json.dumps(content), "utf-8")
+        except OSError as error:
+            self._warn(error)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "held.json"
+
+    def _get_current(self) -> Row:
+        return next(iter(self.rows.values()), {})
+
+    def _warn(self, error: OSError) -> None:
+        if not self.warned:
+            self.warned = True
+            warn(
+                f"{self.folder}: {error.strerror}; some metrics may be missing; training continues"
+            )

@@ -1,0 +1,112 @@
+"""Log to Weights & Biases, online or offline; a run that is resumed continues there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from unet3d.errors import UsageError
+from unet3d.lit.loggers.held_rows import HeldRows, Row
+from unet3d.lit.loggers.run_logger import RunFacts
+
+STEP = "trainer/global_step"
+
+
+class RunWandbLogger(Logger):
+    """Log rows of W&B's history under the step of the trainer.
+
+    Rows are sent when a checkpoint is saved. Lightning's WandbLogger would log the steps since the
+    last checkpoint twice after a kill.
+    """
+
+    def __init__(
+        self,
+        save_dir: Path,
+        *,
+        project: str,
+        mode: Literal["offline", "online"] = "offline",
+        entity: str | None = None,
+        run_name: str | None = None,
+    ):
+        super().__init__()
+        try:
+            import wandb
+        except ImportError as error:
+            raise UsageError("logger=wandb needs pip install 'unet3d[wandb]'") from error
+        if mode not in ("online", "offline"):
+            raise UsageError(f"logger.wandb.mode is online or offline, got {mode}")
+        self.wandb, self.folder = wandb, Path(save_dir)
+        self.project, self.mode, self.entity, self.run_name = project, mode, entity, run_name
+        self.rows = HeldRows(self.folder / "wandb" / "held", self._send)
+        self.run: Any = None
+
+    @property
+    def name(self) -> str:
+        """Return the project's name."""
+        return self.project
+
+    @property
+    def version(self) -> str | None:
+        """Return the run's id."""
+        return self.rows.run_id
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Set the run's config."""
+        self.run.config.update(dict(params), allow_val_change=True)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add values to the row of a step."""
+        self.rows.add({name: float(value) for name, value in metrics.items()}, step)
+
+    def start(self, facts: RunFacts, step: int) -> None:
+        """Open the run, or continue it; its config has the hyperparameters first."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rows.run_id = self.rows.run_id or token_hex(4)
+        self.run = self.wandb.init(
+            id=self.rows.run_id,
+            resume="allow",
+            dir=str(self.folder),
+            project=self.project,
+            mode=self.mode,
+            entity=self.entity,
+            name=self.run_name or self.folder.resolve().name,
+            settings=self.wandb.Settings(silent=True, console="off"),
+        )
+        self.run.define_metric(STEP)
+        self.run.define_metric("*", step_metric=STEP)
+        self.log_hyperparams({**facts.choices, "config": yaml.safe_load(facts.config)})
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Add an image to the row of a step."""
+        self.rows.add_image(name, image, step)
+
+    def forget_after(self, step: int) -> None:
+        """Continue the folder's run, if there is one."""
+        self.rows.continue_from(step)
+
+    def flush(self) -> None:
+        """Send the rows of completed steps."""
+        if self.run is not None:
+            self.rows.flush()
+
+    def close(self, *, finished: bool) -> None:
+        """End the run; the last row of one that may be resumed is not complete."""
+        if self.run is not None:
+            self.rows.flush(all_rows=finished)
+            self.run.finish(exit_code=0 if finished else 1)
+            self.run = None
+
+    def save(self) -> None:
+        """Do nothing: rows are sent with the next checkpoint."""
+
+    def _send(self, step: int, row: Row) -> None:
+        image = self.wandb.Image
+        values = {n: image(str(v)) if isinstance(v, Path) else v for n, v in row.items()}
+        self.run.log({**values, STEP: step}, step=step)
