@@ -128,6 +128,27 @@ def test_a_checkpoint_cannot_extend_what_it_may_name(composed, tmp_path):
         load_ensemble([path])
 
 
+OTHERS = (
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "unet3d.lit.loggers.csv.CsvLogger",
+    "monai.losses.DiceLoss",
+    "torch.optim.SGD",
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_names_networks_only_while_a_config_names_more(composed, tmp_path, name):
+    assert isinstance(resolve_target("x", name, user_packages=[]), type)
+    metadata = build_training(composed(), tmp_path).module.metadata
+    evil = {**metadata["config"], "model": {"_target_": name}}
+    with pytest.raises(UsageError, match=r"a checkpoint may only name classes of unet3d\.model, "):
+        build_saved_network({"config": evil}, [])
+    nested = {**metadata["config"]["model"], "pool_kernel": {"_target_": name}}
+    with pytest.raises(UsageError, match=r"model\.pool_kernel\._target_ names"):
+        build_saved_network({"config": {**metadata["config"], "model": nested}}, [])
+
+
 def test_the_command_line_refuses_in_one_line(unet3d, capsys):
     assert unet3d("model._target_=evil.Network") == 2
     assert "model._target_ names evil.Network" in capsys.readouterr().err

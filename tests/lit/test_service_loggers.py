@@ -1,5 +1,9 @@
 """W&B and MLflow get each value once, also from runs that are killed; with the real packages."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -139,6 +143,29 @@ def test_the_values_are_those_of_the_other_loggers(composed, tmp_path, name):
     for curve, points in curves.items():
         assert [float(v) for _, v in points] == [values[int(s), curve] for s, _ in points]
     assert values[7, "final/dice"] == 0.25
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_process_that_is_killed_loses_nothing(small, tmp_path, name):
+    folder = tmp_path / "run"
+    words = [*small, *LONG, f"logger=[csv,{name}]", "trainer.max_steps=40", "save_every_seconds=0"]
+    command = [sys.executable, "-W", "ignore", "-m", "unet3d.cli.main", "train", *words]
+    command.append(f"hydra.run.dir={folder}")
+    table = folder / "csv" / "metrics.csv"
+    # W&B's process of the tests would outlive the ones that are killed.
+    environment = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"}
+    for rows in (12, 25):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        while process.poll() is None:
+            if table.exists() and len(table.read_text().splitlines()) > rows:
+                process.kill()
+            time.sleep(0.01)
+        assert process.returncode == -signal.SIGKILL
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    _, points = READERS[name](folder)
+    assert sorted(s for s, n, _ in points if n == "train/loss") == list(range(40))
+    places = [(s, n) for s, n, _ in points]
+    assert len(set(places)) == len(places)
 
 
 def test_rows_wait_for_the_next_one_and_are_sent_once(tmp_path):

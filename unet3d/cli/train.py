@@ -103,7 +103,7 @@ def run_training(run: TrainingRun, signals: SignalListener) -> int:
         if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
             print(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
-                "max_steps or max_time to continue"
+                "max_steps or max_time, or the patience of early stopping, to continue"
             )
             return 0
         unwritten = []

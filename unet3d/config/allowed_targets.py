@@ -1,4 +1,4 @@
-"""What a `_target_` may name: configs and checkpoints choose among this code and no other."""
+"""What a `_target_` may name: a config chooses among this code, a checkpoint among networks."""
 
 from collections.abc import Iterator, Sequence
 from inspect import isclass, isfunction
@@ -9,23 +9,29 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.errors import UsageError, summarize_error
 
+NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks.nets", "torch.nn")
+"""What a checkpoint may name: packages, modules and names."""
+
 ALLOWED = (
-    *("unet3d.data", "unet3d.model", "unet3d.pool", "unet3d.loss", "unet3d.checkpointing"),
-    *("unet3d.lit.lr_schedule", "unet3d.lit.loggers"),
-    *("monai.networks.nets", "monai.losses", "torch.nn", "torch.optim"),
-    *("lightning.pytorch.Trainer", "lightning.pytorch.trainer", "lightning.pytorch.loggers"),
+    *NETWORKS,
+    *("unet3d.data", "unet3d.loss", "unet3d.checkpointing", "unet3d.lit.lr_schedule"),
+    *("unet3d.lit.callbacks", "unet3d.lit.loggers", "monai.losses", "torch.optim"),
+    *("lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
 )
-"""Packages, modules and names. Building an object of their classes is harmless; some of their
-functions download, write or load files, so functions are refused."""
+"""What a config may name. Building an object of their classes is harmless; some of their functions
+download, write or load files, so functions are refused."""
 
 FORBIDDEN = ("monai.losses.perceptual", "monai.networks.nets.hovernet")
 """Classes that download from any address, or run code that they downloaded."""
 
 
-def check_targets(arguments: Any, key: str, user_packages: Sequence[str] = ()) -> None:
+def check_targets(
+    arguments: Any, key: str, user_packages: Sequence[str] = (), allowed: Sequence[str] = ALLOWED
+) -> None:
     """Refuse arguments that name other code, at any depth: Hydra builds nested nodes too."""
     for target in iter_targets(arguments, key):
-        resolve_target(*target, user_packages=user_packages)
+        resolve_target(*target, user_packages=user_packages, allowed=allowed)
 
 
 def read_allowed_packages(config: DictConfig) -> tuple[str, ...]:
@@ -59,26 +65,27 @@ def iter_targets(values: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from iter_targets(value, path)
 
 
-def resolve_target(key: str, name: Any, *, user_packages: Sequence[str]) -> Any:
+def resolve_target(
+    key: str, name: Any, *, user_packages: Sequence[str], allowed: Sequence[str] = ALLOWED
+) -> Any:
     """Return the class or function of a name.
 
     Modules import others, so `torch.nn.modules.module.torch.hub.load` starts like an allowed name:
     where a thing is defined must be allowed, too. A name that is not allowed is not even imported.
     """
-    if not isinstance(name, str) or not is_inside(name, (*ALLOWED, *user_packages)):
-        raise make_forbidden_target_error(key, name)
+    if not isinstance(name, str) or not is_inside(name, (*allowed, *user_packages)):
+        raise make_forbidden_target_error(key, name, allowed)
     try:
         target = get_object(name)
     except Exception as error:
         raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error
     home = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
     trusted = is_inside(home, user_packages)
-    if not trusted and (not is_inside(home, ALLOWED) or is_inside(home, FORBIDDEN)):
-        raise make_forbidden_target_error(
-            key, f"{name} (defined as {home})" if name != home else name
-        )
+    if not trusted and (not is_inside(home, allowed) or is_inside(home, FORBIDDEN)):
+        described = f"{name} (defined as {home})" if name != home else name
+        raise make_forbidden_target_error(key, described, allowed)
     if not isclass(target) and not (trusted and isfunction(target)):
-        raise make_forbidden_target_error(key, f"{name}, which is not a class")
+        raise make_forbidden_target_error(key, f"{name}, which is not a class", allowed)
     return target
 
 
@@ -91,10 +98,11 @@ def is_inside(name: str, packages: Sequence[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def make_forbidden_target_error(key: str, name: Any) -> UsageError:
+def make_forbidden_target_error(key: str, name: Any, allowed: Sequence[str]) -> UsageError:
     """Say what was named, what may be named, and how to allow more."""
+    owner = "a checkpoint" if allowed is NETWORKS else "a config"
     return UsageError(
-        f"{key} names {name}: a config or a checkpoint may only name classes of "
-        f"{', '.join(ALLOWED)}; allow_targets=[my_package] on the command line adds a package "
+        f"{key} names {name}: {owner} may only name classes of "
+        f"{', '.join(allowed)}; allow_targets=[my_package] on the command line adds a package "
         "that you trust"
     )

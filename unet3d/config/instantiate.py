@@ -9,7 +9,12 @@ import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from unet3d.config.allowed_targets import check_targets, read_allowed_packages, resolve_target
+from unet3d.config.allowed_targets import (
+    ALLOWED,
+    check_targets,
+    read_allowed_packages,
+    resolve_target,
+)
 from unet3d.config.values import to_plain
 from unet3d.errors import UsageError, summarize_error
 
@@ -22,6 +27,7 @@ class Factory:
     arguments: Mapping[str, Any]  # plain values, with `_target_`
     allowed_packages: Sequence[str] = field(default=(), repr=False)
     references: Mapping[str, str] = field(default_factory=dict)  # arguments that follow a key
+    allowed: Sequence[str] = field(default=ALLOWED, repr=False)  # what targets may name besides
 
     @property
     def target(self) -> Any:
@@ -29,7 +35,8 @@ class Factory:
         if "_target_" not in self.arguments:
             raise UsageError(f"{self.key} must have a _target_: the class to build")
         name = self.arguments["_target_"]
-        return resolve_target(f"{self.key}._target_", name, user_packages=self.allowed_packages)
+        lists = {"user_packages": self.allowed_packages, "allowed": self.allowed}
+        return resolve_target(f"{self.key}._target_", name, **lists)
 
     def bind(self, **arguments: Any) -> "Factory":
         """Return the factory with other values for some arguments."""
@@ -46,7 +53,7 @@ class Factory:
         A factory with `_partial_: true` returns a partial of its target, unless objects are given.
         """
         _ = self.target  # refuse a missing one
-        check_targets(self.arguments, self.key, self.allowed_packages)
+        check_targets(self.arguments, self.key, self.allowed_packages, self.allowed)
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
         is_partial = self.arguments.get("_partial_", False)
         try:

@@ -1,5 +1,6 @@
 """What a run starts from: a checkpoint to resume, or the weights of another run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from unet3d.checkpoint_file import (
 )
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, replace_with_copy
+from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.model.pretrained import (
@@ -73,13 +75,23 @@ def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
 
 
 def is_finished(
-    content: dict[str, Any], limits: StoppingLimits, position: ResumeState, epochs: int
+    content: dict[str, Any],
+    limits: StoppingLimits,
+    position: ResumeState,
+    epochs: int,
+    early_stops: Sequence[EarlyStopping],
 ) -> bool:
     """Return whether a checkpoint's run has reached a limit and no validation is pending."""
-    state = content["callbacks"][position.state_key]
-    limits.load_state_dict(content["callbacks"][limits.state_key])
+    states = content["callbacks"]
+    state = states[position.state_key]
+    limits.load_state_dict(states[limits.state_key])
     if state["pending"]:
         return False
+    for callback in early_stops:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+            if callback.has_stopped:
+                return True
     epoch_ended = state["batch"] == len(position.train_loader)
     return limits.is_reached(content["global_step"]) or 0 < epochs <= state["epoch"] + epoch_ended
 

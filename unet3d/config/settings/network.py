@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from unet3d.config.allowed_targets import NETWORKS
 from unet3d.config.compose import Composition
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
@@ -58,8 +59,8 @@ def parse_saved_network(
     arguments = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
     return NetworkSettings(
         name="",
-        model=Factory("model", arguments, allowed_packages),
-        pool=Factory("pool", saved["pool"], allowed_packages),
+        model=Factory("model", arguments, allowed_packages, allowed=NETWORKS),
+        pool=Factory("pool", saved["pool"], allowed_packages, allowed=NETWORKS),
         pool_is_chosen=False,
         prior_bias=True,
     )

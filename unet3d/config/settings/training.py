@@ -102,7 +102,8 @@ class TrainingSettings:
     optimizer: Factory
     scheduler: Factory
     trainer: TrainerSettings
-    loggers: Mapping[str, Factory]  # by name
+    callbacks: Mapping[str, Factory]  # by name
+    loggers: Mapping[str, Factory]
     precision: str
     compile: bool
     tf32: bool
@@ -229,6 +230,7 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         optimizer=read_factory(config, "optimizer"),
         scheduler=read_factory(config, "scheduler"),
         trainer=_parse_trainer(config),
+        callbacks=read_factories(config, "callbacks"),
         loggers=read_factories(config, "logger"),
         precision=parse_precision(read(config, "precision")),
         compile=read_bool(config, "compile"),

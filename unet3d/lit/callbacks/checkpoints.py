@@ -4,16 +4,17 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from unet3d.checkpoint_file import save_checkpoint
+from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
 from unet3d.lit.loggers.run_logger import list_run_loggers
+from unet3d.lit.validation_metric import ValidationMetric
 
 MAX_TIME_FRACTION = 0.01
 """Largest fraction of a run's time that may go into saving `last.ckpt`."""
@@ -87,25 +88,60 @@ class LastCheckpoint(Callback):
 
 
 class BestCheckpoint(Callback):
-    """Save `best.ckpt` after the validation with the highest mean Dice."""
+    """Save `best.ckpt` after the validation with the best value of a metric.
 
-    def __init__(self, folder: Path):
-        self.path = folder / "best.ckpt"
+    With `top_k` above 1, also keep the `top_k` best ones as best-step=STEP.ckpt.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        monitor: str = "val/dice",
+        mode: Literal["max", "min"] = "max",
+        top_k: int = 1,
+    ):
+        if top_k < 1:
+            raise UsageError(f"callbacks.best_checkpoint.top_k is at least 1, got {top_k}")
+        self.folder, self.path, self.top_k = folder, folder / "best.ckpt", top_k
+        self.metric = ValidationMetric(monitor, mode)
         self.best: float | None = None
+        self.ranking: list[tuple[float, int]] = []  # (value, step), best first
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        dice = float(trainer.callback_metrics.get("val/dice", torch.nan))
-        if trainer.sanity_checking or not (self.best is None or dice > self.best):
+        if trainer.sanity_checking:
             return
-        self.best = dice
-        if trainer.is_global_zero:
+        value, step = self.metric.read(trainer), trainer.global_step
+        is_best = self.metric.is_better(value, self.best)
+        rank = sum(not self.metric.is_better(value, other) for other, _ in self.ranking)
+        if value != value or not (is_best or rank < self.top_k):
+            return
+        if is_best:
+            self.best = value
+        self.ranking = [*self.ranking[:rank], (value, step), *self.ranking[rank:]][: self.top_k]
+        if not trainer.is_global_zero:
+            return
+        if self.top_k == 1:
             write_checkpoint(trainer, self.path)
+            return
+        path = self._get_path(step)
+        write_checkpoint(trainer, path)
+        if is_best and path.exists():
+            replace_with_copy(path, self.path)
+        kept = {self._get_path(step) for _, step in self.ranking}
+        for other in self.folder.glob("best-step=*.ckpt"):
+            if other not in kept:
+                other.unlink(missing_ok=True)
+
+    def _get_path(self, step: int) -> Path:
+        return self.folder / f"best-step={step:06d}.ckpt"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {"best": self.best, "ranking": self.ranking}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
+        self.ranking = [(value, step) for value, step in state_dict.get("ranking", [])]
 
 
 def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:

@@ -18,6 +18,16 @@ from unet3d.lit.loggers.append_only_file import warn
 Row = dict[str, float | Path]
 
 
+def to_json(row: Row) -> dict[str, Any]:
+    """Return a row for a file."""
+    return {name: str(v) if isinstance(v, Path) else v for name, v in row.items()}
+
+
+def from_json(row: Mapping[str, Any]) -> Row:
+    """Return a row that was in a file."""
+    return {name: Path(v) if isinstance(v, str) else v for name, v in row.items()}
+
+
 class HeldRows:
     """Rows by step, which `send` takes in order, each once; images are paths of PNG files.
 
@@ -41,10 +51,7 @@ class HeldRows:
         self.run_id, self.next_step = saved["run_id"], saved["next_step"]
         values: dict[str, Any] = saved["row"]
         if self.next_step < step and values:
-            self.rows[self.next_step] = {
-                name: Path(value) if isinstance(value, str) else value
-                for name, value in values.items()
-            }
+            self.rows[self.next_step] = from_json(values)
 
     def add(self, metrics: Mapping[str, float | Path], step: int | None) -> None:
         """Add values to the row of a step, unless it was sent."""
@@ -72,8 +79,8 @@ class HeldRows:
             self.next_step = step + 1
         if self.rows:
             self.next_step = next(iter(self.rows))
-        row = {n: str(v) if isinstance(v, Path) else v for n, v in self._get_current().items()}
-        content = {"run_id": self.run_id, "next_step": self.next_step, "row": row}
+        row = next(iter(self.rows.values()), {})
+        content = {"run_id": self.run_id, "next_step": self.next_step, "row": to_json(row)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as draft:
@@ -84,9 +91,6 @@ class HeldRows:
     @property
     def _path(self) -> Path:
         return self.folder / "held.json"
-
-    def _get_current(self) -> Row:
-        return next(iter(self.rows.values()), {})
 
     def _warn(self, error: OSError) -> None:
         if not self.warned:

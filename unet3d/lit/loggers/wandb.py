@@ -1,5 +1,6 @@
 """Log to Weights & Biases, online or offline; a run that is resumed continues there."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
@@ -11,8 +12,10 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.errors import UsageError
-from unet3d.lit.loggers.held_rows import HeldRows, Row
+from unet3d.lit.loggers.append_only_file import AppendOnlyFile
+from unet3d.lit.loggers.held_rows import HeldRows, Row, from_json, to_json
 from unet3d.lit.loggers.run_logger import RunFacts
+from unet3d.lit.loggers.wandb_file import read_history
 
 STEP = "trainer/global_step"
 
@@ -21,7 +24,8 @@ class RunWandbLogger(Logger):
     """Log rows of W&B's history under the step of the trainer.
 
     Rows are sent when a checkpoint is saved. Lightning's WandbLogger would log the steps since the
-    last checkpoint twice after a kill.
+    last checkpoint twice after a kill, and lose what W&B has not written yet: here a journal keeps
+    all rows, and a resumed run sends what W&B's files do not have.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class RunWandbLogger(Logger):
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         self.log_hyperparams({**facts.choices, "config": yaml.safe_load(facts.config)})
+        self._send_lost_rows()
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Add an image to the row of a step."""
@@ -107,6 +112,25 @@ class RunWandbLogger(Logger):
         """Do nothing: rows are sent with the next checkpoint."""
 
     def _send(self, step: int, row: Row) -> None:
+        """Note a row in the journal, and give it to W&B."""
+        self._get_journal().write(f"{json.dumps({'step': step, 'row': to_json(row)})}\n".encode())
+        self._log(step, row)
+
+    def _send_lost_rows(self) -> None:
+        """Send the rows of earlier processes that W&B's files do not have."""
+        path = self._get_journal().path
+        if not path.exists():
+            return
+        known = {row.get(STEP) for row in read_history(self.folder, str(self.rows.run_id))}
+        for line in path.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            if entry["step"] not in known:
+                self._log(entry["step"], from_json(entry["row"]))
+
+    def _log(self, step: int, row: Row) -> None:
         image = self.wandb.Image
         values = {n: image(str(v)) if isinstance(v, Path) else v for n, v in row.items()}
         self.run.log({**values, STEP: step}, step=step)
+
+    def _get_journal(self) -> AppendOnlyFile:
+        return AppendOnlyFile(self.rows.folder / f"{self.rows.run_id}.jsonl")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.datasets import read_classes
 from unet3d.data.loading.loaders import TrainLoader
+from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.lit.callbacks.dashboard import Dashboard
-from unet3d.lit.callbacks.images import CaseImages
+from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.lr import LRSchedule
 from unet3d.lit.callbacks.preemption import Preemption, SignalListener
 from unet3d.lit.callbacks.prefetch import Prefetch
@@ -82,6 +84,16 @@ def build_callbacks(
     )
     checkpoints = folder / "checkpoints"
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
+    configured = build_configured(
+        settings,
+        facts={
+            "folder": checkpoints,
+            "class_names": class_names,
+            "orientation": data.preprocessing.orientation,
+            "spacing_mm": spacing_mm,
+        },
+        has_validation=bool(data.validation),
+    )
     progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
     ordered: list[Callback] = [
         # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
@@ -89,16 +101,11 @@ def build_callbacks(
         LRSchedule(settings.scheduler(), limits),
         memory,
         timing,
-        CaseImages(
-            class_names=class_names,
-            orientation=data.preprocessing.orientation,
-            spacing_mm=spacing_mm,
-        ),
         dashboard,
         training_warnings,
         limits,
         resume_state,
-        *([BestCheckpoint(checkpoints)] if data.validation else []),
+        *configured,
         last,
         *([] if signals is None else [Preemption(signals, last)]),
         progress(limits),
@@ -113,6 +120,29 @@ def build_callbacks(
         dashboard=dashboard,
         training_warnings=training_warnings,
     )
+
+
+def build_configured(
+    settings: TrainingSettings, *, facts: Mapping[str, Any], has_validation: bool
+) -> list[Callback]:
+    """Build the callbacks of the config group, each with those facts that its class takes.
+
+    Those that write the best checkpoint come last: it has the state of the others. Without
+    validation there is no best checkpoint.
+    """
+    built: list[Callback] = []
+    for name, factory in settings.callbacks.items():
+        needs = signature(factory.target).parameters
+        callback = factory(**{key: facts[key] for key in facts.keys() & needs.keys()})
+        if not isinstance(callback, Callback):
+            raise UsageError(f"callbacks.{name} is no Lightning callback")
+        if isinstance(callback, EarlyStopping) and not has_validation:
+            raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
+        if has_validation or not isinstance(callback, BestCheckpoint):
+            built.append(callback)
+    if sum(isinstance(callback, BestCheckpoint) for callback in built) > 1:
+        raise UsageError("callbacks: only one can write the best checkpoint")
+    return sorted(built, key=lambda callback: isinstance(callback, BestCheckpoint))
 
 
 def select_hparams(

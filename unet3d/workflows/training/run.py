@@ -18,6 +18,7 @@ from unet3d.data.loading.worker_errors import explain_worker_error
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
 from unet3d.lit.callbacks.checkpoints import remove_leftovers
+from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
 from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
@@ -114,7 +115,10 @@ def resolve_start(run: TrainingRun) -> Start:
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(
             checkpoint=path,
-            is_finished=is_finished(content, callbacks.limits, callbacks.resume_state, epochs),
+            is_finished=is_finished(
+                *(content, callbacks.limits, callbacks.resume_state, epochs),
+                [c for c in callbacks.ordered if isinstance(c, EarlyStopping)],
+            ),
             messages=checkpoint.messages,
         )
     purge_events_after(run.trainer, 0)
