@@ -463,6 +463,21 @@ def nnunet_fused(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def monai_networks(folder: Path) -> str:
+    """Compare MONAI's networks on the default job."""
+    lines = [
+        "| `model=` | parameters | Dice | step on a CPU | predicted GPU memory |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in result(folder, "cpu-monai-networks")["rows"].items():
+        label = f"`{' '.join([name, *row['overrides']])}`"
+        numbers = (
+            f"{row['parameters'] / 1e6:.1f} M | {row['dice']:.3f} | {row['step_seconds']:.2f} s"
+        )
+        lines.append(f"| {label} | {numbers} | {row['predicted_gpu_mib']:,} MiB |")
+    return "\n".join(lines)
+
+
 def nnunet_patches(folder: Path) -> str:
     """Show the largest patches of ResEnc L in the memory that nnU-Net needs for its own."""
     report = result(folder, "predicted-nnunet-fused")
@@ -821,6 +836,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             gpu_evidence,
             nnunet_presets,
             nnunet_fused,
+            monai_networks,
             nnunet_patches,
             recordings,
             gpu_peers,

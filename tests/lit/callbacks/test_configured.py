@@ -191,6 +191,6 @@ def test_a_users_callback_takes_one_python_file_and_one_yaml_and_is_resumed(
 
 
 def test_a_callback_of_lightnings_is_added(composed, tmp_path):
-    words = ["+callbacks.timer._target_=lightning.pytorch.callbacks.DeviceStatsMonitor"]
+    words = ["+callbacks.summary._target_=lightning.pytorch.callbacks.ModelSummary"]
     run = build_training(composed(*words), tmp_path)
-    assert "DeviceStatsMonitor" in [type(c).__name__ for c in run.trainer.callbacks]
+    assert "ModelSummary" in [type(c).__name__ for c in run.trainer.callbacks]
