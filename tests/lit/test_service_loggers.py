@@ -200,6 +200,24 @@ def test_steps_that_were_sent_before_the_checkpoint_was_lost_are_not_sent_again(
     assert sent == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_service_that_fails_gets_its_rows_later_and_does_not_end_the_run(tmp_path, capsys):
+    sent, fails = [], True
+
+    def send(step, row):
+        if fails:
+            raise ConnectionError("no route to host")
+        sent.append(step)
+
+    rows = HeldRows(tmp_path, send)
+    for step in range(3):
+        rows.add({"loss": step}, step)
+        rows.flush()
+    assert capsys.readouterr().err.count("no route to host; some metrics may be missing") == 1
+    fails = False
+    rows.flush(all_rows=True)
+    assert sent == [0, 1, 2]
+
+
 def test_a_new_run_in_the_folder_starts_at_its_first_step(tmp_path):
     rows = HeldRows(tmp_path, lambda step, row: None)
     rows.run_id = "a"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.atomic_write import atomic_write
+from unet3d.errors import summarize_error
 from unet3d.lit.loggers.append_only_file import warn
 
 Row = dict[str, float | Path]
@@ -32,8 +33,8 @@ class HeldRows:
     """Rows by step, which `send` takes in order, each once; images are paths of PNG files.
 
     `folder` keeps what the next process needs: the id of the run there, the first step that was
-    not sent, and its row so far. If the process is killed between sending rows and writing this
-    file, they are sent twice.
+    not sent, and the rows that were not. If the process is killed between sending rows and writing
+    this file, they are sent twice, unless the logger knows better (`skip_to`).
     """
 
     def __init__(self, folder: Path, send: Callable[[int, Row], None]):
@@ -49,9 +50,12 @@ class HeldRows:
             return
         saved = json.loads(self._path.read_text("utf-8"))
         self.run_id, self.next_step = saved["run_id"], saved["next_step"]
-        values: dict[str, Any] = saved["row"]
-        if self.next_step < step and values:
-            self.rows[self.next_step] = from_json(values)
+        self.rows = {int(n): from_json(row) for n, row in saved["rows"].items() if int(n) < step}
+
+    def skip_to(self, step: int) -> None:
+        """Note that all rows before `step` were sent."""
+        self.next_step = max(self.next_step, step)
+        self.rows = {n: row for n, row in self.rows.items() if n >= step}
 
     def add(self, metrics: Mapping[str, float | Path], step: int | None) -> None:
         """Add values to the row of a step, unless it was sent."""
@@ -67,7 +71,7 @@ class HeldRows:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.ascontiguousarray(image)).save(path)
         except OSError as error:
-            self._warn(error)
+            self._warn(str(error.strerror))
         else:
             self.add({name: path}, step)
 
@@ -75,26 +79,27 @@ class HeldRows:
         """Send all rows but that of the current step, or `all_rows`, and note what was sent."""
         steps = sorted(self.rows)
         for step in steps if all_rows else steps[:-1]:
-            self.send(step, self.rows.pop(step))
+            try:
+                self.send(step, self.rows[step])
+            except Exception as error:  # of any service; the next flush tries again
+                self._warn(summarize_error(error))
+                break
+            del self.rows[step]
             self.next_step = step + 1
-        if self.rows:
-            self.next_step = next(iter(self.rows))
-        row = next(iter(self.rows.values()), {})
-        content = {"run_id": self.run_id, "next_step": self.next_step, "row": to_json(row)}
+        rows = {step: to_json(row) for step, row in self.rows.items()}
+        content = {"run_id": self.run_id, "next_step": self.next_step, "rows": rows}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as draft:
                 draft.write_text(json.dumps(content), "utf-8")
         except OSError as error:
-            self._warn(error)
+            self._warn(str(error.strerror))
 
     @property
     def _path(self) -> Path:
         return self.folder / "held.json"
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, reason: str) -> None:
         if not self.warned:
             self.warned = True
-            warn(
-                f"{self.folder}: {error.strerror}; some metrics may be missing; training continues"
-            )
+            warn(f"{self.folder}: {reason}; some metrics may be missing; training continues")

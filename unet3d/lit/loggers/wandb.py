@@ -122,10 +122,12 @@ class RunWandbLogger(Logger):
         if not path.exists():
             return
         known = {row.get(STEP) for row in read_history(self.folder, str(self.rows.run_id))}
-        for line in path.read_text("utf-8").splitlines():
-            entry = json.loads(line)
-            if entry["step"] not in known:
-                self._log(entry["step"], from_json(entry["row"]))
+        lines = map(json.loads, path.read_text("utf-8").splitlines())
+        rows = {line["step"]: line["row"] for line in lines}
+        for step, row in rows.items():
+            if step not in known:
+                self._log(step, from_json(row))
+        self.rows.skip_to(max(rows, default=-1) + 1)
 
     def _log(self, step: int, row: Row) -> None:
         image = self.wandb.Image
