@@ -87,6 +87,7 @@ def test_a_mistyped_override_is_an_error_that_suggests_the_nearest_name(
         ("inference.overlap=1", "overlap"),
         ("model=dynunet pool=median", "model=dynunet does not use pool=: remove it"),
         ("model=naive_small pool=max", "model=naive_small does not use pool=: remove it"),
+        ("logger=[csv,pencil]", "no option logger=pencil. Options: csv, mlflow, none, tensorboard"),
         ("model=dynunet checkpointing=lean", "DynUNet has no fused blocks"),
         ("model.channels=[4,8] model.depth=3", "remove model.depth"),
         ("pool=approx_median pool.tau=0", "pool.tau"),

@@ -177,7 +177,7 @@ def test_invalid_weights_are_an_error(bad):
         ({"voxel_loss": "focal", "gamma": 0.5}, "gamma is at least 1, got 0.5"),
         ({"voxel_loss": "topk", "topk": 10}, "share of the voxels, 0 < topk <= 1, got 10"),
         ({"voxel_loss": "topk", "regions": {"a": [1]}}, "topk takes one class per voxel"),
-        ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        *(({"class_weights": w}, "list of numbers >= 0, not all 0") for w in ([0.0, 0], 1, ["a"])),
         ({"class_weights": [1.0, 2.0]}, "has 2 weights, the network 4 outputs"),
     ],
 )

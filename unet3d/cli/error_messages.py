@@ -16,6 +16,7 @@ from hydra.errors import (
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from unet3d.config.compose import list_options
 from unet3d.config.validate import list_known_keys, suggest_name
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
@@ -77,9 +78,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     """Say in one line what went wrong."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        options = [o for o in error.options if not o.startswith("_")]
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        # Hydra does not list the options of a group that is given several.
+        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
         hint = suggest_name(option, options)
         return f"no option {group}={option}{hint} Options: {', '.join(options)}."
     if isinstance(error, ConfigCompositionException):

@@ -1,7 +1,7 @@
 """Compute cross-entropy, focal loss or top-k cross-entropy, and the sums of overlap losses."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,10 @@ class VoxelLoss(nn.Module):
             raise UsageError(f"loss.topk is a share of the voxels, 0 < topk <= 1, got {topk}")
         if kind == "topk" and regions is not None:
             raise UsageError("loss.voxel_loss=topk takes one class per voxel, not data.regions")
-        if class_weights is not None and (min(class_weights) < 0 or not any(class_weights)):
-            raise UsageError(f"loss.class_weights are >= 0, not all 0, got {list(class_weights)}")
+        if class_weights is not None and not _are_weights(class_weights):
+            raise UsageError(
+                f"loss.class_weights is a list of numbers >= 0, not all 0, got {class_weights!r}"
+            )
         self.gamma = gamma if kind == "focal" else 0.0
         self.topk = topk if kind == "topk" else None
         weights = None if class_weights is None else torch.tensor(class_weights)
@@ -74,3 +76,11 @@ class VoxelLoss(nn.Module):
                 f"loss.class_weights has {len(self.class_weights)} weights, the network "
                 f"{outputs} outputs: give one weight per class, background first, or per region"
             )
+
+
+def _are_weights(values: Any) -> bool:
+    """Return whether values are numbers, none negative, not all 0."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return False
+    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return are_numbers and bool(values) and min(values) >= 0 and any(values)
