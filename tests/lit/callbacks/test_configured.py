@@ -98,6 +98,19 @@ def test_a_validation_that_is_repeated_after_a_kill_changes_nothing(best, tmp_pa
     assert list_files(tmp_path) == before
 
 
+def test_a_run_that_saved_no_ranking_keeps_its_best_checkpoint(best, tmp_path):
+    resumed = best()
+    resumed.load_state_dict({"best": 0.5})
+    trainer = validate(resumed, [0.4])
+    assert list_files(tmp_path) == {}
+    validate(resumed, [0.6], trainer)
+    assert list_files(tmp_path) == {"best.ckpt": "20"}
+
+
+def test_a_metric_that_is_never_a_number_stops_the_run():
+    assert validate(EarlyStopping(patience=2), [float("nan")] * 2).should_stop
+
+
 def test_the_best_checkpoint_may_be_that_of_the_smallest_value(best, tmp_path):
     validate(best(monitor="val/hd95_mm", mode="min"), [3.0, 2.0, 5.0], monitor="val/hd95_mm")
     assert list_files(tmp_path) == {"best.ckpt": "20"}

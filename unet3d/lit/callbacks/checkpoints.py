@@ -141,7 +141,8 @@ class BestCheckpoint(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
-        self.ranking = [(value, step) for value, step in state_dict.get("ranking", [])]
+        before = [] if self.best is None else [(self.best, 0)]  # of a run without a ranking
+        self.ranking = [(value, step) for value, step in state_dict.get("ranking", before)]
 
 
 def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:

@@ -54,8 +54,9 @@ class EarlyStopping(Callback):
             self.bad_validations += 1
         if self.has_stopped:
             trainer.should_stop = True
+            best = "NaN" if self.best is None else f"{self.best:.4g}"
             pl_module.print(
-                f"stopping early: {self.metric.name} was not better than {self.best:.4g} in "
+                f"stopping early: {self.metric.name} was not better than {best} in "
                 f"{self.bad_validations} validations"
             )
 
