@@ -69,9 +69,9 @@ def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfi
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
     """Return the option of each group; Hydra leaves out groups with several, as in [a,b]."""
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    lists = {g: o for g, o in given.items() if g in list_config_groups() and o.startswith("[")}
-    return dict(choices) | lists
+    lists = dict(override.split("=", 1) for override in overrides if "=[" in override)
+    groups = list_config_groups() if lists else []
+    return dict(choices) | {g: o for g, o in lists.items() if g in groups and o.startswith("[")}
 
 
 def split_options(option: str) -> list[str]:

@@ -463,8 +463,9 @@ def is_short_range(func: Any, args: tuple) -> bool:
     """Return whether an operation makes a few numbers, which some networks and losses read."""
     if func.overloadpacket is aten.linspace:
         return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
-    is_short = all(isinstance(a, int) and abs(a) < 64 for a in args)
-    return func.overloadpacket is aten.arange and is_short
+    if func.overloadpacket is not aten.arange:
+        return False
+    return all(isinstance(a, int) and abs(a) < 64 for a in args)
 
 
 class ShortRanges(TorchDispatchMode):

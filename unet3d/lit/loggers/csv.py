@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.atomic_write import atomic_write
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
+from unet3d.lit.loggers.image_file import write_image
 from unet3d.lit.loggers.run_logger import RunFacts
 
 
@@ -65,18 +66,16 @@ class CsvLogger(Logger):
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Write images/NAME/STEP.png."""
-        from PIL import Image
-
-        picture = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(image)).save(picture, "png")
-        self._write(self.folder / "images" / name / f"{step}.png", picture.getvalue())
+        try:
+            write_image(self.folder, name, image, step)
+        except OSError as error:
+            self.file.warn(error)
 
     def forget_after(self, step: int) -> None:
         """Delete the rows from `step` on; the last row left may still get values."""
         if not self.path.exists():
             return
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = self._read_rows()
         self.columns = list(rows[0]) if rows else []
         rows = [row for row in rows if row["step"] and int(row["step"]) < step]
         last = rows.pop() if rows else None
@@ -116,12 +115,13 @@ class CsvLogger(Logger):
 
     def _add_columns(self, new: list[str]) -> None:
         """Rewrite the file with more columns: a few times, when metrics appear first."""
-        rows: list[dict[str, Any]] = []
-        if self.path.exists():
-            with self.path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+        rows = self._read_rows() if self.path.exists() else []
         self.columns += new
         self._rewrite(rows)
+
+    def _read_rows(self) -> list[dict[str, Any]]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         lines = self._format(dict(zip(self.columns, self.columns, strict=True)))
@@ -132,10 +132,10 @@ class CsvLogger(Logger):
         csv.writer(line, lineterminator="\n").writerow([row.get(key, "") for key in self.columns])
         return line.getvalue()
 
-    def _write(self, path: Path, content: str | bytes) -> None:
+    def _write(self, path: Path, content: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as draft:
-                draft.write_bytes(content.encode() if isinstance(content, str) else content)
+                draft.write_bytes(content.encode())
         except OSError as error:
             self.file.warn(error)

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import summarize_error
 from unet3d.lit.loggers.append_only_file import warn
+from unet3d.lit.loggers.image_file import write_image
 
 Row = dict[str, float | Path]
 
@@ -64,12 +67,8 @@ class HeldRows:
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Write an image to a file, and add it to the row of a step."""
-        from PIL import Image
-
-        path = self.folder / "images" / name / f"{step}.png"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.ascontiguousarray(image)).save(path)
+            path = write_image(self.folder, name, image, step)
         except OSError as error:
             self._warn(str(error.strerror))
         else:
@@ -103,3 +102,61 @@ class HeldRows:
         if not self.warned:
             self.warned = True
             warn(f"{self.folder}: {reason}; some metrics may be missing; training continues")
+
+
+class HeldRowsLogger(Logger):
+    """What loggers of services share: rows are sent when a checkpoint is saved.
+
+    Subclasses open their run in `start`, send rows with `send`, and end the run in `end`.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        super().__init__()
+        self.rows = HeldRows(folder, self.send)
+        self.service_name, self.is_open = name, False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the project or experiment."""
+        return self.service_name
+
+    @property
+    def version(self) -> str | None:
+        """Return the run's id."""
+        return self.rows.run_id
+
+    def send(self, step: int, row: Row) -> None:
+        """Give a row to the service."""
+        raise NotImplementedError
+
+    def end(self, *, finished: bool) -> None:
+        """End the service's run."""
+        raise NotImplementedError
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add values to the row of a step."""
+        self.rows.add({name: float(value) for name, value in metrics.items()}, step)
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Add an image to the row of a step."""
+        self.rows.add_image(name, image, step)
+
+    def forget_after(self, step: int) -> None:
+        """Continue the folder's run, if there is one."""
+        self.rows.continue_from(step)
+
+    def flush(self) -> None:
+        """Send the rows of completed steps."""
+        if self.is_open:
+            self.rows.flush()
+
+    def close(self, *, finished: bool) -> None:
+        """End the run; the last row of one that may be resumed is not complete."""
+        if self.is_open:
+            self.rows.flush(all_rows=finished)
+            self.end(finished=finished)
+            self.is_open = False
+
+    def save(self) -> None:
+        """Do nothing: rows are sent with the next checkpoint."""

@@ -1,23 +1,20 @@
 """Log to MLflow, a file or a server; a run that is resumed continues there."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.errors import UsageError
-from unet3d.lit.loggers.held_rows import HeldRows, Row
+from unet3d.lit.loggers.held_rows import HeldRowsLogger, Row
 from unet3d.lit.loggers.run_logger import RunFacts
 
 MAX_PARAMETER = 6000
 """Characters of a parameter's value that MLflow takes."""
 
 
-class RunMlflowLogger(Logger):
+class RunMlflowLogger(HeldRowsLogger):
     """Log metrics by step, images as artifacts and hyperparameters as parameters.
 
     Metrics are sent when a checkpoint is saved. Lightning's MLFlowLogger would log the steps since
@@ -32,36 +29,21 @@ class RunMlflowLogger(Logger):
         tracking_uri: str | None = None,
         run_name: str | None = None,
     ):
-        super().__init__()
+        folder = Path(save_dir)
+        super().__init__(folder / "mlflow", experiment)
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise UsageError("logger=mlflow needs pip install 'unet3d[mlflow]'") from error
-        self.folder, self.experiment, self.run_name = Path(save_dir), experiment, run_name
+        self.folder, self.experiment, self.run_name = folder, experiment, run_name
         self.tracking_uri = tracking_uri or f"sqlite:///{self.folder.absolute() / 'mlflow.db'}"
         self.make_client, self.client = MlflowClient, None
-        self.rows = HeldRows(self.folder / "mlflow", self._send)
-
-    @property
-    def name(self) -> str:
-        """Return the experiment's name."""
-        return self.experiment
-
-    @property
-    def version(self) -> str | None:
-        """Return the run's id."""
-        return self.rows.run_id
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Log parameters; a resumed run has the same."""
         for name, value in params.items():
             self._call("log_param", name, str(value)[:MAX_PARAMETER])
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add values to the row of a step."""
-        self.rows.add({name: float(value) for name, value in metrics.items()}, step)
 
     def start(self, facts: RunFacts, step: int) -> None:
         """Open the run, or continue it."""
@@ -81,31 +63,14 @@ class RunMlflowLogger(Logger):
         client.update_run(self.rows.run_id, status="RUNNING")
         self.log_hyperparams(facts.choices)
         self._call("log_text", facts.config, "config.yaml")
+        self.is_open = True
 
-    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
-        """Add an image to the row of a step."""
-        self.rows.add_image(name, image, step)
+    def end(self, *, finished: bool) -> None:
+        """Mark the run as finished, or as killed: a run that is resumed continues it."""
+        self._call("set_terminated", "FINISHED" if finished else "KILLED")
 
-    def forget_after(self, step: int) -> None:
-        """Continue the folder's run, if there is one."""
-        self.rows.continue_from(step)
-
-    def flush(self) -> None:
-        """Send the rows of completed steps."""
-        if self.client is not None:
-            self.rows.flush()
-
-    def close(self, *, finished: bool) -> None:
-        """End the run; the last row of one that may be resumed is not complete."""
-        if self.client is not None:
-            self.rows.flush(all_rows=finished)
-            self._call("set_terminated", "FINISHED" if finished else "KILLED")
-            self.client = None
-
-    def save(self) -> None:
-        """Do nothing: rows are sent with the next checkpoint."""
-
-    def _send(self, step: int, row: Row) -> None:
+    def send(self, step: int, row: Row) -> None:
+        """Log a row's metrics and its images."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())

@@ -1,26 +1,23 @@
 """Log to Weights & Biases, online or offline; a run that is resumed continues there."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
-import numpy as np
 import yaml
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.errors import UsageError
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
-from unet3d.lit.loggers.held_rows import HeldRows, Row, from_json, to_json
+from unet3d.lit.loggers.held_rows import HeldRowsLogger, Row, from_json, to_json
 from unet3d.lit.loggers.run_logger import RunFacts
 from unet3d.lit.loggers.wandb_file import read_history
 
 STEP = "trainer/global_step"
 
 
-class RunWandbLogger(Logger):
+class RunWandbLogger(HeldRowsLogger):
     """Log rows of W&B's history under the step of the trainer.
 
     Rows are sent when a checkpoint is saved. Lightning's WandbLogger would log the steps since the
@@ -37,37 +34,22 @@ class RunWandbLogger(Logger):
         entity: str | None = None,
         run_name: str | None = None,
     ):
-        super().__init__()
+        folder = Path(save_dir)
+        super().__init__(folder / "wandb" / "held", project)
         try:
             import wandb
         except ImportError as error:
             raise UsageError("logger=wandb needs pip install 'unet3d[wandb]'") from error
         if mode not in ("online", "offline"):
             raise UsageError(f"logger.wandb.mode is online or offline, got {mode}")
-        self.wandb, self.folder = wandb, Path(save_dir)
+        self.wandb, self.folder = wandb, folder
         self.project, self.mode, self.entity, self.run_name = project, mode, entity, run_name
-        self.rows = HeldRows(self.folder / "wandb" / "held", self._send)
         self.run: Any = None
-
-    @property
-    def name(self) -> str:
-        """Return the project's name."""
-        return self.project
-
-    @property
-    def version(self) -> str | None:
-        """Return the run's id."""
-        return self.rows.run_id
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Set the run's config."""
         self.run.config.update(dict(params), allow_val_change=True)
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add values to the row of a step."""
-        self.rows.add({name: float(value) for name, value in metrics.items()}, step)
 
     def start(self, facts: RunFacts, step: int) -> None:
         """Open the run, or continue it; its config has the hyperparameters first."""
@@ -86,32 +68,14 @@ class RunWandbLogger(Logger):
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         self.log_hyperparams({**facts.choices, "config": yaml.safe_load(facts.config)})
+        self.is_open = True
         self._send_lost_rows()
 
-    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
-        """Add an image to the row of a step."""
-        self.rows.add_image(name, image, step)
+    def end(self, *, finished: bool) -> None:
+        """End the run; a run that is resumed continues it."""
+        self.run.finish(exit_code=0 if finished else 1)
 
-    def forget_after(self, step: int) -> None:
-        """Continue the folder's run, if there is one."""
-        self.rows.continue_from(step)
-
-    def flush(self) -> None:
-        """Send the rows of completed steps."""
-        if self.run is not None:
-            self.rows.flush()
-
-    def close(self, *, finished: bool) -> None:
-        """End the run; the last row of one that may be resumed is not complete."""
-        if self.run is not None:
-            self.rows.flush(all_rows=finished)
-            self.run.finish(exit_code=0 if finished else 1)
-            self.run = None
-
-    def save(self) -> None:
-        """Do nothing: rows are sent with the next checkpoint."""
-
-    def _send(self, step: int, row: Row) -> None:
+    def send(self, step: int, row: Row) -> None:
         """Note a row in the journal, and give it to W&B."""
         self._get_journal().write(f"{json.dumps({'step': step, 'row': to_json(row)})}\n".encode())
         self._log(step, row)
