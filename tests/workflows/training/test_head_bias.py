@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from unet3d.data.loading.class_fractions import compute_class_fractions
+from unet3d.errors import UsageError
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.head_bias import compute_head_bias, initialize_head_bias
 from unet3d.workflows.training.run import resolve_start
@@ -74,3 +75,15 @@ def test_the_bias_draws_no_random_number(composed, tmp_path):
     state = torch.random.get_rng_state()
     initialize_head_bias(run.module.model, run.settings, run.dataset, run.train_loader)
     assert torch.random.get_rng_state().equal(state)
+
+
+def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
+    composed, tmp_path, monkeypatch
+):
+    def fail(*arguments):
+        raise ImportError("No module named 'einops'")
+
+    monkeypatch.setattr("unet3d.workflows.training.head_bias.find_heads", fail)
+    message = "model=dynunet needs a package that is not installed: .*einops"
+    with pytest.raises(UsageError, match=message):
+        build_training(composed("model=dynunet"), tmp_path)

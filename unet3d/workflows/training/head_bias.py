@@ -64,6 +64,11 @@ def trace_heads(
             return find_heads(network, image, num_outputs)
         except DataDependentOutputException:  # it reads values
             return []
+        except ImportError as error:
+            raise UsageError(
+                f"model={settings.network.name} needs a package that is not installed: "
+                f"{summarize_error(error)}"
+            ) from error
         except Exception as error:
             raise UsageError(
                 f"model={settings.network.name} cannot take patches of "
