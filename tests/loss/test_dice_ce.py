@@ -35,6 +35,7 @@ VOXEL_LOSSES = {
     "weights": ({}, {}),
     "focal": ({"voxel_loss": "focal", "gamma": 2.0}, {"gamma": 2.0}),
     "focal-1": ({"voxel_loss": "focal", "gamma": 1.0}, {"gamma": 1.0}),
+    "smoothing": ({"label_smoothing": 0.2}, {"label_smoothing": 0.2}),
     "topk": ({"voxel_loss": "topk", "topk": 0.2}, {"topk": 0.2}),
     "topk-all": ({"voxel_loss": "topk", "topk": 1.0}, {}),
 }
@@ -54,7 +55,7 @@ def test_voxel_losses_equal_the_reference(monkeypatch, kind, weights, chunk):
     )
 
 
-@pytest.mark.parametrize("kind", ["weights", "focal", "focal-1"])
+@pytest.mark.parametrize("kind", ["weights", "focal", "focal-1", "smoothing"])
 @pytest.mark.parametrize("weights", [None, [0.25, 1.0, 0.0, 3.0]])
 def test_voxel_losses_of_regions_equal_the_reference(kind, weights):
     logits, labels = make_sample()
@@ -108,6 +109,7 @@ def test_overlapping_regions_equal_the_reference(monkeypatch, batch_dice, chunk)
         {"regions": {"a": [1, 2], "b": [2], "c": [3], "d": [1]}},
         {"voxel_loss": "focal"},
         {"voxel_loss": "topk"},
+        {"label_smoothing": 0.1},
     ],
 )
 def test_backward_saves_only_the_logits_and_the_labels(given):
@@ -174,6 +176,8 @@ def test_invalid_weights_are_an_error(bad):
     ("bad", "message"),
     [
         ({"voxel_loss": "mse"}, "is ce, focal or topk, got mse"),
+        ({"label_smoothing": 1.0}, "0 <= label_smoothing < 1"),
+        ({"label_smoothing": 0.1, "voxel_loss": "topk"}, "goes with loss.voxel_loss=ce"),
         ({"voxel_loss": "focal", "gamma": 0.5}, "gamma is at least 1, got 0.5"),
         ({"voxel_loss": "topk", "topk": 10}, "share of the voxels, 0 < topk <= 1, got 10"),
         ({"voxel_loss": "topk", "regions": {"a": [1]}}, "topk takes one class per voxel"),

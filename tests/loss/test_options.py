@@ -37,9 +37,9 @@ def test_a_run_with_each_option_learns_regions_or_says_why_not(composed, tmp_pat
         train(settings, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["focal", "topk"])
-def test_a_run_with_each_voxel_loss_is_estimated_and_trains(composed, tmp_path, kind):
-    words = [f"loss.voxel_loss={kind}", "loss.class_weights=[0.1,1,1,2]", "memory.estimate=true"]
+@pytest.mark.parametrize("option", ["voxel_loss=focal", "voxel_loss=topk", "label_smoothing=0.1"])
+def test_a_run_with_each_voxel_loss_is_estimated_and_trains(composed, tmp_path, option):
+    words = [f"loss.{option}", "loss.class_weights=[0.1,1,1,2]", "memory.estimate=true"]
     run = train(composed(*words, "model.deep_supervision=true"), tmp_path)
     assert run.estimate.peak.allocated > 0
 

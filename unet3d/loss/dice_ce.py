@@ -14,8 +14,9 @@ class DiceCE(nn.Module):
 
     Voxels labeled IGNORE_LABEL count in neither. With `batch_dice` a class has one Dice over the
     batch, otherwise one per volume. VoxelLoss explains `voxel_loss`, `gamma`, `topk`,
-    `class_weights` and `regions`. With deep supervision, logits are a list, finest first: each has
-    half the weight of the one before and sees the labels at its own resolution.
+    `label_smoothing`, `class_weights` and `regions`. With deep supervision, logits are a list,
+    finest first: each has half the weight of the one before and sees the labels at its own
+    resolution.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class DiceCE(nn.Module):
         voxel_loss: Kind = "ce",
         gamma: float = 2.0,
         topk: float = 0.1,
+        label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         regions: Mapping[str, int | Sequence[int]] | None = None,
     ):
@@ -39,7 +41,12 @@ class DiceCE(nn.Module):
             )
         self.dice, self.ce, self.smooth, self.batch_dice = dice, ce, smooth, batch_dice
         self.voxel_loss = VoxelLoss(
-            kind=voxel_loss, gamma=gamma, topk=topk, class_weights=class_weights, regions=regions
+            kind=voxel_loss,
+            gamma=gamma,
+            topk=topk,
+            label_smoothing=label_smoothing,
+            class_weights=class_weights,
+            regions=regions,
         )
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:

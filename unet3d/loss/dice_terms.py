@@ -52,14 +52,16 @@ def sum_classes(
     batch: bool,
     gamma: float = 0.0,
     topk: float | None = None,
+    smoothing: float = 0.0,
 ) -> ClassSums:
     """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two.
 
     With `gamma` the cross-entropy of a voxel whose label has probability p is that of the focal
     loss, (1 - p)^gamma as much. With `topk` only this share of the batch's voxels counts, those
-    with the largest cross-entropy.
+    with the largest cross-entropy. With `smoothing` this much of a label's probability is spread
+    evenly over all classes, or over a region and its outside; it excludes `gamma` and `topk`.
     """
-    parts = _SumClasses.apply(logits, labels, table, gamma, topk)
+    parts = _SumClasses.apply(logits, labels, table, gamma, topk, smoothing)
     if batch:
         parts = [part.sum(1, keepdim=True) for part in parts]
     return ClassSums(*parts[0].unbind(), *parts[1].unbind())
@@ -74,12 +76,13 @@ class _SumClasses(Function):
         table: Tensor | None,
         gamma: float,
         topk: float | None,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(logits.device.type, enabled=False):
             threshold = None if topk is None else find_threshold(logits, labels, topk)
             ctx.save_for_backward(logits, labels, table, threshold)
-            ctx.gamma = gamma
-            sums = sum_terms(logits, labels, table, gamma, threshold)
+            ctx.gamma, ctx.smoothing = gamma, smoothing
+            sums = sum_terms(logits, labels, table, gamma, smoothing, threshold)
             differentiable, counts = sums[:3], sums[3:]
             ctx.mark_non_differentiable(counts)
             ctx.set_materialize_grads(False)
@@ -90,8 +93,10 @@ class _SumClasses(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, labels, table, threshold = ctx.saved_tensors
         with torch.autocast(logits.device.type, enabled=False):
-            gradient = compute_gradient(logits, labels, table, grad, ctx.gamma, threshold)
-            return gradient, None, None, None, None
+            gradient = compute_gradient(
+                logits, labels, table, grad, ctx.gamma, ctx.smoothing, threshold
+            )
+            return gradient, None, None, None, None, None
 
 
 def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
@@ -129,11 +134,12 @@ def sum_terms(
     labels: Tensor,
     table: Tensor | None,
     gamma: float = 0.0,
+    smoothing: float = 0.0,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of ClassSums as (5, B, K)."""
     if threshold is None and _has_kernels(logits):
-        return sum_terms_cuda(logits, labels, table, gamma)
+        return sum_terms_cuda(logits, labels, table, gamma, smoothing)
     b, k = logits.shape[:2]
     sums = upcast(logits.new_zeros(())).new_zeros(5, b, k)
     overlap, predicted, entropy, reference, counted = sums
@@ -147,7 +153,13 @@ def sum_terms(
                 is_class, log_c = y == c, log_p[:, c]
                 cross = -log_c if weight is None else -log_c * weight
                 part = is_class if weight is None or threshold is None else is_class * weight
-                entropy[:, c] += torch.where(is_class, cross, 0).flatten(1).sum(1)
+                if smoothing:
+                    cross = torch.where(
+                        valid, -log_c * _smooth(is_class, smoothing, k, log_c.dtype), 0
+                    )
+                    entropy[:, c] += cross.flatten(1).sum(1)
+                else:
+                    entropy[:, c] += torch.where(is_class, cross, 0).flatten(1).sum(1)
                 counted[:, c] += part.flatten(1).sum(1)
                 p = log_c.exp()
             else:
@@ -155,6 +167,8 @@ def sum_terms(
                 x, is_class = upcast(logits[:, c, rows]), table[c][y.long()]
                 p = x.sigmoid()
                 cross = F.softplus(torch.where(is_class, -x, x))
+                if smoothing:
+                    cross = F.softplus(x) - x * _smooth(is_class, smoothing, 2, x.dtype)
                 if gamma:
                     cross = cross * (-torch.expm1(-cross)) ** gamma
                 entropy[:, c] += torch.where(valid, cross, 0).flatten(1).sum(1)
@@ -172,12 +186,13 @@ def compute_gradient(
     table: Tensor | None,
     grad: Tensor,
     gamma: float = 0.0,
+    smoothing: float = 0.0,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
     if threshold is None and _has_kernels(logits):
-        return compute_gradient_cuda(logits, labels, table, grad, gamma)
-    result = torch.empty_like(logits)
+        return compute_gradient_cuda(logits, labels, table, grad, gamma, smoothing)
+    k, result = logits.shape[1], torch.empty_like(logits)
     by_overlap, by_predicted, by_entropy = grad
     for rows in _iter_chunks(logits):
         y = labels[:, rows]
@@ -188,15 +203,19 @@ def compute_gradient(
         if table is None:
             log_p = F.log_softmax(x, dim=1)
             p = log_p.exp()
-            for c in range(p.shape[1]):
+            for c in range(k):
                 inner = inner + p[:, c] * _slope(y == c, c, by_overlap, by_predicted)
-                ce_scale = torch.where(y == c, by_entropy[:, c, None, None, None], ce_scale)
+                by_class = by_entropy[:, c, None, None, None]
+                if smoothing:
+                    ce_scale += by_class * _smooth(y == c, smoothing, k, p.dtype)
+                else:
+                    ce_scale = torch.where(y == c, by_class, ce_scale)
             if gamma or threshold is not None:
                 ce_scale *= _weigh_slope(_get_log_q(log_p, y), gamma, threshold)
             del log_p
         else:
             p = x.sigmoid()
-        for c in range(p.shape[1]):
+        for c in range(k):
             is_class = y == c if table is None else table[c][y.long()]
             p_c, slope = p[:, c], _slope(is_class, c, by_overlap, by_predicted)
             if table is not None:
@@ -205,33 +224,47 @@ def compute_gradient(
                 if gamma:
                     log_q = F.logsigmoid(torch.where(is_class, x[:, c], -x[:, c]))
                     ce_scale = ce_scale * _weigh_slope(log_q, gamma, None)
-            g = p_c * (slope - inner) + (p_c - is_class.to(p.dtype)) * ce_scale
+            if smoothing and table is None:
+                by_class = by_entropy[:, c, None, None, None]
+                target = _smooth(is_class, smoothing, k, p.dtype)
+                entropy = p_c * ce_scale - by_class * target
+            else:
+                target = _smooth(is_class, smoothing, 2, p.dtype)
+                entropy = (p_c - target) * ce_scale
+            g = p_c * (slope - inner) + entropy
             result[:, c, rows] = torch.where(valid, g, 0)
-        del x, p, p_c, g, inner, slope, ce_scale
+        del x, p, p_c, g, inner, slope, ce_scale, entropy
     return result
 
 
 @custom_op("unet3d::dice_ce_sums")
-def sum_terms_cuda(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float) -> Tensor:
+def sum_terms_cuda(
+    logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float, smoothing: float
+) -> Tensor:
     """Run sum_terms in one kernel."""
     from unet3d.loss.kernels import cuda
 
-    return cuda.sum_terms(logits, labels, table, gamma)
+    return cuda.sum_terms(logits, labels, table, gamma, smoothing)
 
 
 @sum_terms_cuda.register_fake
-def _(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float) -> Tensor:
+def _(logits: Tensor, *others: object) -> Tensor:
     return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
 
 
 @custom_op("unet3d::dice_ce_gradient")
 def compute_gradient_cuda(
-    logits: Tensor, labels: Tensor, table: Tensor | None, grad: Tensor, gamma: float
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    grad: Tensor,
+    gamma: float,
+    smoothing: float,
 ) -> Tensor:
     """Run compute_gradient in one kernel."""
     from unet3d.loss.kernels import cuda
 
-    return cuda.compute_gradient(logits, labels, table, grad, gamma)
+    return cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing)
 
 
 @compute_gradient_cuda.register_fake
@@ -273,6 +306,12 @@ def _weigh_slope(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tenso
         return weight
     q, rest = log_q.exp(), (-torch.expm1(log_q)).clamp(min=TINY)
     return rest ** (gamma - 1) * (rest - gamma * q * log_q)
+
+
+def _smooth(is_class: Tensor, smoothing: float, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return the probability of a class that its label stands for."""
+    truth = is_class.to(dtype)
+    return truth * (1 - smoothing) + smoothing / classes if smoothing else truth
 
 
 def _slope(is_class: Tensor, c: int, by_overlap: Tensor, by_predicted: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ def dice_ce(
     batch_dice: bool = True,
     gamma: float = 0.0,
     topk: float = 1.0,
+    label_smoothing: float = 0.0,
     class_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Logits (B, K, D, H, W), labels (B, D, H, W) -> scalar."""
@@ -34,9 +35,17 @@ def dice_ce(
     q = entropy.neg().exp()
     entropy = torch.where(valid, entropy * (1 - q) ** gamma, -1.0)
     selected = entropy.flatten().topk(max(1, round(topk * entropy.numel())))
-    weights = torch.tensor(class_weights or [1.0] * logits.shape[1], dtype=logits.dtype)[y] * valid
-    counted = weights.flatten()[selected.indices]
+    weights = torch.tensor(class_weights or [1.0] * logits.shape[1], dtype=logits.dtype)
+    counted = (weights[y] * valid).flatten()[selected.indices]
     mean = (selected.values * counted).sum() / counted.sum().clamp(min=1e-30)
+    if label_smoothing:
+        mean = F.cross_entropy(
+            logits,
+            labels.long(),
+            weights,
+            ignore_index=IGNORE_LABEL,
+            label_smoothing=label_smoothing,
+        )
     return dice * (1 - scores[..., 1:].mean()) + ce * mean
 
 
@@ -50,6 +59,7 @@ def dice_bce(
     smooth: float = 1e-5,
     batch_dice: bool = True,
     gamma: float = 0.0,
+    label_smoothing: float = 0.0,
     class_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Overlapping regions: logits (B, R, D, H, W), labels (B, D, H, W) -> scalar."""
@@ -60,7 +70,8 @@ def dice_bce(
     dims = (0, 2, 3, 4) if batch_dice else (2, 3, 4)
     overlap, total = (p * truth).sum(dims), (p + truth).sum(dims)
     scores = (2 * overlap + smooth) / (total + smooth)
-    entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+    target = truth * (1 - label_smoothing) + label_smoothing / 2
+    entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     q = entropy.neg().exp()
     weights = torch.tensor(class_weights or [1.0] * len(regions), dtype=logits.dtype)
     counted = weights[:, None, None, None] * valid

@@ -16,8 +16,9 @@ class VoxelLoss(nn.Module):
     """The mean cross-entropy of a batch's voxels; those labeled IGNORE_LABEL do not count.
 
     The focal loss weights a voxel whose label has probability p by (1 - p)^gamma. Top-k averages
-    over a share of the voxels, those with the largest cross-entropy. A voxel counts as much as the
-    weight of its class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels)
+    over a share of the voxels, those with the largest cross-entropy. `label_smoothing` spreads that
+    much of each label's probability over all classes. A voxel counts as much as the weight of its
+    class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels)
     have binary cross-entropy, and one weight each.
     """
 
@@ -27,6 +28,7 @@ class VoxelLoss(nn.Module):
         kind: Kind = "ce",
         gamma: float = 2.0,
         topk: float = 0.1,
+        label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         regions: Mapping[str, int | Sequence[int]] | None = None,
     ):
@@ -39,12 +41,18 @@ class VoxelLoss(nn.Module):
             raise UsageError(f"loss.topk is a share of the voxels, 0 < topk <= 1, got {topk}")
         if kind == "topk" and regions is not None:
             raise UsageError("loss.voxel_loss=topk takes one class per voxel, not data.regions")
+        if not 0 <= label_smoothing < 1 or (label_smoothing and kind != "ce"):
+            raise UsageError(
+                "loss.label_smoothing is a probability, 0 <= label_smoothing < 1, and goes with "
+                f"loss.voxel_loss=ce; got {label_smoothing} with {kind}"
+            )
         if class_weights is not None and not _are_weights(class_weights):
             raise UsageError(
                 f"loss.class_weights is a list of numbers >= 0, not all 0, got {class_weights!r}"
             )
         self.gamma = gamma if kind == "focal" else 0.0
         self.topk = topk if kind == "topk" else None
+        self.label_smoothing = label_smoothing
         weights = None if class_weights is None else torch.tensor(class_weights)
         table = None if regions is None else make_region_table(regions.values())
         self.register_buffer("class_weights", weights, persistent=False)
@@ -58,8 +66,15 @@ class VoxelLoss(nn.Module):
         Sums are (1, K), over the batch, or (B, K).
         """
         self._check_weights(logits.shape[1])
-        options = {"gamma": self.gamma, "topk": self.topk}
-        sums = sum_classes(logits, labels, self.region_table, batch=batch, **options)
+        sums = sum_classes(
+            logits,
+            labels,
+            self.region_table,
+            batch=batch,
+            gamma=self.gamma,
+            topk=self.topk,
+            smoothing=self.label_smoothing,
+        )
         entropy, counted = sums.entropy, sums.counted
         if self.class_weights is not None:
             entropy, counted = entropy * self.class_weights, counted * self.class_weights

@@ -21,6 +21,7 @@ def check(
     regions: bool,
     channels_last: bool,
     gamma: float = 0.0,
+    smoothing: float = 0.0,
 ) -> int:
     b, k, *space = shape
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
@@ -33,12 +34,12 @@ def check(
     grad = torch.randn(3, b, k)
     pairs = {
         "sums": (
-            cuda.sum_terms(logits, labels, table, gamma),
-            dice_terms.sum_terms(logits, labels, table, gamma),
+            cuda.sum_terms(logits, labels, table, gamma, smoothing),
+            dice_terms.sum_terms(logits, labels, table, gamma, smoothing),
         ),
         "gradient": (
-            cuda.compute_gradient(logits, labels, table, grad, gamma),
-            dice_terms.compute_gradient(logits, labels, table, grad, gamma),
+            cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing),
+            dice_terms.compute_gradient(logits, labels, table, grad, gamma, smoothing),
         ),
     }
     failures = 0
@@ -47,7 +48,8 @@ def check(
         if not torch.allclose(result, expected, rtol=tolerance, atol=tolerance):
             failures += 1
             error = (result - expected).abs().max()
-            print(shape, dtype, regions, channels_last, gamma, name, error, file=sys.stderr)
+            options = (shape, dtype, regions, channels_last, gamma, smoothing)
+            print(*options, name, error, file=sys.stderr)
     return failures
 
 
@@ -62,7 +64,8 @@ def main() -> None:
     torch.manual_seed(0)
     cases = list(product(SHAPES, (torch.float32, torch.float16), (False, True), (False, True)))
     focal = product(SHAPES[:3], (torch.float32,), (False, True), (False,), (1.0, 2.5))
-    sys.exit(1 if sum(check(*case) for case in (*cases, *focal)) + check_nan() else 0)
+    smooth = product(SHAPES, (torch.float32,), (False, True), (False, True), (0.0,), (0.2,))
+    sys.exit(1 if sum(check(*case) for case in (*cases, *focal, *smooth)) + check_nan() else 0)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,19 @@ TILE = 1024  # elements that a program holds in registers
 PROGRAMS = 512  # approximate number of programs that sum up a batch
 
 
-def sum_terms(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float) -> Tensor:
+def sum_terms(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    gamma: float = 0.0,
+    smoothing: float = 0.0,
+) -> Tensor:
     """Run dice_terms.sum_terms."""
     from unet3d.loss.kernels.triton import sum_terms_kernel
 
     logits = _to_supported_layout(logits)
     b, k = logits.shape[:2]
-    sizes = _sizes(logits, table, gamma)
+    sizes = _sizes(logits, table, gamma, smoothing)
     tiles = -(-labels[0].numel() // sizes["BV"])
     per_program = max(1, tiles * b // PROGRAMS)
     grid = (-(-tiles // per_program), b)
@@ -25,24 +31,30 @@ def sum_terms(logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float
     arguments = (logits, labels.contiguous(), _to_bytes(logits, table), parts)
     launch(
         *(sum_terms_kernel, logits.device, grid, *arguments, *_numbers(logits)),
-        *(per_program, gamma),
+        *(per_program, gamma, smoothing),
         **sizes,
     )
     return parts.sum(0)
 
 
 def compute_gradient(
-    logits: Tensor, labels: Tensor, table: Tensor | None, grad: Tensor, gamma: float
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    grad: Tensor,
+    gamma: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Run dice_terms.compute_gradient."""
     from unet3d.loss.kernels.triton import gradient_kernel
 
     logits = _to_supported_layout(logits)
     out = torch.empty_like(logits)
-    sizes = _sizes(logits, table, gamma)
+    sizes = _sizes(logits, table, gamma, smoothing)
     grid = (-(-labels[0].numel() // sizes["BV"]), len(logits))
     tensors = (logits, labels.contiguous(), _to_bytes(logits, table), grad.contiguous(), out)
-    launch(gradient_kernel, logits.device, grid, *tensors, *_numbers(logits), gamma, **sizes)
+    numbers = (*_numbers(logits), gamma, smoothing)
+    launch(gradient_kernel, logits.device, grid, *tensors, *numbers, **sizes)
     return out
 
 
@@ -58,11 +70,11 @@ def _numbers(logits: Tensor) -> tuple[int, int, int]:
     return space[0] * space[1] * space[2], b, k
 
 
-def _sizes(logits: Tensor, table: Tensor | None, gamma: float) -> dict[str, Any]:
+def _sizes(logits: Tensor, table: Tensor | None, gamma: float, smoothing: float) -> dict[str, Any]:
     """Return the voxels and outputs of a tile, and the kinds of outputs, layout and loss."""
     outputs = 1 << (logits.shape[1] - 1).bit_length()
     kinds = {"REGIONS": table is not None, "LAST": not logits.is_contiguous()}
-    kinds["FOCAL"] = gamma != 0
+    kinds |= {"FOCAL": gamma != 0, "SMOOTH": smoothing != 0}
     return {"BV": max(1, TILE // outputs), "BK": outputs, **kinds}
 
 

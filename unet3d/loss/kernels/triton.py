@@ -8,7 +8,7 @@ the sums are added afterwards: without atomics, results are deterministic.
 import triton
 import triton.language as tl
 
-UNSPECIALIZED = ["V", "B", "K", "TILES", "GAMMA"]
+UNSPECIALIZED = ["V", "B", "K", "TILES", "GAMMA", "SMOOTHING"]
 IGNORE_LABEL = tl.constexpr(255)
 TINY = tl.constexpr(1e-30)
 
@@ -52,11 +52,17 @@ def _power(x, exponent):
     return tl.exp(exponent * tl.log(tl.maximum(x, TINY)))
 
 
+@triton.jit
+def _smooth(is_class, smoothing, classes):
+    """Return the probability of a class that its label stands for."""
+    return tl.where(is_class, 1.0 - smoothing, 0.0) + smoothing / classes
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sum_terms_kernel(
-    logits, labels, table, out, V, B, K, TILES, GAMMA,
+    logits, labels, table, out, V, B, K, TILES, GAMMA, SMOOTHING,
     BV: tl.constexpr, BK: tl.constexpr, REGIONS: tl.constexpr, LAST: tl.constexpr,
-    FOCAL: tl.constexpr,
+    FOCAL: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Write the terms of dice_terms.sum_terms over a program's voxels to out (P, 5, B, K)."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -75,9 +81,8 @@ def sum_terms_kernel(
         if REGIONS:
             x = tl.where(valid, x, 0.0)
             probability = tl.sigmoid(x)
-            cross = (
-                tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))) - tl.where(is_class, x, 0.0)
-            )
+            target = _smooth(is_class, SMOOTHING, 2) if SMOOTH else is_class.to(tl.float32)
+            cross = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))) - x * target
             if FOCAL:
                 cross *= _power(1.0 - tl.exp(-cross), GAMMA)
             entropy += tl.where(valid, cross, 0.0)
@@ -86,7 +91,10 @@ def sum_terms_kernel(
             log_p = _softmax(x)
             probability = tl.exp(log_p)
             cross = log_p * _power(1.0 - probability, GAMMA) if FOCAL else log_p
-            entropy -= tl.where(is_class, cross, 0.0)
+            if SMOOTH:
+                entropy -= tl.where(valid, cross * _smooth(is_class, SMOOTHING, K), 0.0)
+            else:
+                entropy -= tl.where(is_class, cross, 0.0)
         overlap += tl.where(is_class, probability, 0.0)
         predicted += tl.where(valid, probability, 0.0)
         reference += is_class.to(tl.float32)
@@ -101,9 +109,9 @@ def sum_terms_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gradient_kernel(
-    logits, labels, table, grad, out, V, B, K, GAMMA,
+    logits, labels, table, grad, out, V, B, K, GAMMA, SMOOTHING,
     BV: tl.constexpr, BK: tl.constexpr, REGIONS: tl.constexpr, LAST: tl.constexpr,
-    FOCAL: tl.constexpr,
+    FOCAL: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Write dice_terms.compute_gradient of a tile."""
     b = tl.program_id(1)
@@ -115,21 +123,29 @@ def gradient_kernel(
     slope = tl.load(of_class + B * K, mask=k < K, other=0.0)[None, :]
     slope = slope + tl.where(is_class, by_overlap, 0.0)
     ce_scale = tl.load(of_class + 2 * B * K, mask=k < K, other=0.0)[None, :]
+    target = is_class.to(tl.float32)
     if REGIONS:
         x = tl.where(mask, x, 0.0)
         probability = tl.sigmoid(x)
         overlap = slope * probability * (1.0 - probability)
         z = tl.where(is_class, x, -x)
         log_q = tl.minimum(z, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(z)))
+        if SMOOTH:
+            target = _smooth(is_class, SMOOTHING, 2)
+        pull = ce_scale * target
     else:
         log_p = _softmax(x)
         probability = tl.exp(log_p)
         overlap = probability * (slope - tl.sum(probability * slope, 1)[:, None])
-        ce_scale = tl.sum(tl.where(is_class, ce_scale, 0.0), 1)[:, None]
+        if SMOOTH:
+            target = _smooth(is_class, SMOOTHING, K)
+        pull = ce_scale * target
+        ce_scale = tl.sum(pull, 1)[:, None]
         log_q = tl.sum(tl.where(is_class, log_p, 0.0), 1)[:, None]
     if FOCAL:
         q = tl.exp(log_q)
         rest = 1.0 - q
         ce_scale *= _power(rest, GAMMA - 1.0) * (rest - GAMMA * q * log_q)
-    g = overlap + (probability - is_class.to(tl.float32)) * ce_scale
+        pull = ce_scale * target
+    g = overlap + probability * ce_scale - pull
     tl.store(out + at, tl.where(is_counted[:, None], g, 0.0).to(out.dtype.element_ty), mask=mask)
