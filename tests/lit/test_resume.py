@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.train import fit_model
+from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted, UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
 from unet3d.lit.callbacks.preemption import SignalListener
@@ -95,6 +96,9 @@ def read_results(folder):
             content["callbacks"]["BestCheckpoint"],
             content["callbacks"]["TrainingWarnings"],
             content["global_step"],
+            content["callbacks"].get("TorchSchedule"),
+            content.get("averaged_steps"),
+            content.get("trained_weights", {}),
         )
     return contents, dict(sorted(curves.items())), read_csv(folder / "csv" / "metrics.csv")
 
@@ -150,6 +154,17 @@ BATCHES = [("on_train_batch_end", n) for n in (0, 2, 4, 6)]
 VALIDATIONS = [("on_validation_start", 1), ("on_validation_batch_end", 0)]
 MOMENTS = [*BATCHES, ("on_validation_start", 0), ("on_validation_batch_end", 1)]
 
+OPTIMIZERS_AND_SCHEDULERS = [
+    *(f"optimizer={name}" for name in list_options("optimizer")),
+    *(f"scheduler={name}" for name in list_options("scheduler")),
+]
+SHORTER = {
+    "scheduler=step": "scheduler.step_size=2",
+    "scheduler=warm_restarts": "scheduler.T_0=2",
+    "scheduler=plateau": "scheduler.patience=0",
+}
+"""Options whose defaults change nothing in a run of a few steps."""
+
 
 def name(value):
     return "-".join(map(str, value)) if isinstance(value, tuple) else None
@@ -175,8 +190,14 @@ def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted,
         ["trainer.max_steps=null", "trainer.max_epochs=2"],
         ["trainer.check_val_every_n_epoch=2", "fold=1"],
         ["precision=bf16-true"],
+        ["precision=bf16-true", "ema_decay=0.9"],
+        ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"],
+        ["loss.label_smoothing=0.1"],
     ],
-    ids=["accumulation", "workers", "batch_norm", "dropout", "epochs", "interval", "true_half"],
+    ids=[
+        *("accumulation", "workers", "batch_norm", "dropout", "epochs", "interval", "true_half"),
+        *("averaged_half", "groups", "label_smoothing"),
+    ],
 )
 @pytest.mark.parametrize("moment", [("on_train_batch_end", 3)], ids=name)
 def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options, moment):
@@ -186,6 +207,37 @@ def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupte
     _, done = train(request, tmp_path)
     assert done
     assert_same(uninterrupted(*options), read_results(tmp_path))
+
+
+@pytest.mark.parametrize("option", OPTIMIZERS_AND_SCHEDULERS)
+def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
+    composed, tmp_path, uninterrupted, option
+):
+    options = [option, "head_warmup=0.6"]
+    if option in SHORTER:
+        options.append(SHORTER[option])
+    request = composed(*LONG, "resume=auto", *options)
+    for moment in (("on_train_batch_end", 3), ("on_validation_batch_end", 0)):
+        _, done = train(request, tmp_path, At(*moment, send_sigterm))
+        assert not done
+    _, done = train(request, tmp_path)
+    assert done
+    assert_same(uninterrupted(*options), read_results(tmp_path))
+
+
+@pytest.mark.parametrize("moment", [*BATCHES, *VALIDATIONS], ids=name)
+def test_an_average_of_weights_resumes_exactly(composed, tmp_path, uninterrupted, moment):
+    options = ["ema_decay=0.8", "model.norm=batch"]
+    request = composed(*LONG, "resume=auto", *options)
+    _, done = train(request, tmp_path, At(*moment, send_sigterm))
+    assert not done
+    _, done = train(request, tmp_path)
+    assert done
+    expected = uninterrupted(*options)
+    assert_same(expected, read_results(tmp_path))
+    averaged, *_, trained = expected[0]["last"]
+    assert trained.keys() < averaged.keys()  # counts of batches are not averaged
+    assert all(not averaged[key].equal(trained[key]) for key in trained)
 
 
 @pytest.mark.parametrize("seconds", [0, 60], ids=["saved_every_step", "never_saved"])
@@ -274,7 +326,11 @@ def test_a_corrupted_checkpoint_is_moved_and_the_previous_one_resumed(
 
 
 @pytest.mark.parametrize(
-    "change", ["seed=1", "data.batch_size=1", "data.patches_per_case=2"], ids=str
+    "change",
+    [
+        *("seed=1", "data.batch_size=1", "data.patches_per_case=2"),
+        *("ema_decay=0.9", "lr_factors={encoder:0.1}"),
+    ],
 )
 def test_a_run_with_other_fixed_settings_is_not_resumed(composed, tmp_path, change):
     train(composed(*LONG), tmp_path, At("on_train_batch_end", 1, send_sigterm))

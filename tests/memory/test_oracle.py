@@ -72,6 +72,8 @@ OTHER_OPTIONS = [
         for strategy in ("none", "fused", "lean", "leanest")
     ),
     ("head_warmup=0.2",),
+    ("lr_factors={encoder:0.1}",),
+    ("ema_decay=0.9",),
 ]
 RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
 CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]

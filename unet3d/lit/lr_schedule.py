@@ -1,20 +1,40 @@
 """Learning-rate schedules over the fraction of the run that is done; conf/scheduler selects one."""
 
 import math
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unet3d.errors import UsageError
+
+
+class Schedule(Protocol):
+    """What LRSchedule applies."""
+
+    def __call__(self, done: float) -> float:
+        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
+        ...
+
+
+class Constant:
+    """A constant rate, after a linear warmup over a fraction of the run."""
+
+    def __init__(self, warmup: float = 0.1):
+        self.warmup = check_warmup(warmup)
+
+    def __call__(self, done: float) -> float:
+        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
+        return compute_warmup_factor(done, self.warmup)
 
 
 class Poly:
     """Polynomial decay, (1 - done) ** power, after a linear warmup over a fraction of the run."""
 
     def __init__(self, power: float = 0.9, warmup: float = 0.1):
-        if not power > 0 or not 0 <= warmup < 1:
-            raise UsageError(
-                "scheduler.power must be > 0 and scheduler.warmup in [0, 1), "
-                f"got {power} and {warmup}"
-            )
-        self.power, self.warmup = power, warmup
+        if not power > 0:
+            raise UsageError(f"scheduler.power must be > 0, got {power}")
+        self.power, self.warmup = power, check_warmup(warmup)
 
     def __call__(self, done: float) -> float:
         """Return the factor on the peak learning rate at `done` (0..1) of the run."""
@@ -25,13 +45,26 @@ class Cosine:
     """Cosine decay from 1 to 0, after a linear warmup over a fraction of the run."""
 
     def __init__(self, warmup: float = 0.1):
-        if not 0 <= warmup < 1:
-            raise UsageError(f"scheduler.warmup must be in [0, 1), got {warmup}")
-        self.warmup = warmup
+        self.warmup = check_warmup(warmup)
 
     def __call__(self, done: float) -> float:
         """Return the factor on the peak learning rate at `done` (0..1) of the run."""
         return compute_warmup_factor(done, self.warmup) * (1 + math.cos(math.pi * done)) / 2
+
+
+class ReduceOnPlateau(ReduceLROnPlateau):
+    """torch's ReduceLROnPlateau, with the name of the metric that it follows."""
+
+    def __init__(self, optimizer: Optimizer, *, monitor: str = "val/dice", **arguments: Any):
+        super().__init__(optimizer, **arguments)
+        self.monitor = monitor
+
+
+def check_warmup(warmup: float) -> float:
+    """Return a warmup that is a fraction of the run; refuse others."""
+    if not 0 <= warmup < 1:
+        raise UsageError(f"scheduler.warmup must be in [0, 1), got {warmup}")
+    return warmup
 
 
 def compute_warmup_factor(done: float, warmup: float) -> float:

@@ -10,7 +10,7 @@ LEAST_SHARE = 0.4
 """The smallest part of the plain step's activations that is assumed to be left. Compiled steps of
 unet_tiny (instance and batch norm), naive_small and dynunet kept 0.5 to 0.9 on a CPU."""
 
-FIXED = ("parameters", "gradients", "optimizer state", "input", "workspaces")
+FIXED = ("parameters", "gradients", "optimizer state", "averaged weights", "input", "workspaces")
 
 
 def get_fixed_bytes(estimate: MemoryEstimate) -> int:

@@ -27,6 +27,7 @@ KINDS = (
     "parameters",
     "gradients",
     "optimizer state",
+    "averaged weights",
     "saved activations",
     "recomputed",
     "activation gradients",

@@ -21,6 +21,7 @@ COLORS = dict(
             "#4c566a",
             "#88a0c0",
             "#b48ead",
+            "#7b5a8f",
             "#d08770",
             "#ebcb8b",
             "#a3be8c",

@@ -9,6 +9,9 @@ from unet3d.memory.record import MemoryRecord
 from unet3d.text import format_columns
 from unet3d.units import MIB, format_bytes
 
+PERMANENT = ("parameters", "gradients", "optimizer state", "averaged weights")
+"""Kinds whose bytes depend on the number of parameters alone."""
+
 
 def format_peaks(estimate: MemoryEstimate) -> str:
     """Format the peak by phase and by kind."""
@@ -62,7 +65,7 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
     if total:
         full = 100 * levels.get(0, 0) / total
         parts.append(f"{full:.0f}% of the activations at the peak are at full resolution")
-    fixed = sum(estimate.kinds.get(k, 0) for k in ("parameters", "gradients", "optimizer state"))
+    fixed = sum(estimate.kinds.get(k, 0) for k in PERMANENT)
     share = 100 * fixed / max(sum(estimate.kinds.values()), 1)
     parts.append(f"weights, gradients and optimizer state take {share:.0f}% of the peak")
     if estimate.column_bytes:

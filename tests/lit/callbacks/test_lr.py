@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
@@ -6,6 +7,9 @@ import torch
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.errors import UsageError
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.lr_schedule import ReduceOnPlateau
 from unet3d.workflows.training.build import build_training
 
 
@@ -13,8 +17,8 @@ class RecordRates(pl.Callback):
     def __init__(self):
         self.rates = []
 
-    def on_train_batch_end(self, trainer, *_):
-        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+    def on_train_batch_start(self, trainer, *_):
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
 
 
 def record_rates(composed, folder, *overrides, checkpoint=None):
@@ -22,7 +26,81 @@ def record_rates(composed, folder, *overrides, checkpoint=None):
     callback = RecordRates()
     run.trainer.callbacks.append(callback)
     run.trainer.fit(run.module, run.train_loader, ckpt_path=checkpoint, weights_only=True)
-    return callback.rates
+    return callback.rates if len(callback.rates[0]) > 1 else [rate for (rate,) in callback.rates]
+
+
+def test_parts_of_the_network_have_their_own_rates(composed, tmp_path):
+    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", "scheduler=constant", "scheduler.warmup=0"]
+    rates = record_rates(composed, tmp_path, *words, "trainer.max_steps=2")
+    assert rates == [[0.01, 0.1, 1.0]] * 2
+
+
+def test_an_unknown_part_is_named(composed, tmp_path):
+    with pytest.raises(UsageError, match="no part 'encodr'; it has encoder, decoder, heads"):
+        record_rates(composed, tmp_path, "lr_factors={encodr:0.1}")
+
+
+@pytest.mark.parametrize("value", ["3", "{encoder:0}", "{encoder:x}"])
+def test_factors_of_rates_are_positive_numbers(composed, value):
+    with pytest.raises(UsageError, match="lr_factors must be parts of the network with a factor"):
+        composed(f"lr_factors={value}")
+
+
+SCHEDULERS = {
+    "step": (["scheduler.step_size=2", "scheduler.gamma=0.5"], [1, 1, 0.5, 0.5, 0.25, 0.25]),
+    "warm_restarts": (["scheduler.T_0=2", "scheduler.T_mult=1"], [1, 0.5] * 3),
+    "one_cycle": (
+        ["scheduler.pct_start=0.5", "scheduler.div_factor=2", "scheduler.final_div_factor=1"],
+        [0.5, 0.75, 1.0, 0.875, 0.625, 0.5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name, groups):
+    """A part that starts later, or learns at its own rate, does not change the schedule."""
+    words, expected = SCHEDULERS[name]
+    words = [f"scheduler={name}", *words, "trainer.max_steps=6"]
+    if groups:
+        words += ["head_warmup=0.5", "lr_factors={encoder:0.1}"]
+        heads, encoder, decoder = zip(*record_rates(composed, tmp_path, *words), strict=True)
+        assert heads == pytest.approx(expected, abs=1e-3)
+        assert decoder == pytest.approx([0, 0, 0, *expected[3:]], abs=1e-3)
+        assert encoder == pytest.approx([rate / 10 for rate in decoder], abs=1e-4)
+    else:
+        rates = record_rates(composed, tmp_path, *words)
+        assert rates == pytest.approx(expected, abs=1e-3)
+
+
+class StandIn:
+    """What a schedule reads of a trainer."""
+
+    sanity_checking = False
+
+    def __init__(self, optimizer):
+        self.optimizers, self.callback_metrics = [optimizer], {}
+
+
+def test_the_rate_falls_when_validation_no_longer_improves():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    make = partial(ReduceOnPlateau, monitor="val/hd95_mm", mode="min", patience=1, factor=0.1)
+    schedule, trainer = TorchSchedule(make, StoppingLimits()), StandIn(optimizer)
+    schedule.on_fit_start(trainer, None)
+    rates = []
+    for value in (9.0, 8.0, 8.5, 8.4, 7.0):
+        trainer.callback_metrics["val/hd95_mm"] = torch.tensor(value)
+        schedule.on_validation_end(trainer)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([1, 1, 1, 0.1, 0.1])
+
+
+def test_a_scheduler_without_its_number_of_steps_is_refused_with_its_name(composed, tmp_path):
+    words = ["scheduler=one_cycle", "trainer.max_steps=null", "trainer.max_epochs=1"]
+    with pytest.raises(
+        UsageError, match=r"scheduler \(_target_: torch.optim.lr_scheduler.OneCycle"
+    ):
+        record_rates(composed, tmp_path, *words)
 
 
 def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):

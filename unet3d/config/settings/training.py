@@ -14,6 +14,7 @@ from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
+    is_number,
     read,
     read_bool,
     read_choice,
@@ -113,6 +114,8 @@ class TrainingSettings:
     init_from: Path | None
     freeze: tuple[str, ...]  # names of submodules
     head_warmup: float  # fraction of the run in which only the heads learn
+    lr_factors: Mapping[str, float]  # of submodules, by name
+    ema_decay: float | None  # None: no average of the weights
     save_every_seconds: float
     max_skipped_steps: int
     allow_targets: tuple[str, ...]
@@ -241,6 +244,8 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         init_from=read_optional_path(config, "init_from"),
         freeze=_parse_freeze(config),
         head_warmup=_parse_head_warmup(config),
+        lr_factors=_parse_lr_factors(config),
+        ema_decay=_parse_ema_decay(config),
         save_every_seconds=read_float(config, "save_every_seconds"),
         max_skipped_steps=read_int(config, "max_skipped_steps", minimum=0),
         allow_targets=read_allowed_packages(config),
@@ -348,6 +353,27 @@ def _parse_head_warmup(config: DictConfig) -> float:
     if fraction >= 1:
         raise UsageError(f"head_warmup must be in [0, 1), got {fraction:g}")
     return fraction
+
+
+def _parse_lr_factors(config: DictConfig) -> dict[str, float]:
+    value = read(config, "lr_factors")
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(is_number(v) and v > 0 for v in value.values()):
+        raise UsageError(
+            "lr_factors must be parts of the network with a factor > 0, as in "
+            f"lr_factors={{encoder:0.1}}, got {value!r}"
+        )
+    return {str(name): float(factor) for name, factor in value.items()}
+
+
+def _parse_ema_decay(config: DictConfig) -> float | None:
+    if read(config, "ema_decay") is None:
+        return None
+    decay = read_float(config, "ema_decay", exclusive=True)
+    if decay >= 1:
+        raise UsageError(f"ema_decay must be in (0, 1), got {decay:g}")
+    return decay
 
 
 def _parse_resume(config: DictConfig) -> str | None:

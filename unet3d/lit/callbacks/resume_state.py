@@ -5,6 +5,8 @@ run may skip an epoch's validation or train on a batch twice. So a checkpoint ho
 a few numbers, and Lightning's counters are computed from these.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import lightning.pytorch as pl
@@ -22,12 +24,16 @@ from unet3d.lit.lightning_internals import (
 )
 from unet3d.lit.loggers.run_logger import list_run_loggers
 
+ABSENT: dict[str, Any] = {"head_warmup": 0, "lr_factors": {}}
+"""Fixed settings of checkpoints that were saved before there was such a setting; others: None."""
+
 
 class ResumeState(Callback):
     """Save and restore the position: `epoch`, and the `batch` batches of it that are done.
 
     The position advances when the optimizer has stepped. Random numbers within a step, such as
-    dropout's, depend on (seed, epoch, batch, rank) alone.
+    dropout's, depend on (seed, epoch, batch, rank) alone. A resumed run must have the same `fixed`
+    settings.
     """
 
     def __init__(
@@ -36,10 +42,10 @@ class ResumeState(Callback):
         limits: StoppingLimits,
         *,
         seed: int,
-        head_warmup: float = 0.0,
+        fixed: Mapping[str, Any] = MappingProxyType({}),
     ):
         self.train_loader, self.limits, self.seed = train_loader, limits, seed
-        self.head_warmup = head_warmup
+        self.fixed = fixed
         self.epoch = self.batch = 0
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
@@ -97,15 +103,15 @@ class ResumeState(Callback):
             "fixed_settings": self.fixed_settings(),
         }
 
-    def fixed_settings(self) -> dict[str, float]:
-        """Return the settings that a resumed run must share, or its position would be another."""
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return the settings that a resumed run must share, or it would be another run."""
         order = self.train_loader.epoch_sampler
         return {
             "seed": self.seed,
             "number of processes": order.world_size,
             "data.batch_size": order.batch_size,
             "patches per epoch": order.samples,
-            "head_warmup": self.head_warmup,
+            **self.fixed,
         }
 
     def on_load_checkpoint(
@@ -147,7 +153,7 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
             "new run from them"
         )
     for key, value in position.fixed_settings().items():
-        saved = state["fixed_settings"].get(key, 0 if key == "head_warmup" else None)
+        saved = state["fixed_settings"].get(key, ABSENT.get(key))
         if saved != value:
             raise UsageError(
                 f"resume={path}: {key} is {value} now, but was {saved} when the checkpoint was "

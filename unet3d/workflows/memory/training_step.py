@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.lit.weight_average import WeightAverage
 from unet3d.machine.device import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
@@ -108,6 +109,7 @@ class TrainingStep:
         device: str = "cpu",
         several_processes: bool = False,
         cuda_graph: bool = False,
+        ema_decay: float | None = None,
     ):
         self.model, self.loss, self.optimizer, self.inference = model, loss, optimizer, inference
         self.patch_size, self.volume_size = list(patch_size), list(volume_size)
@@ -115,6 +117,8 @@ class TrainingStep:
         self.micro_batches, self.clip_norm = micro_batches, clip_norm
         self.autocast, self.dtype, self.device = autocast, dtype, device
         self.several_processes, self.cuda_graph = several_processes, cuda_graph
+        self.ema_decay = ema_decay
+        self.average: WeightAverage | None = None
         self.buckets: GradientBuckets | None = None
         self.recorded_batch: tuple[Tensor, ...] | None = None  # that CUDA graphs read
         self.recorded_gradients: list[Tensor] = []  # of a micro-batch
@@ -136,6 +140,9 @@ class TrainingStep:
             if self.buckets is not None:
                 self.buckets.reduces = micro_batch == self.micro_batches - 1
             trace.begin_phase("forward")
+            if self.ema_decay is not None and self.average is None:
+                self.average = WeightAverage(self.model, self.ema_decay)
+                trace.label(list(self.average.values.values()), "averaged weights")
             batch = self._make_batch(trace, self.batch_size, self.patch_size)
             if self.cuda_graph and not self.is_first and self.recorded_batch is None:
                 self._prepare_recording(batch, trace)
@@ -151,17 +158,23 @@ class TrainingStep:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
         for state in self.optimizer.state.values():
             trace.label(list(state.values()), "optimizer state")
 
     def validate(self, trace: TracingListener) -> None:
         """Run the windows of one validation case that may set the peak."""
         trace.begin_phase("validation")
+        if self.average is not None:
+            self.average.apply()
         image, _ = self._make_batch(trace, 1, self.volume_size)
         self.model.eval()
         with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
             self.inference(image, PeakWindowsOnly(self.model, trace))
         self.model.train()
+        if self.average is not None:
+            self.average.restore()
 
     def compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
         """Return the loss of a batch."""
@@ -224,7 +237,7 @@ def make_step_factory(
             cast_to_half(model, dtype)
         if device != "cpu":
             model.to(device)
-        parameters = group_parameters(model, settings.head_warmup)
+        parameters = group_parameters(model, settings.head_warmup, settings.lr_factors)
         optimizer = make_optimizer_factory(settings, precision)(parameters)
         if cuda:
             choose_foreach(optimizer)
@@ -246,6 +259,7 @@ def make_step_factory(
             dtype=dtype,
             device=device,
             several_processes=several,
+            ema_decay=settings.ema_decay,
             cuda_graph=uses_graphs and cuda and device == "cpu",
         )
 

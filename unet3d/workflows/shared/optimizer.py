@@ -1,6 +1,6 @@
 """Build the optimizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def make_optimizer_factory(settings: TrainingSettings, precision: Precision) -> 
     optimizer, arguments = settings.optimizer, settings.optimizer.arguments
     if "fused" in arguments and arguments["fused"] is None:
         optimizer = optimizer.bind(fused=True)
-    if precision.used == "16-true" and arguments.get("eps") is not None:
+    if precision.used == "16-true" and isinstance(arguments.get("eps"), float):
         optimizer = optimizer.bind(eps=max(arguments["eps"], MIN_HALF_EPSILON))
 
     def build(parameters: Parameters) -> torch.optim.Optimizer:
@@ -38,19 +38,49 @@ def make_optimizer_factory(settings: TrainingSettings, precision: Precision) -> 
     return build
 
 
-def group_parameters(network: nn.Module, head_warmup: float) -> Parameters:
-    """Return the parameters, in two groups if only the heads learn at first.
+def group_parameters(
+    network: nn.Module, head_warmup: float, lr_factors: Mapping[str, float]
+) -> Parameters:
+    """Return the parameters, in groups if parts of the network learn at their own rates.
 
-    `starts_at` is the fraction of the run at which a group begins to learn.
+    `lr_factor` is what a group's learning rate is multiplied by, `starts_at` the fraction of the
+    run at which it begins to learn.
     """
-    if head_warmup == 0:
+    if head_warmup == 0 and not lr_factors:
         return network.parameters()
+    heads = find_heads(network) if head_warmup else set()
+    unknown = lr_factors.keys() - {name for name, _ in network.named_modules() if name}
+    if unknown:
+        parts = ", ".join(name for name, _ in network.named_children())
+        raise UsageError(f"lr_factors: the network has no part {min(unknown)!r}; it has {parts}")
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        starts_at = 0.0 if parameter in heads else head_warmup
+        factor = find_lr_factor(name, lr_factors)
+        groups.setdefault((starts_at, factor), []).append(parameter)
+    return [
+        {"params": parameters, "starts_at": starts_at, "lr_factor": factor}
+        for (starts_at, factor), parameters in sorted(groups.items(), key=lambda group: group[0])
+    ]
+
+
+def find_heads(network: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of the heads, the last convolutions."""
     if not isinstance(network, HasHeads):
         raise UsageError(
             f"head_warmup: {type(network).__name__} does not list its heads (list_heads)"
         )
-    heads = {id(p): p for head in network.list_heads() for p in head.parameters()}
-    if not any(p.requires_grad for p in heads.values()):
+    heads = {parameter for head in network.list_heads() for parameter in head.parameters()}
+    if not any(parameter.requires_grad for parameter in heads):
         raise UsageError("head_warmup: freeze= includes the heads, so nothing would learn")
-    others = [p for p in network.parameters() if id(p) not in heads]
-    return [{"params": [*heads.values()]}, {"params": others, "starts_at": head_warmup}]
+    return heads
+
+
+def find_lr_factor(name: str, lr_factors: Mapping[str, float]) -> float:
+    """Return the factor of the smallest part that contains a parameter; 1 outside of all parts.
+
+    >>> find_lr_factor("encoder.0.conv.weight", {"encoder": 0.5, "encoder.0": 0.1})
+    0.1
+    """
+    parts = [part for part in lr_factors if name.startswith(f"{part}.")]
+    return lr_factors[max(parts, key=len)] if parts else 1.0

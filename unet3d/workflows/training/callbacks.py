@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from torch.optim.lr_scheduler import LRScheduler
 
+from unet3d.config.instantiate import Factory
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.datasets import read_classes
 from unet3d.data.loading.loaders import TrainLoader
@@ -15,7 +17,7 @@ from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.lit.callbacks.dashboard import Dashboard
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
-from unet3d.lit.callbacks.lr import LRSchedule
+from unet3d.lit.callbacks.lr import LRSchedule, TorchSchedule
 from unet3d.lit.callbacks.preemption import Preemption, SignalListener
 from unet3d.lit.callbacks.prefetch import Prefetch
 from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
@@ -24,6 +26,7 @@ from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.lit.callbacks.step_timing import StepTimer
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.training_warnings import TrainingWarnings
+from unet3d.lit.callbacks.weight_averaging import WeightAveraging
 from unet3d.lit.module import SegmentationModule
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
@@ -80,7 +83,14 @@ def build_callbacks(
     )
     training_warnings = TrainingWarnings(limits, suggest_overrides(settings), absent)
     resume_state = ResumeState(
-        train_loader, limits, seed=settings.seed, head_warmup=settings.head_warmup
+        train_loader,
+        limits,
+        seed=settings.seed,
+        fixed={
+            "head_warmup": settings.head_warmup,
+            "lr_factors": dict(settings.lr_factors),
+            "ema_decay": settings.ema_decay,
+        },
     )
     checkpoints = folder / "checkpoints"
     last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
@@ -98,7 +108,8 @@ def build_callbacks(
     ordered: list[Callback] = [
         # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
         *([Prefetch(train_loader)] if device == "cuda" else []),
-        LRSchedule(settings.scheduler(), limits),
+        *([] if settings.ema_decay is None else [WeightAveraging(settings.ema_decay)]),
+        build_lr_schedule(settings.scheduler, limits),
         memory,
         timing,
         dashboard,
@@ -120,6 +131,14 @@ def build_callbacks(
         dashboard=dashboard,
         training_warnings=training_warnings,
     )
+
+
+def build_lr_schedule(scheduler: Factory, limits: StoppingLimits) -> Callback:
+    """Build the callback of a schedule of unet3d, or of a scheduler of torch."""
+    target = scheduler.target
+    if isinstance(target, type) and issubclass(target, LRScheduler):
+        return TorchSchedule(scheduler, limits)
+    return LRSchedule(scheduler(), limits)
 
 
 def build_configured(

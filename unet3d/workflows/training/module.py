@@ -49,7 +49,9 @@ def build_module(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
         sliding_window=build_sliding_window(settings, dataset),
-        optimizer=lambda: make_optimizer(group_parameters(model, settings.head_warmup)),
+        optimizer=lambda: make_optimizer(
+            group_parameters(model, settings.head_warmup, settings.lr_factors)
+        ),
         metadata=metadata,
         max_skipped_steps=settings.max_skipped_steps,
         recorded_pass=recorded_pass,
