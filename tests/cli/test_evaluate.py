@@ -119,7 +119,7 @@ def test_class_names_regions_and_tolerances_can_be_configured(folder):
 def test_ignored_voxels_do_not_count_even_if_they_are_predicted(folder):
     assert evaluated("ignore_label=2", "draw_worst=0") == 0
     assert list(result()["classes"]) == ["1"]
-    assert result()["ignore_label"] == 2
+    assert result()["ignore_labels"] == [2]
 
 
 def test_two_files_are_one_case(folder):
@@ -260,7 +260,7 @@ def test_a_class_absent_from_a_case_is_excluded_from_its_mean(folder):
         (["tolerance_mm=far"], "tolerance_mm must be a number"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
-        (["ignore_label=x"], "ignore_label must be an int"),
+        (["ignore_label=x"], "ignore_labels must be an int"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),
         (["predicitons=x"], "did you mean predictions?"),
     ],

@@ -91,9 +91,11 @@ def test_ignored_voxels_are_not_scored():
     prediction, reference = make_volumes(2)
     half = np.arange(9) < 4
     masked = np.where(half[:, None, None], 9, reference)
-    scores = score_case(prediction, masked, spacing_mm=SPACING, classes=CLASSES, ignore_label=9)
+    masked[0] = 8
+    options = {"spacing_mm": SPACING, "classes": CLASSES}
+    scores = score_case(prediction, masked, **options, ignore_labels=[9, 8])
     cleared = [np.where(half[:, None, None], 0, a) for a in (prediction, reference)]
-    assert scores == score_case(*cleared, spacing_mm=SPACING, classes=CLASSES)
+    assert scores == score_case(*cleared, **options)
 
 
 def test_each_class_may_have_its_own_tolerance():

@@ -136,7 +136,7 @@ def test_the_dataset_says_which_label_to_ignore(build, tmp_path):
     write_nnunet(tmp_path, 5, labels=labels)
     save_volume(tmp_path / "labelsTr" / "case_00.nii.gz", np.full(SIZE, 3, np.uint8))
     run = build(option="nnunet")
-    assert run.config["data"]["ignore_label"] == 3
+    assert run.config["data"]["ignore_label"] == [3]
     assert run.dataset.classes == ("background", "front", "back")
     with pytest.raises(InvalidDatasetError, match="found 3"):
         build("data.ignore_label=9", option="nnunet")

@@ -25,7 +25,7 @@ class DatasetDescription:
     classes: tuple[str, ...]  # names of labels 0, 1, 2, ...; the background comes first
     regions: Mapping[str, tuple[int, ...]] | None = None  # overlapping classes and their labels
     region_labels: tuple[int, ...] | None = None  # that predictions have in each region
-    ignore_label: int | None = None  # label of voxels that are not annotated
+    ignore_labels: tuple[int, ...] = ()  # labels of voxels that are not annotated
 
 
 class DatasetLayout(Protocol):

@@ -24,7 +24,7 @@ RULES = {
     "part of the class's scores (volumes count as 0 ml)",
     "absent from one": "a class that only the prediction or only the reference has gets Dice, IoU "
     "and surface Dice 0, and the diagonal of the image in mm as HD95, the worst possible values",
-    "ignored voxels": "where the reference is ignore_label, both count as background",
+    "ignored voxels": "where the reference is an ignored label, both count as background",
 }
 """Rules for special cases, written to the results."""
 
@@ -38,7 +38,7 @@ def score_case(
     spacing_mm: Sequence[float],
     classes: Mapping[str, Sequence[int]],
     tolerance_mm: float | Mapping[str, float] = 1.0,
-    ignore_label: int | None = None,
+    ignore_labels: Sequence[int] = (),
     max_points: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """Return the SCORES of each class of a case, from labels (D, H, W).
@@ -47,7 +47,7 @@ def score_case(
     has the class, HD95 and surface Dice also where surfaces exceed `max_points` voxels. Temporary
     arrays are booleans no larger than the bounding box of a class.
     """
-    prediction, reference = mask_ignored(prediction, reference, ignore_label)
+    prediction, reference = mask_ignored(prediction, reference, ignore_labels)
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
     boxes = [_find_boxes(a) for a in (prediction, reference)]
@@ -78,10 +78,10 @@ def score_case(
 
 
 def mask_ignored(
-    prediction: np.ndarray, reference: np.ndarray, ignore_label: int | None
+    prediction: np.ndarray, reference: np.ndarray, ignore_labels: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays with background where the reference has the label to ignore."""
-    if ignore_label is None or not (ignored := reference == ignore_label).any():
+    """Return both arrays with background where the reference has a label to ignore."""
+    if not ignore_labels or not (ignored := np.isin(reference, ignore_labels)).any():
         return prediction, reference
     return np.where(ignored, 0, prediction), np.where(ignored, 0, reference)
 

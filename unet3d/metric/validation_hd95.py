@@ -44,7 +44,7 @@ class ValidationHD95:
                 t,
                 spacing_mm=self.spacing_mm[case],
                 classes=self.scored_classes,
-                ignore_label=IGNORE_LABEL,
+                ignore_labels=[IGNORE_LABEL],
                 max_points=MAX_POINTS,
             )
             self.distances_mm.append([by_class["hd95_mm"] for by_class in scores.values()])

@@ -43,7 +43,7 @@ def check_dataset(
         findings += check_voxels(
             cases,
             classes=dataset.classes,
-            ignore_label=dataset.ignore_label,
+            ignore_labels=dataset.ignore_labels,
             channels=dataset.channels,
             background=data.background,
             workers=settings.workers or os.cpu_count() or 1,

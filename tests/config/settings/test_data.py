@@ -41,7 +41,8 @@ def test_a_dataset_without_a_root_has_no_layout():
         ("invalid_cases", "skip", True),
         ("regions", {"whole": [1, 2], "core": 2}, {"whole": (1, 2), "core": (2,)}),
         ("region_labels", [1, 2], (1, 2)),
-        ("ignore_label", 255, 255),
+        ("ignore_label", 255, (255,)),
+        ("ignore_label", [3, 4], (3, 4)),
         ("splits", "splits.json", Path("splits.json")),
         ("group_by", r"(p\d+)_", r"(p\d+)_"),
         ("spacing_mm", "median", "median"),
@@ -55,7 +56,8 @@ def test_a_dataset_without_a_root_has_no_layout():
     ],
 )
 def test_a_value_is_parsed(key, value, expected):
-    field = {"invalid_cases": "skip_invalid_cases"}.get(key, key)
+    fields = {"invalid_cases": "skip_invalid_cases", "ignore_label": "ignore_labels"}
+    field = fields.get(key, key)
     assert getattr(parse(**{key: value}), field) == expected
 
 

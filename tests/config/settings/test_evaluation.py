@@ -28,7 +28,7 @@ def test_the_defaults_score_every_label():
         ({"predictions": "a,b"}, "predictions", (Path("a"), Path("b"))),
         ({"classes": ["background", "liver"]}, "classes", ("background", "liver")),
         ({"regions": {"whole": [1, 2]}}, "regions", {"whole": (1, 2)}),
-        ({"ignore_label": -1}, "ignore_label", -1),
+        ({"ignore_label": -1}, "ignore_labels", (-1,)),
         ({"tolerance_mm": 0}, "tolerance_mm", 0.0),
         ({"tolerance_mm": {"liver": 2, "tumor": 0.5}}, "tolerance_mm", {"liver": 2, "tumor": 0.5}),
     ],

@@ -26,7 +26,7 @@ def find_all(root):
     layout = Decathlon(str(root))
     cases, classes = layout.list_cases(), layout.describe().classes
     findings = check_voxels(
-        cases, classes=classes, ignore_label=None, workers=2, progress=lambda done, total: None
+        cases, classes=classes, ignore_labels=(), workers=2, progress=lambda done, total: None
     )
     return [*dict.fromkeys([*layout.find_problems(), *check_headers(cases, channels=1), *findings])]
 
@@ -160,7 +160,7 @@ def test_progress_is_reported_up_to_the_last_case(tmp_path):
     check_voxels(
         cases,
         classes=["a", "b", "c"],
-        ignore_label=None,
+        ignore_labels=(),
         workers=1,
         progress=lambda done, total: calls.append((done, total)),
     )
@@ -170,11 +170,11 @@ def test_progress_is_reported_up_to_the_last_case(tmp_path):
 def test_the_ignore_label_is_not_a_problem(tmp_path):
     write_decathlon(tmp_path, 1)
     set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
-    for ignore_label, count in ((9, 0), (None, 1)):
+    for ignore_labels, count in (((9,), 0), ((8, 9), 0), ((), 1)):
         findings = check_voxels(
             Decathlon(str(tmp_path)).list_cases(),
             classes=["a", "b", "c"],
-            ignore_label=ignore_label,
+            ignore_labels=ignore_labels,
             workers=1,
             progress=lambda done, total: None,
         )

@@ -16,14 +16,14 @@ def test_the_decathlon_maps_numbers_to_names(tmp_path):
     names = read_names(tmp_path, {"0": "background", "1": "liver", "2": "tumor"})
     assert names.classes == {"liver": (1,), "tumor": (2,)}
     assert names.known_labels == {0, 1, 2}
-    assert names.ignore_label is None
+    assert names.ignore_labels == ()
 
 
 def test_nnunet_maps_names_to_numbers_regions_and_the_ignore_label(tmp_path):
     names = read_names(tmp_path, {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3})
     assert names.classes == {"whole": (1, 2), "core": (2,)}
     assert names.known_labels == {0, 1, 2, 3}
-    assert names.ignore_label == 3
+    assert names.ignore_labels == (3,)
 
 
 def test_dataset_json_may_be_in_the_folder_in_its_parent_or_missing(tmp_path):

@@ -18,7 +18,7 @@ def test_a_case_has_a_file_per_channel(tmp_path, suffix):
     description = layout.describe()
     assert description.channels == ("T1", "T2")
     assert description.classes == ("background", "front", "back")
-    assert (description.regions, description.ignore_label) == (None, None)
+    assert (description.regions, description.ignore_labels) == (None, ())
     case = layout.list_cases()[1]
     assert case.name == "case_01"
     assert [f.name for f in case.images] == [f"case_01_000{n}{suffix}" for n in (0, 1)]
@@ -32,7 +32,7 @@ def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
     assert description.classes == ("background", "class_1", "class_2", "enhancing")
     assert description.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     assert list(description.regions) == ["whole", "core", "enhancing"]
-    assert description.ignore_label == 4
+    assert description.ignore_labels == (4,)
 
 
 def test_predictions_of_regions_have_the_labels_of_regions_class_order(tmp_path):

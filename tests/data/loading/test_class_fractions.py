@@ -44,7 +44,7 @@ def test_foreground_patches_raise_the_fraction_of_foreground(tmp_path):
 def test_ignored_voxels_are_not_counted(tmp_path):
     label = label_with_small_corner()
     label[:, :, 6:] = -1
-    fractions = get_fractions(make_patches(tmp_path, label, (12, 12, 12), ignore_label=-1), 0.0)
+    fractions = get_fractions(make_patches(tmp_path, label, (12, 12, 12), ignore_labels=(-1,)), 0.0)
     assert fractions.tolist() == pytest.approx([1 - 8 / 864, 8 / 864, 0])
 
 
@@ -55,4 +55,4 @@ def test_padding_around_a_small_volume_counts_as_background(tmp_path):
 
 def test_fractions_are_nan_without_a_labeled_voxel(tmp_path):
     label = np.full((6, 6, 6), -1, np.int16)
-    assert np.isnan(get_fractions(make_patches(tmp_path, label, ignore_label=-1), 0.0)).all()
+    assert np.isnan(get_fractions(make_patches(tmp_path, label, ignore_labels=(-1,)), 0.0)).all()

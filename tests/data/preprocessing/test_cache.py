@@ -36,10 +36,11 @@ def test_a_copied_dataset_is_not_preprocessed_again(tmp_path):
 
 def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
     label = np.zeros((8, 8, 8), np.int16)
-    label[0] = -1
-    volume = preprocess(write_case(tmp_path, noise(8, 8, 8), label), tmp_path, ignore_label=-1)
-    assert (volume.label[0] == IGNORE_LABEL).all()
-    assert not volume.label[1:].any()
+    label[0], label[1] = -1, 7
+    case = write_case(tmp_path, noise(8, 8, 8), label)
+    volume = preprocess(case, tmp_path, ignore_labels=(-1, 7))
+    assert (volume.label[:2] == IGNORE_LABEL).all()
+    assert not volume.label[2:].any()
     assert len(volume.foreground_points) == 0
     assert volume.classes == set()
 

@@ -88,7 +88,7 @@ def test_settings_can_be_restored_from_plain_values():
         {"normalize": ("max",)},
         {"crop": "some"},
         {"orientation": "RAX"},
-        {"ignore_label": 1},
+        {"ignore_labels": (9, 1)},
         {"spacing_mm": (1.0, 0.0, 1.0)},
     ],
 )

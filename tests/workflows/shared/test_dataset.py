@@ -32,18 +32,18 @@ def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
 
 
 def test_the_dataset_says_what_the_settings_leave_open():
-    dataset = resolve_dataset(parse(), describe(ignore_label=9, regions=REGIONS))
+    dataset = resolve_dataset(parse(), describe(ignore_labels=(9,), regions=REGIONS))
     assert dataset.channels == ("MRI",)
     assert dataset.classes == ("background", "a", "b")
     assert dataset.regions == REGIONS
-    assert dataset.ignore_label == 9
+    assert dataset.ignore_labels == (9,)
 
 
 def test_settings_win_over_the_dataset():
     data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
-    dataset = resolve_dataset(data, describe(ignore_label=9, regions=REGIONS))
+    dataset = resolve_dataset(data, describe(ignore_labels=(9,), regions=REGIONS))
     assert dataset.regions == {"b": (2,), "a": (1,)}
-    assert dataset.ignore_label == 8
+    assert dataset.ignore_labels == (8,)
 
 
 def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():

@@ -71,7 +71,7 @@ FACTS = ResolvedDataset(
     classes=("background", "a", "b"),
     regions=None,
     region_labels=None,
-    ignore_label=9,
+    ignore_labels=(9,),
 )
 
 
@@ -80,7 +80,7 @@ def test_the_record_of_a_config_has_what_the_dataset_says(composed):
     record = make_config_record(FACTS.complete(settings))
     assert record["data"]["num_classes"] == 3
     assert record["data"]["in_channels"] == 2
-    assert record["data"]["ignore_label"] == 9
+    assert record["data"]["ignore_label"] == [9]
     assert (record["model"]["in_channels"], record["model"]["out_channels"]) == (2, 3)
     assert record["model"]["prior_bias"] is True
     assert settings.resolved["data"]["num_classes"] is None

@@ -35,7 +35,7 @@ class DataSettings:
     in_channels: int | None  # None: as the dataset says
     regions: Mapping[str, tuple[int, ...]] | None  # overlapping classes, each with its labels
     region_labels: tuple[int, ...] | None  # that predictions have in each region
-    ignore_label: int | None
+    ignore_labels: tuple[int, ...] | None  # None: as the dataset says
     splits: Path | None
     group_by: str | None
     skip_invalid_cases: bool
@@ -64,7 +64,7 @@ def parse_data(config: DictConfig) -> DataSettings:
         in_channels=read_optional_int(config, "data.in_channels", minimum=1),
         regions=read_regions(config, "data.regions"),
         region_labels=read_optional_labels(config, "data.region_labels"),
-        ignore_label=read_optional_int(config, "data.ignore_label", minimum=0),
+        ignore_labels=_parse_ignore_labels(read(config, "data.ignore_label")),
         splits=read_optional_path(config, "data.splits"),
         group_by=read_optional_str(config, "data.group_by"),
         skip_invalid_cases=invalid_cases == "skip",
@@ -80,6 +80,15 @@ def parse_data(config: DictConfig) -> DataSettings:
         foreground_fraction=_parse_fraction(config, "data.foreground_fraction"),
         num_workers=read_int(config, "data.num_workers", minimum=0),
     )
+
+
+def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    labels = value if isinstance(value, list) else [value]
+    if not all(type(label) is int and label >= 0 for label in labels):
+        raise UsageError(f"data.ignore_label must be an int >= 0 or a list of these, got {value!r}")
+    return tuple(labels)
 
 
 def _parse_fraction(config: DictConfig, key: str) -> float:

@@ -30,7 +30,7 @@ class EvaluationSettings:
     images: Path | None
     classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
     regions: Mapping[str, tuple[int, ...]] | None
-    ignore_label: int | None
+    ignore_labels: tuple[int, ...] | None  # None: as dataset.json says
     tolerance_mm: float | Mapping[str, float]
     draw_worst: int
     workers: int
@@ -54,7 +54,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         images=images,
         classes=_parse_classes(read(config, "classes")),
         regions=read_regions(config, "regions"),
-        ignore_label=_parse_ignore_label(read(config, "ignore_label")),
+        ignore_labels=_parse_ignore_labels(read(config, "ignore_label")),
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
         draw_worst=read_int(config, "draw_worst", minimum=0),
         workers=read_int(config, "workers", minimum=1),
@@ -62,10 +62,13 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
     )
 
 
-def _parse_ignore_label(value: Any) -> int | None:
-    if value is not None and type(value) is not int:
-        raise UsageError(f"ignore_label must be an int or null, got {value!r}")
-    return value
+def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    labels = value if isinstance(value, list) else [value]
+    if not all(type(label) is int for label in labels):
+        raise UsageError(f"ignore_label must be an int, a list of ints, or null, got {value!r}")
+    return tuple(labels)
 
 
 def _parse_tolerance(value: Any) -> float | dict[str, float]:

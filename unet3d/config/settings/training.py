@@ -152,7 +152,7 @@ class TrainingSettings:
         num_classes: int,
         regions: Mapping[str, Sequence[int]] | None,
         region_labels: Sequence[int] | None,
-        ignore_label: int | None,
+        ignore_labels: Sequence[int],
     ) -> "TrainingSettings":
         """Return the settings with what the dataset says, also where the loss follows it."""
         plain = regions and {name: list(labels) for name, labels in regions.items()}
@@ -161,7 +161,7 @@ class TrainingSettings:
             "num_classes": num_classes,
             "regions": plain,
             "region_labels": None if region_labels is None else list(region_labels),
-            "ignore_label": ignore_label,
+            "ignore_label": list(ignore_labels) or None,
         }
         loss = self.loss.bind_references({f"data.{key}": value for key, value in values.items()})
         return replace(
@@ -172,7 +172,7 @@ class TrainingSettings:
                 num_classes=num_classes,
                 regions=regions and {name: tuple(labels) for name, labels in regions.items()},
                 region_labels=None if region_labels is None else tuple(region_labels),
-                ignore_label=ignore_label,
+                ignore_labels=tuple(ignore_labels),
             ),
             loss=loss,
             resolved={

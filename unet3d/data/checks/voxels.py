@@ -43,7 +43,7 @@ def check_voxels(
     cases: Sequence[Case],
     *,
     classes: Sequence[str],
-    ignore_label: int | None,
+    ignore_labels: Sequence[int],
     channels: Sequence[str] = (),
     background: Background = (0,),
     workers: int,
@@ -57,7 +57,7 @@ def check_voxels(
     present: set[int] = set()
     first_users: dict[bytes, tuple[str, Path]] = {}
     borders: dict[str, list[float]] = {}  # constant borders that are not background, by case
-    check = partial(check_case_voxels, classes=len(classes), ignore_label=ignore_label)
+    check = partial(check_case_voxels, classes=len(classes), ignore_labels=ignore_labels)
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
         for done, (case, result) in enumerate(results, 1):
@@ -106,7 +106,7 @@ def make_border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Find
     return Finding(case=None, file=None, message=f"{message}: {span}", advice=advice, is_hint=True)
 
 
-def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> CaseVoxels:
+def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int]) -> CaseVoxels:
     """Read and check the files of one case."""
     result = CaseVoxels([], {}, set(), [])
     for file in (*case.images, case.label):
@@ -115,7 +115,7 @@ def check_case_voxels(case: Case, *, classes: int, ignore_label: int | None) -> 
             if header.dtype.kind not in "iuf":
                 continue  # check_headers reports it
             if file == case.label:
-                problems, digest, labels = check_label_voxels(file, header, classes, ignore_label)
+                problems, digest, labels = check_label_voxels(file, header, classes, ignore_labels)
                 result.labels.update(labels)
             else:
                 problems, digest, borders = check_image_voxels(file, header)
@@ -169,7 +169,7 @@ def check_image_voxels(
 
 
 def check_label_voxels(
-    file: Path, header: Header, classes: int, ignore_label: int | None
+    file: Path, header: Header, classes: int, ignore_labels: Sequence[int]
 ) -> tuple[Problems, bytes | None, set[int]]:
     """Return the problems, a digest (None if constant) and the classes that occur."""
     present = np.empty(0, np.float32)
@@ -183,7 +183,7 @@ def check_label_voxels(
     finite = present[np.isfinite(present)]
     is_integer = finite == np.round(finite)
     labels = {int(v) for v in finite[is_integer]}
-    unknown = sorted(labels - set(range(classes)) - {ignore_label})
+    unknown = sorted(labels - set(range(classes)) - {*ignore_labels})
     problems = []
     if len(finite) < len(present):
         problems.append(("holds NaN or infinity", "replace them with labels"))
@@ -192,7 +192,7 @@ def check_label_voxels(
         advice = "annotate again, or resample without interpolating between labels"
         problems.append((f"holds {fractional}: labels must be integers", advice))
     if unknown:
-        ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
+        ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
         message = f"holds {join_first(list(map(str, unknown)))}"
         problems.append(
             (

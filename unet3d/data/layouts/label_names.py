@@ -15,7 +15,7 @@ class LabelNames:
 
     classes: Mapping[str, tuple[int, ...]]
     known_labels: frozenset[int] | None  # labels that a file may hold; None: any
-    ignore_label: int | None = None
+    ignore_labels: tuple[int, ...] = ()
 
     def __post_init__(self):
         for name, labels in self.classes.items():
@@ -50,6 +50,6 @@ def find_label_names(folder: Path) -> LabelNames | None:
     classes = {k: v for k, v in named if k != "ignore" and v != (0,)}
     if len(dict(named)) < len(named) or not classes:
         raise UsageError(f"{file}: labels must name each class once; set classes=[background, ...]")
-    ignore_label = dict(named).get("ignore", (None,))[0]
+    ignore_labels = dict(named).get("ignore", ())
     known = frozenset(label for _, labels in named for label in labels) | {0}
-    return LabelNames(classes=classes, known_labels=known, ignore_label=ignore_label)
+    return LabelNames(classes=classes, known_labels=known, ignore_labels=ignore_labels)

@@ -72,7 +72,7 @@ class NnUnet:
             classes=tuple(name_by_label.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
             region_labels=None if order is None else tuple(order),
-            ignore_label=None if ignore is None else ignore[0],
+            ignore_labels=() if ignore is None else tuple(ignore),
         )
 
     def list_cases(self) -> list[Case]:

@@ -76,7 +76,7 @@ class Preprocessing:
     crop: str = "nonzero"  # to the foreground's box; or none
     normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one per channel
     intensities: tuple[Intensity, ...] | None = None  # one per channel; required by ct
-    ignore_label: int | None = None  # its value in the files
+    ignore_labels: tuple[int, ...] = ()  # their values in the files
 
     def __post_init__(self):
         unknown = [n for n in self.normalize if n not in NORMALIZATIONS]
@@ -95,10 +95,10 @@ class Preprocessing:
             )
         if not 2 <= self.num_classes <= IGNORE_LABEL:
             raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
-        if self.ignore_label is not None and 0 <= self.ignore_label < self.num_classes:
+        if any(0 <= label < self.num_classes for label in self.ignore_labels):
             raise UsageError(
                 f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
-                f"got {self.ignore_label}"
+                f"got {list(self.ignore_labels)}"
             )
         if self.spacing_mm is not None:
             parse_spacing("data.spacing_mm", self.spacing_mm)
@@ -106,7 +106,11 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
         """Build the settings from the result of `to_dict`."""
-        return cls(**{k: to_tuples(v) for k, v in settings.items()})
+        values = {k: to_tuples(v) for k, v in settings.items()}
+        if "ignore_label" in values:  # of a checkpoint from before there could be several
+            label = values.pop("ignore_label")
+            values["ignore_labels"] = () if label is None else (label,)
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as plain values."""
@@ -150,15 +154,15 @@ class Preprocessing:
         return np.ascontiguousarray(resample_labels(values, scan.grid.shape, orders))
 
     def _to_classes(self, values: np.ndarray, file: Path) -> np.ndarray:
-        allowed = set(range(self.num_classes)) | {self.ignore_label}
+        allowed = set(range(self.num_classes)) | {*self.ignore_labels}
         unknown = [f"{v:g}" for v in np.unique(values).astype(float).tolist() if v not in allowed]
         if unknown:
-            ignored = f" or {self.ignore_label} (ignored)" if self.ignore_label is not None else ""
+            ignored = "".join(f" or {label} (ignored)" for label in self.ignore_labels)
             raise UsageError(
                 f"{file}: labels must be 0..{self.num_classes - 1}{ignored}, "
                 f"found {join_first(unknown)}"
             )
-        is_ignored = values == self.ignore_label
+        is_ignored = np.isin(values, self.ignore_labels)
         label = np.where(is_ignored, 0, values).astype(np.uint8)
         label[is_ignored] = IGNORE_LABEL
         return label

@@ -21,22 +21,24 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
     return LabelNames(
         classes=settings.regions,
         known_labels=None if names is None else names.known_labels,
-        ignore_label=None if names is None else names.ignore_label,
+        ignore_labels=() if names is None else names.ignore_labels,
     )
 
 
-def resolve_ignore_label(settings: EvaluationSettings, names: LabelNames | None) -> int | None:
-    """Return the label to ignore, of the settings or else of a dataset.json."""
-    label = settings.ignore_label
-    if label is None:
-        return None if names is None else names.ignore_label
+def resolve_ignore_labels(
+    settings: EvaluationSettings, names: LabelNames | None
+) -> tuple[int, ...]:
+    """Return the labels to ignore, of the settings or else of a dataset.json."""
+    if settings.ignore_labels is None:
+        return () if names is None else names.ignore_labels
     for name, labels in ({} if names is None else names.classes).items():
-        if label in labels:
-            raise UsageError(
-                f"ignore_label={label} is a label of the class {name}: ignore another label, or "
-                "leave the class out of classes= or regions="
-            )
-    return label
+        for label in settings.ignore_labels:
+            if label in labels:
+                raise UsageError(
+                    f"ignore_label={label} is a label of the class {name}: ignore another label, "
+                    "or leave the class out of classes= or regions="
+                )
+    return settings.ignore_labels
 
 
 def resolve_tolerance(

@@ -42,7 +42,7 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         "references": evaluation.references,
         "definitions": SCORES | RULES | {"means": bootstrap.DEFINITION},
         "classes": classes,
-        "ignore_label": evaluation.ignore_label,
+        "ignore_labels": list(evaluation.ignore_labels),
         "tolerance_mm": dict.fromkeys(classes, tolerance)
         if isinstance(tolerance, float)
         else tolerance,
@@ -115,7 +115,7 @@ def draw_worst_cases(evaluation: Evaluation, result: Mapping[str, Any]) -> Itera
                 image = load_case_image(name, images, reference.shape)
             except UsageError as reason:
                 yield f"{name} is drawn without its image: {reason}"
-        prediction, reference = mask_ignored(prediction, reference, evaluation.ignore_label)
+        prediction, reference = mask_ignored(prediction, reference, evaluation.ignore_labels)
         axes, flips = find_orientation(affine, "RAS")
         draw_case_figure(
             CaseFigure(

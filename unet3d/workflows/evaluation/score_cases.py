@@ -15,7 +15,7 @@ from unet3d.errors import UsageError
 from unet3d.metric.scores import find_labels, score_case
 from unet3d.workflows.evaluation.options import (
     resolve_classes,
-    resolve_ignore_label,
+    resolve_ignore_labels,
     resolve_tolerance,
 )
 
@@ -66,7 +66,7 @@ class Evaluation:
     pairs: Sequence[CasePair]
     without_reference: Sequence[str]
     names: LabelNames | None  # None: every label is a class
-    ignore_label: int | None
+    ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
 
     def score_all(self) -> Iterator[CaseScores]:
@@ -98,7 +98,7 @@ class Evaluation:
             spacing_mm=get_spacing(affine, (0, 1, 2)),
             classes=classes,
             tolerance_mm=self.tolerance_mm,
-            ignore_label=self.ignore_label,
+            ignore_labels=self.ignore_labels,
         )
         return CaseScores(name=pair.name, scores=scores)
 
@@ -129,7 +129,7 @@ class Evaluation:
 
     def check_labels(self, file: Path, volume: np.ndarray) -> set[int]:
         """Return the labels of a volume; refuse labels that are not classes."""
-        labels = set(find_labels(volume)) - {self.ignore_label}
+        labels = set(find_labels(volume)) - {*self.ignore_labels}
         known = self.names.known_labels if self.names else None
         if self.names is None and len(labels) > MAX_LABELS:
             raise UsageError(f"{file} holds {len(labels)} different values: is it an image?")
@@ -157,7 +157,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         pairs=pairs,
         without_reference=without_reference,
         names=names,
-        ignore_label=resolve_ignore_label(settings, names),
+        ignore_labels=resolve_ignore_labels(settings, names),
         tolerance_mm=resolve_tolerance(settings, names),
     )
 

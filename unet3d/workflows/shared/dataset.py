@@ -26,7 +26,7 @@ class ResolvedDataset:
     classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
     regions: Mapping[str, tuple[int, ...]] | None
     region_labels: tuple[int, ...] | None  # that predictions have in each region
-    ignore_label: int | None
+    ignore_labels: tuple[int, ...]
 
     @property
     def num_outputs(self) -> int:
@@ -40,7 +40,7 @@ class ResolvedDataset:
             num_classes=len(self.classes),
             regions=self.regions,
             region_labels=self.region_labels,
-            ignore_label=self.ignore_label,
+            ignore_labels=self.ignore_labels,
         )
 
 
@@ -76,7 +76,9 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
         classes=(*description.classes, *unnamed)[:num_classes],
         regions=None if regions is None else check_regions(regions, num_classes, region_labels),
         region_labels=region_labels,
-        ignore_label=description.ignore_label if data.ignore_label is None else data.ignore_label,
+        ignore_labels=description.ignore_labels
+        if data.ignore_labels is None
+        else data.ignore_labels,
     )
 
 
@@ -143,7 +145,7 @@ def build_preprocessing(
         crop=data.crop,
         normalize=normalize,
         intensities=None if fingerprints is None else compute_foreground_intensities(fingerprints),
-        ignore_label=dataset.ignore_label,
+        ignore_labels=dataset.ignore_labels,
     )
 
 

@@ -137,8 +137,8 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         names=LabelNames(
             classes=regions or classes,
             known_labels=frozenset(range(len(ensemble.classes))),
-            ignore_label=run.dataset.ignore_label,
+            ignore_labels=run.dataset.ignore_labels,
         ),
-        ignore_label=run.dataset.ignore_label,
+        ignore_labels=run.dataset.ignore_labels,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
     )
