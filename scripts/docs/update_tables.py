@@ -772,6 +772,27 @@ def big_fit(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def partial_labels(folder: Path) -> str:
+    content = result(folder, "cpu-partial-labels")
+    rows = {
+        "full": "all labels",
+        "partial": "half of the cases with one structure, half with the other, `data.annotated`",
+        "background": "the same, without `data.annotated`",
+    }
+    names = list(content["dice"]["full"])
+    lines = [
+        f"| training cases of fold 0 of the hippocampus, {content['steps']:,} steps | "
+        f"{' | '.join(names)} | mean Dice | of full labels |",
+        f"| --- | {'---: | ' * len(names)}---: | ---: |",
+    ]
+    for kind, about in rows.items():
+        scores = " | ".join(f"{content['dice'][kind][name]:.3f}" for name in names)
+        mean, ratio = content["mean"][kind], content["ratio"][kind]
+        lines.append(f"| {about} | {scores} | {mean:.3f} | {ratio:.3f} |")
+    lines += ["", f"One run each, evaluated on full labels: `{content['command']}`."]
+    return "\n".join(lines)
+
+
 def result(folder: Path, name: str) -> Any:
     """Read a file of benchmarks/."""
     return json.loads((folder / f"{name}.json").read_text())
@@ -837,6 +858,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             nnunet_presets,
             nnunet_fused,
             monai_networks,
+            partial_labels,
             nnunet_patches,
             recordings,
             gpu_peers,

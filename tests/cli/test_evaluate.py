@@ -260,7 +260,7 @@ def test_a_class_absent_from_a_case_is_excluded_from_its_mean(folder):
         (["tolerance_mm=far"], "tolerance_mm must be a number"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
-        (["ignore_label=x"], "ignore_labels must be an int"),
+        (["ignore_label=x"], "ignore_label must be an int"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),
         (["predicitons=x"], "did you mean predictions?"),
     ],

@@ -1,6 +1,7 @@
 """The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +14,7 @@ from unet3d.lit.cuda_graph import RecordedPass
 from unet3d.lit.distributed import gather_in_case_order
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.lit.step_values import log_values
-from unet3d.metric.dice import Dice
+from unet3d.metric.dice import Dice, mask_unknown
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.types import Sample
 
@@ -23,7 +24,8 @@ class SegmentationModule(pl.LightningModule):
 
     `metadata` is saved in every checkpoint: plain values from which the network and the
     preprocessing are rebuilt, so that a checkpoint alone is enough to predict. With a
-    `recorded_pass`, forward and backward are replayed as CUDA graphs.
+    `recorded_pass`, forward and backward are replayed as CUDA graphs. `unknown_classes` are those
+    that a label may stand for, besides the background.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SegmentationModule(pl.LightningModule):
         metadata: dict[str, Any],
         max_skipped_steps: int = 0,
         recorded_pass: RecordedPass | None = None,
+        unknown_classes: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ):
         super().__init__()
         self.model = model
@@ -49,6 +52,7 @@ class SegmentationModule(pl.LightningModule):
         self.metadata = metadata
         self.nonfinite_guard = NonFiniteGuard(max_skipped_steps)
         self.recorded_pass = recorded_pass
+        self.unknown_classes = unknown_classes
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """Return the loss of a batch of patches."""
@@ -82,9 +86,10 @@ class SegmentationModule(pl.LightningModule):
             with self.recorded_pass.use_memory():
                 prediction = self.sliding_window(batch["image"], self.model)
             prediction = prediction.clone()  # the next replay overwrites the original
-        self.metric.update(prediction, batch["label"])
+        known, batch["label"] = mask_unknown(prediction, batch["label"], self.unknown_classes)
+        self.metric.update(known, batch["label"])
         if self.validation_hd95 is not None:
-            self.validation_hd95.update(batch["case"], prediction, batch["label"])
+            self.validation_hd95.update(batch["case"], known, batch["label"])
         return prediction
 
     def on_validation_epoch_start(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unet3d.errors import UsageError, summarize_error
 from unet3d.loss.deep_supervision import average_levels
+from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL
 
 CERTAIN = 30.0
@@ -91,7 +92,10 @@ class AdaptedLoss(nn.Module):
 
 def check_loss(loss: nn.Module, outputs: int) -> None:
     """Refuse a loss that does not give a scalar with a gradient for a small patch."""
-    name = type(loss.loss if isinstance(loss, AdaptedLoss) else loss).__name__
+    named = loss
+    while isinstance(named, AdaptedLoss | PartialLabels):
+        named = named.loss
+    name = type(named).__name__
     logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
     labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
     try:

@@ -119,7 +119,7 @@ def find_threshold(logits: Tensor, labels: Tensor, share: float) -> Tensor:
     The weights of a batch of N voxels sum up to `share` * N.
     """
     entropy = upcast(logits.new_zeros(())).new_full(labels.shape, -1.0)
-    for rows in _iter_chunks(logits):
+    for rows in iter_chunks(logits):
         y = labels[:, rows]
         log_q = _get_log_q(F.log_softmax(upcast(logits[:, :, rows]), dim=1), y)
         entropy[:, rows] = torch.where(y == IGNORE_LABEL, -1.0, -log_q)
@@ -143,7 +143,7 @@ def sum_terms(
     b, k = logits.shape[:2]
     sums = upcast(logits.new_zeros(())).new_zeros(5, b, k)
     overlap, predicted, entropy, reference, counted = sums
-    for rows in _iter_chunks(logits):
+    for rows in iter_chunks(logits):
         y = labels[:, rows]
         valid = y != IGNORE_LABEL
         log_p = None if table is not None else F.log_softmax(upcast(logits[:, :, rows]), dim=1)
@@ -194,7 +194,7 @@ def compute_gradient(
         return compute_gradient_cuda(logits, labels, table, grad, gamma, smoothing)
     k, result = logits.shape[1], torch.empty_like(logits)
     by_overlap, by_predicted, by_entropy = grad
-    for rows in _iter_chunks(logits):
+    for rows in iter_chunks(logits):
         y = labels[:, rows]
         valid = y != IGNORE_LABEL
         x = upcast(logits[:, :, rows])
@@ -276,7 +276,7 @@ def _has_kernels(logits: Tensor) -> bool:
     return logits.dtype in KERNEL_TYPES and runs_triton(logits, "loss")
 
 
-def _iter_chunks(logits: Tensor) -> Iterator[slice]:
+def iter_chunks(logits: Tensor) -> Iterator[slice]:
     """Yield slices of the first spatial axis, each of at most CHUNK_ELEMENTS logits per volume."""
     _, k, rows, h, w = logits.shape
     step = max(1, CHUNK_ELEMENTS // max(1, k * h * w))

@@ -19,6 +19,22 @@ def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> T
     return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
 
 
+def mask_unknown(
+    prediction: Tensor, labels: Tensor, unknown_classes: Mapping[int, Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    """Return both without the classes that a volume does not annotate.
+
+    A label of `unknown_classes` stands for the background or one of these classes.
+    """
+    for label, classes in unknown_classes.items():
+        is_unknown = labels == label
+        if is_unknown.any():
+            others = torch.tensor(classes, device=prediction.device, dtype=prediction.dtype)
+            prediction = prediction.masked_fill(torch.isin(prediction, others), 0)
+            labels = labels.masked_fill(is_unknown, 0)
+    return prediction, labels
+
+
 class Dice:
     """Dice and IoU of each foreground class, or of `regions` made of several labels.
 

@@ -24,6 +24,7 @@ RULES = {
     "part of the class's scores (volumes count as 0 ml)",
     "absent from one": "a class that only the prediction or only the reference has gets Dice, IoU "
     "and surface Dice 0, and the diagonal of the image in mm as HD95, the worst possible values",
+    "not annotated": "a class that a case does not annotate is not part of its scores",
     "ignored voxels": "where the reference is an ignored label, both count as background",
 }
 """Rules for special cases, written to the results."""

@@ -39,11 +39,14 @@ def check_dataset(
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
         findings += [] if hint is None else [hint]
+    if dataset.annotations is not None:
+        findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if settings.read_voxels:
         findings += check_voxels(
             cases,
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
+            annotations=dataset.annotations,
             channels=dataset.channels,
             background=data.background,
             workers=settings.workers or os.cpu_count() or 1,

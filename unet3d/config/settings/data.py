@@ -11,6 +11,7 @@ from unet3d.config.instantiate import Factory, read_factory
 from unet3d.config.values import (
     is_number,
     read,
+    read_annotated,
     read_choice,
     read_float,
     read_int,
@@ -36,6 +37,8 @@ class DataSettings:
     regions: Mapping[str, tuple[int, ...]] | None  # overlapping classes, each with its labels
     region_labels: tuple[int, ...] | None  # that predictions have in each region
     ignore_labels: tuple[int, ...] | None  # None: as the dataset says
+    annotated: Mapping[str, Any] | str | None  # classes by pattern of case names, or a file
+    unknown_classes: Mapping[int, tuple[int, ...]]  # by label; known once the dataset is
     splits: Path | None
     group_by: str | None
     skip_invalid_cases: bool
@@ -65,6 +68,8 @@ def parse_data(config: DictConfig) -> DataSettings:
         regions=read_regions(config, "data.regions"),
         region_labels=read_optional_labels(config, "data.region_labels"),
         ignore_labels=_parse_ignore_labels(read(config, "data.ignore_label")),
+        annotated=_parse_annotated(config),
+        unknown_classes={},
         splits=read_optional_path(config, "data.splits"),
         group_by=read_optional_str(config, "data.group_by"),
         skip_invalid_cases=invalid_cases == "skip",
@@ -89,6 +94,13 @@ def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
     if not all(type(label) is int and label >= 0 for label in labels):
         raise UsageError(f"data.ignore_label must be an int >= 0 or a list of these, got {value!r}")
     return tuple(labels)
+
+
+def _parse_annotated(config: DictConfig) -> Mapping[str, Any] | str | None:
+    value = read_annotated(config, "data.annotated")
+    if value is not None and read(config, "data.regions") is not None:
+        raise UsageError("data.annotated cannot be combined with data.regions")
+    return value
 
 
 def _parse_fraction(config: DictConfig, key: str) -> float:

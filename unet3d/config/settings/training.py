@@ -153,6 +153,7 @@ class TrainingSettings:
         regions: Mapping[str, Sequence[int]] | None,
         region_labels: Sequence[int] | None,
         ignore_labels: Sequence[int],
+        unknown_classes: Mapping[int, tuple[int, ...]],
     ) -> "TrainingSettings":
         """Return the settings with what the dataset says, also where the loss follows it."""
         plain = regions and {name: list(labels) for name, labels in regions.items()}
@@ -173,6 +174,7 @@ class TrainingSettings:
                 regions=regions and {name: tuple(labels) for name, labels in regions.items()},
                 region_labels=None if region_labels is None else tuple(region_labels),
                 ignore_labels=tuple(ignore_labels),
+                unknown_classes=unknown_classes,
             ),
             loss=loss,
             resolved={

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.data.annotated import Annotations
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import make_unreadable_finding
 from unet3d.data.findings import Finding
@@ -44,6 +45,7 @@ def check_voxels(
     *,
     classes: Sequence[str],
     ignore_labels: Sequence[int],
+    annotations: Annotations | None = None,
     channels: Sequence[str] = (),
     background: Background = (0,),
     workers: int,
@@ -63,6 +65,13 @@ def check_voxels(
         for done, (case, result) in enumerate(results, 1):
             findings += result.findings
             present |= result.labels
+            if annotations is not None:
+                problem = annotations.find_contradiction(case.name, result.labels)
+                if problem is not None:
+                    advice = "list the class in data.annotated, or remove the label"
+                    findings.append(
+                        Finding(case=case.name, file=case.label, message=problem, advice=advice)
+                    )
             if unexpected := find_unexpected_borders(result.borders, channels, background):
                 borders[case.name] = unexpected
             for file, digest in result.digests.items():

@@ -61,7 +61,7 @@ class TrainingPatches(Dataset[PatchSample]):
         size = self._get_context_size(volume, augmentation_seed)
         start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
         image = torch.from_numpy(crop_padded(volume.image, start, size))
-        label = torch.from_numpy(crop_padded(volume.label, start, size))
+        label = torch.from_numpy(mark_background(crop_padded(volume.label, start, size), volume))
         read = perf_counter()
         seconds = {"reading": read - started}
         if self.defer_augmentation:
@@ -127,6 +127,13 @@ def crop_padded(array: np.ndarray, start: Sequence[int], size: Sequence[int]) ->
     return patch
 
 
+def mark_background(label: np.ndarray, volume: CachedVolume) -> np.ndarray:
+    """Replace 0 by the volume's label of the background, in place."""
+    if volume.background_label:
+        label[label == 0] = volume.background_label
+    return label
+
+
 class ValidationVolumes(Dataset[Sample]):
     """Whole volumes, distributed over the ranks.
 
@@ -149,7 +156,7 @@ class ValidationVolumes(Dataset[Sample]):
         with self.in_flight(index):
             return Sample(
                 image=torch.from_numpy(np.array(volume.image)),
-                label=torch.from_numpy(np.array(volume.label)),
+                label=torch.from_numpy(mark_background(np.array(volume.label), volume)),
                 case=volume.name,
             )
 

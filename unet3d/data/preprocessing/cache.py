@@ -47,6 +47,7 @@ class CachedVolume:
 
     case: Case
     folder: Path
+    background_label: int = 0  # what a sample has as label where the case has 0
 
     @property
     def name(self) -> str:

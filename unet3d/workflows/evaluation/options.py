@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from unet3d.config.settings.evaluation import EvaluationSettings
+from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
 
@@ -23,6 +24,17 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
         known_labels=None if names is None else names.known_labels,
         ignore_labels=() if names is None else names.ignore_labels,
     )
+
+
+def resolve_annotations(
+    settings: EvaluationSettings, names: LabelNames | None
+) -> Annotations | None:
+    """Return which classes the references annotate; None: all of them."""
+    if settings.annotated is None:
+        return None
+    if names is None:
+        raise UsageError("annotated needs classes= or regions= to name them")
+    return read_annotations("annotated", settings.annotated, list(names.classes))
 
 
 def resolve_ignore_labels(

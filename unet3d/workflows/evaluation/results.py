@@ -71,8 +71,9 @@ def summarize_scores(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, An
         for name, mean in zip(classes, class_means, strict=True):
             per_class[name][score] = mean
     present = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)
+    is_known = ~np.isnan(table["reference_ml"])
     for column, name in enumerate(classes):
-        per_class[name]["absent_from_both"] = int((present[:, column] == 0).sum())
+        per_class[name]["absent_from_both"] = int((present == 0)[is_known[:, column], column].sum())
         per_class[name]["absent_from_one"] = int((present[:, column] == 1).sum())
     return per_class, overall
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.nifti.labels import list_files_by_name, read_labels
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
-from unet3d.metric.scores import find_labels, score_case
+from unet3d.metric.scores import SCORES, find_labels, score_case
 from unet3d.workflows.evaluation.options import (
+    resolve_annotations,
     resolve_classes,
     resolve_ignore_labels,
     resolve_tolerance,
@@ -21,6 +22,9 @@ from unet3d.workflows.evaluation.options import (
 
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
+
+UNKNOWN = dict.fromkeys(SCORES, np.nan)
+"""The scores of a class that the reference does not annotate."""
 
 SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
 
@@ -36,6 +40,7 @@ class CasePair:
     prediction: Sequence[Path]  # none: missing; several: ambiguous
     reference: Sequence[Path]
     image: Path | None = None  # what it is drawn over
+    unknown: frozenset[str] = frozenset()  # classes that the reference does not annotate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +97,16 @@ class Evaluation:
             classes: Mapping[str, Sequence[int]] = {str(c): (c,) for c in sorted(labels - {0})}
         else:
             classes = self.names.classes
+        known = {name: c for name, c in classes.items() if name not in pair.unknown}
         scores = score_case(
             prediction,
             reference,
             spacing_mm=get_spacing(affine, (0, 1, 2)),
-            classes=classes,
+            classes=known,
             tolerance_mm=self.tolerance_mm,
             ignore_labels=self.ignore_labels,
         )
-        return CaseScores(name=pair.name, scores=scores)
+        return CaseScores(name=pair.name, scores=dict.fromkeys(classes, UNKNOWN) | scores)
 
     def read_pair(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return prediction and reference on one grid, and its affine."""
@@ -147,6 +153,13 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
     names = resolve_classes(settings)
+    annotations = resolve_annotations(settings, names)
+    if annotations is not None:
+        for finding in annotations.find_unmatched_patterns(pair.name for pair in pairs):
+            raise UsageError(finding.describe())
+        pairs = [
+            replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
+        ]
     return Evaluation(
         predictions=", ".join(map(str, settings.predictions)),
         references=str(settings.references),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from unet3d.config.settings.data import DataSettings
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.preprocessing.background import choose_background
@@ -27,6 +28,7 @@ class ResolvedDataset:
     regions: Mapping[str, tuple[int, ...]] | None
     region_labels: tuple[int, ...] | None  # that predictions have in each region
     ignore_labels: tuple[int, ...]
+    annotations: Annotations | None = None  # None: every case annotates all classes
 
     @property
     def num_outputs(self) -> int:
@@ -41,6 +43,7 @@ class ResolvedDataset:
             regions=self.regions,
             region_labels=self.region_labels,
             ignore_labels=self.ignore_labels,
+            unknown_classes={} if self.annotations is None else self.annotations.unknown_classes,
         )
 
 
@@ -71,9 +74,15 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
         region_labels = region_labels or description.region_labels
     if regions is None and region_labels is not None:
         raise UsageError("data.region_labels needs data.regions, or a dataset with regions")
+    classes = (*description.classes, *unnamed)[:num_classes]
+    if data.annotated is not None and regions is not None:
+        raise UsageError("data.annotated cannot be combined with regions, which the dataset has")
     return ResolvedDataset(
         channels=tuple(description.channels),
-        classes=(*description.classes, *unnamed)[:num_classes],
+        classes=classes,
+        annotations=None
+        if data.annotated is None
+        else read_annotations("data.annotated", data.annotated, classes[1:]),
         regions=None if regions is None else check_regions(regions, num_classes, region_labels),
         region_labels=region_labels,
         ignore_labels=description.ignore_labels
@@ -85,10 +94,12 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
 def complete_settings(settings: TrainingSettings) -> TrainingSettings:
     """Complete the settings by what the dataset says of channels and classes.
 
-    Settings that say both stay as they are: their dataset need not exist.
+    Settings that say both stay as they are: their dataset need not exist, unless they name classes
+    that cases annotate.
     """
     data = settings.data
-    if data.num_classes is None or data.in_channels is None:
+    needs_classes = data.annotated is not None and not data.unknown_classes
+    if data.num_classes is None or data.in_channels is None or needs_classes:
         return resolve_dataset(data, build_layout(data).describe()).complete(settings)
     return settings
 

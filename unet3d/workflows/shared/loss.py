@@ -3,13 +3,28 @@
 from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, choose_arguments
+from unet3d.loss.partial_labels import PartialLabels
 
 OWN = "unet3d.loss."
 
 
 def build_loss(settings: TrainingSettings) -> nn.Module:
-    """Build the configured loss."""
+    """Build the configured loss, of cases that annotate all classes or some."""
+    loss = build_complete_loss(settings)
+    if settings.data.annotated is None:
+        return loss
+    if settings.loss.arguments.get("label_smoothing"):
+        raise UsageError(
+            "loss.label_smoothing gives every class a part of each label, which data.annotated "
+            "cannot know: set it to 0"
+        )
+    return PartialLabels(loss, settings.data.unknown_classes)
+
+
+def build_complete_loss(settings: TrainingSettings) -> nn.Module:
+    """Build the loss of cases that annotate all classes."""
     factory, regions = settings.loss, settings.data.regions
     if factory.target.__module__.startswith(OWN):
         return factory()

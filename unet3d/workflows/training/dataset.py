@@ -1,8 +1,10 @@
 """Prepare the training and validation volumes of a run."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.annotated import Annotations
 from unet3d.data.case import DatasetLayout
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import split_cases
@@ -13,6 +15,23 @@ from unet3d.lit.distributed import rank_zero_first
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.workflows.shared.dataset import ResolvedDataset, build_preprocessing, read_case_groups
 from unet3d.workflows.shared.usable_cases import UsableCases
+
+
+def mark_volumes(
+    annotations: Annotations, *parts: Sequence[CachedVolume]
+) -> tuple[list[CachedVolume], ...]:
+    """Return the volumes with the label of what they do not annotate."""
+    for volume in (volume for part in parts for volume in part):
+        problem = annotations.find_contradiction(volume.name, volume.classes)
+        if problem is not None:
+            raise UsageError(f"{volume.name} {problem}")
+    return tuple(
+        [
+            replace(volume, background_label=annotations.get_background_label(volume.name))
+            for volume in part
+        ]
+        for part in parts
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +67,11 @@ def prepare_training_data(
             f"every training case of fold {settings.fold} is invalid, so data.invalid_cases=skip "
             "leaves none: run unet3d check, or choose another fold="
         )
+    annotations = dataset.annotations
+    if annotations is not None:
+        for finding in annotations.find_unmatched_patterns(case.name for case in cases):
+            raise UsageError(finding.describe())
+        training, validation = mark_volumes(annotations, training, validation)
     return TrainingData(
         preprocessing=preprocessing,
         training=training,

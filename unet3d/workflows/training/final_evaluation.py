@@ -115,12 +115,16 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
     """Pair the predictions with their references, as `unet3d evaluate` would match them."""
     classes = {name: (label,) for label, name in enumerate(ensemble.classes) if label > 0}
     regions = {name: tuple(labels) for name, labels in (ensemble.regions or {}).items()}
+    annotations = run.dataset.annotations
     pairs = [
         CasePair(
             name=volume.name,
             prediction=[folder / f"{volume.name}.nii.gz"],
             reference=[volume.case.label],
             image=volume.case.images[0],
+            unknown=frozenset()
+            if annotations is None
+            else frozenset(annotations.find_unknown(volume.name)),
         )
         for volume in run.validation
         if (folder / f"{volume.name}.nii.gz").exists()

@@ -55,6 +55,7 @@ def build_module(
         metadata=metadata,
         max_skipped_steps=settings.max_skipped_steps,
         recorded_pass=recorded_pass,
+        unknown_classes=settings.data.unknown_classes,
     )
 
 

@@ -1,0 +1,110 @@
+"""Train on two halves of a data set, each with one structure annotated, and on full labels.
+
+    unet3d download task=Task04_Hippocampus
+    python -m scripts.bench.partial_labels data/Task04_Hippocampus
+
+Of the training cases of fold 0, one half keeps the label of the anterior part of the hippocampus,
+the other half that of the posterior part; the validation cases keep both. `partial` trains with
+data.annotated, `background` takes what is missing for background, `full` has all labels. All train
+for the same number of steps and are evaluated on the full labels of the same cases. The result is
+benchmarks/<name>-partial-labels.json; finished runs are not repeated.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+
+from unet3d.data.layouts.decathlon import Decathlon
+from unet3d.data.layouts.splits import split_cases
+from unet3d.report.run_report import collect_versions
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("full", "partial", "background")
+
+
+def write_halves(task: Path, folder: Path) -> dict[str, list[str]]:
+    """Write the data set with labels removed; return the classes that each training case has."""
+    layout = Decathlon(root=str(task))
+    classes = layout.describe().classes[1:]
+    training, _ = split_cases(layout.list_cases(), 0)
+    kept = {case.name: n % len(classes) + 1 for n, case in enumerate(training)}
+    (folder / "labelsTr").mkdir(parents=True, exist_ok=True)
+    for case in layout.list_cases():
+        target = folder / "labelsTr" / case.label.name
+        if not target.exists():
+            image: Any = nib.load(case.label)
+            labels = np.asarray(image.dataobj)
+            if case.name in kept:
+                labels = np.where(labels == kept[case.name], labels, 0)
+            nib.save(nib.Nifti1Image(labels.astype(np.uint8), image.affine), target)
+    images = folder / "imagesTr"
+    if not images.exists():
+        images.symlink_to((task / "imagesTr").absolute())
+    (folder / "dataset.json").write_text((task / "dataset.json").read_text())
+    return {name: [classes[label - 1]] for name, label in kept.items()}
+
+
+def train(kind: str, task: Path, halves: Path, folder: Path, steps: int) -> dict[str, float]:
+    """Train in a process of its own; return the Dice of each class."""
+    run = folder / f"{kind}-{steps}"
+    report = run / "report.json"
+    if not report.exists() or "evaluation" not in json.loads(report.read_text()):
+        words = ["experiment=hippocampus_cpu", f"data.root={task if kind == 'full' else halves}"]
+        words += ["precision=32", "trainer.max_time=null", f"trainer.max_steps={steps}"]
+        words += ["trainer.enable_progress_bar=false", "resume=auto", f"hydra.run.dir={run}"]
+        words += [f"data.annotated={halves / 'annotated.json'}"] if kind == "partial" else []
+        log = (folder / f"{kind}.log").open("w")
+        command = [sys.executable, "-m", "unet3d.cli.main", "train", *words]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log)
+    scores = json.loads(report.read_text())["evaluation"]["per_class"]
+    return {name: values["dice"]["mean"] for name, values in scores.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.partial_labels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", type=Path, help="folder of Task04_Hippocampus")
+    parser.add_argument("--name", default="cpu", help="prefix of the result file")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/partial-labels"))
+    options = parser.parse_args(argv)
+    folder, task = options.folder.absolute(), options.task.absolute()
+    halves = folder / "halves"
+    annotated = write_halves(task, halves)
+    (halves / "annotated.json").write_text(json.dumps(annotated))
+
+    def run(kind: str) -> dict[str, float]:
+        scores = train(kind, task, halves, folder, options.steps)
+        print(kind, scores, flush=True)
+        return scores
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        dice = dict(zip(KINDS, pool.map(run, KINDS), strict=True))
+    means = {kind: sum(scores.values()) / len(scores) for kind, scores in dice.items()}
+    report = {
+        "command": f"python -m scripts.bench.partial_labels data/{options.task.name}",
+        "versions": collect_versions(),
+        "steps": options.steps,
+        "dice": dice,
+        "mean": means,
+        "ratio": {kind: mean / means["full"] for kind, mean in means.items()},
+    }
+    path = ROOT / "benchmarks" / f"{options.name}-partial-labels.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"wrote {path}: {report['ratio']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

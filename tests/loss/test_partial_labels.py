@@ -1,0 +1,123 @@
+"""Losses of cases that annotate some of the classes."""
+
+import pytest
+import torch
+from monai.losses import DiceFocalLoss
+
+from unet3d.errors import UsageError
+from unet3d.loss import dice_terms
+from unet3d.loss.adapter import AdaptedLoss
+from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.partial_labels import PartialLabels
+from unet3d.loss.tversky import Tversky
+from unet3d.types import IGNORE_LABEL
+from unet3d.workflows.training.build import build_training
+
+UNKNOWN = {254: (2, 3), 253: (1,)}
+"""The first volume annotates class 1 of 1, 2 and 3, the second 2 and 3."""
+
+
+def make_sample(dtype=torch.float64):
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 5, 6, 7, dtype=dtype, requires_grad=True)
+    labels = torch.stack(
+        [
+            torch.tensor([254, 1], dtype=torch.uint8)[torch.randint(0, 2, (5, 6, 7))],
+            torch.tensor([253, 2, 3], dtype=torch.uint8)[torch.randint(0, 3, (5, 6, 7))],
+        ]
+    )
+    labels[:, 0, 0, :3] = IGNORE_LABEL
+    return logits, labels
+
+
+def merge(logits, labels):
+    """Return logits and labels as the loss should see them, computed voxel by voxel."""
+    merged, known = logits.movedim(1, -1).flatten(0, 3).unbind(), labels.flatten().tolist()
+    rows = []
+    for x, label in zip(merged, known, strict=True):
+        classes = UNKNOWN.get(label, ())
+        x = list(x.unbind())
+        x[0] = torch.stack([x[0], *(x[c] for c in classes)]).logsumexp(0)
+        for c in classes:
+            x[c] = torch.full_like(x[c], -1e4)
+        rows.append(torch.stack(x))
+    merged = torch.stack(rows).view(*labels.shape, -1).movedim(-1, 1)
+    return merged, torch.where((labels == 254) | (labels == 253), 0, labels)
+
+
+LOSSES = {
+    "dice_ce": DiceCE(),
+    "focal": DiceCE(voxel_loss="focal", class_weights=[0.5, 1, 2, 1]),
+    "topk": DiceCE(voxel_loss="topk", topk=0.3),
+    "tversky": Tversky(),
+    "monai": AdaptedLoss(DiceFocalLoss(softmax=True)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("chunk", [10, 10**6])
+def test_the_background_has_the_probability_of_classes_that_are_not_annotated(
+    monkeypatch, name, chunk
+):
+    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
+    loss = LOSSES[name]
+    logits, labels = make_sample()
+    result, expected = PartialLabels(loss, UNKNOWN)(logits, labels), loss(*merge(logits, labels))
+    torch.testing.assert_close(result, expected)
+    gradients = [torch.autograd.grad(value, logits)[0] for value in (result, expected)]
+    tolerance = {"rtol": 1e-5, "atol": 1e-8} if name == "monai" else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(*gradients, **tolerance)
+
+
+def test_labels_of_all_classes_have_the_same_loss_as_without():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 5, 6, 7, requires_grad=True)
+    labels = torch.randint(0, 4, (2, 5, 6, 7)).to(torch.uint8)
+    losses = [loss(logits, labels) for loss in (DiceCE(), PartialLabels(DiceCE(), UNKNOWN))]
+    assert losses[0].equal(losses[1])
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in losses]
+    assert gradients[0].equal(gradients[1])
+
+
+def test_a_class_that_no_volume_annotates_has_no_gradient_outside_of_the_labels():
+    logits, labels = make_sample()
+    labels[0] = 254
+    loss = PartialLabels(DiceCE(ce=0.0), UNKNOWN)(logits[:1], labels[:1])
+    (gradient,) = torch.autograd.grad(loss, logits)
+    background = -gradient[0, 1]  # what class 1 loses, the others win in proportion
+    shares = logits[0, [0, 2, 3]].softmax(0)
+    torch.testing.assert_close(gradient[0, [0, 2, 3]], shares * background)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_finite(dtype):
+    logits, labels = make_sample(dtype)
+    loss = PartialLabels(DiceCE(), UNKNOWN)(30 * logits, labels)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+
+
+def test_deep_supervision_merges_each_level_at_its_own_resolution():
+    logits, labels = make_sample()
+    coarse = torch.randn(2, 4, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    total = PartialLabels(DiceCE(), UNKNOWN)([logits, coarse], labels)
+    parts = [PartialLabels(DiceCE(), UNKNOWN)(level, labels) for level in (logits, coarse)]
+    torch.testing.assert_close(total, (parts[0] + parts[1] / 2) / 1.5)
+    stacked = torch.stack([logits, logits], dim=1)
+    torch.testing.assert_close(PartialLabels(DiceCE(), UNKNOWN)(stacked, labels), parts[0])
+
+
+def test_backward_saves_logits_and_labels_alone():
+    logits, labels = make_sample(torch.float32)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        PartialLabels(DiceCE(), UNKNOWN)(logits, labels)
+    large = [t.shape for t in saved if t.dim() >= labels.dim()]
+    assert sorted(large) == sorted([logits.shape] * 2 + [labels.shape] * 2)
+
+
+def test_label_smoothing_is_refused(composed, tmp_path):
+    settings = composed("data.annotated={*:[ball,tube,box]}", "loss.label_smoothing=0.1")
+    with pytest.raises(UsageError, match="label_smoothing gives every class a part"):
+        build_training(settings, tmp_path)

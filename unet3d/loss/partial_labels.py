@@ -1,0 +1,92 @@
+"""Train on cases that do not annotate every class.
+
+A label may stand for the background and classes that a case does not annotate. There, these classes
+are one: the loss sees the background with the sum of their probabilities, and none of them (the
+marginal loss of Shi et al., Medical Image Analysis 2021).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from unet3d.loss.deep_supervision import resize_labels
+from unet3d.loss.dice_terms import iter_chunks, upcast
+from unet3d.types import IGNORE_LABEL
+
+ABSENT = -1e4
+"""Logit of a class that the loss does not see; fp16 has it, and its probability is 0."""
+
+
+class PartialLabels(nn.Module):
+    """Call a loss with what is known; `unknown_classes` are those that a label may stand for."""
+
+    def __init__(self, loss: nn.Module, unknown_classes: Mapping[int, Sequence[int]]):
+        super().__init__()
+        self.loss = loss
+        self.first = min(unknown_classes, default=IGNORE_LABEL)
+        classes = 1 + max((c for unknown in unknown_classes.values() for c in unknown), default=0)
+        table = torch.zeros(256, classes, dtype=torch.bool)
+        for label, unknown in unknown_classes.items():
+            table[label, list(unknown)] = True
+        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor
+
+    def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
+        if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
+            logits = logits.unbind(1)
+        merged: Tensor | list[Tensor]
+        if isinstance(logits, Tensor):
+            merged = self._merge(logits, labels)
+        else:
+            merged = [self._merge(level, labels) for level in logits]
+        is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
+        return self.loss(merged, labels.masked_fill(is_unknown, 0))
+
+    def _merge(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return _MergeUnknown.apply(logits, resize_labels(labels, logits.shape[2:]), self.table)
+
+
+class _MergeUnknown(Function):
+    """Give the background the logit of all classes that a voxel may be of, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, labels, table)
+        merged = logits.clone()
+        for rows, x, group in _iter_groups(logits, labels, table):
+            merged[:, 0, rows] = _sum_group(x, group).to(merged.dtype)
+            for c in range(1, group.shape[1]):
+                merged[:, c, rows] = torch.where(group[:, c], ABSENT, merged[:, c, rows])
+        return merged
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, table = ctx.saved_tensors
+        result = grad.clone()
+        for rows, x, group in _iter_groups(logits, labels, table):
+            share = (x - _sum_group(x, group)[:, None]).exp() * grad[:, :1, rows]
+            selected = slice(0, group.shape[1])
+            result[:, selected, rows] = torch.where(group, share, grad[:, selected, rows]).to(
+                grad.dtype
+            )
+        return result, None, None
+
+
+def _iter_groups(
+    logits: Tensor, labels: Tensor, table: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield rows, the logits of classes that may be unknown, and which ones a voxel may be of."""
+    for rows in iter_chunks(logits):
+        group = table[labels[:, rows].long()].movedim(-1, 1)
+        group[:, 0] = True
+        yield rows, upcast(logits[:, : group.shape[1], rows]), group
+
+
+def _sum_group(x: Tensor, group: Tensor) -> Tensor:
+    return x.masked_fill(~group, -torch.inf).logsumexp(1)
