@@ -14,7 +14,13 @@ NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks.nets", "torch.nn")
 
 ALLOWED = (
     *NETWORKS,
-    *("unet3d.data", "unet3d.loss", "unet3d.checkpointing", "unet3d.lit.lr_schedule"),
+    *(
+        "unet3d.data",
+        "unet3d.loss",
+        "unet3d.metric",
+        "unet3d.checkpointing",
+        "unet3d.lit.lr_schedule",
+    ),
     *("unet3d.lit.callbacks", "unet3d.lit.loggers", "monai.losses", "torch.optim"),
     *("lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),

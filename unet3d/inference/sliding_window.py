@@ -1,6 +1,6 @@
 """Segment whole volumes with a sliding window, as validation does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import torch
@@ -8,8 +8,11 @@ from torch import Tensor
 
 from unet3d.errors import UsageError
 from unet3d.inference.accumulate import Network, run_windows
-from unet3d.inference.window_order import OutputTile, WindowSchedule
+from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
 from unet3d.inference.write_labels import Decision, argmax_labels
+
+Observer = Callable[[Sequence[Span], Tensor], None]
+"""(D, H, W) spans of a part, and its logits (K, D, H, W)."""
 
 
 class SlidingWindow:
@@ -36,11 +39,14 @@ class SlidingWindow:
         self.batch_size = batch_size
         self.decide = decide
 
-    def __call__(self, image: Tensor, network: Network) -> Tensor:
-        """(B, C, D, H, W) -> labels (B, D, H, W), uint8."""
-        return torch.stack([self._segment(volume, network) for volume in image])
+    def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
+        """(B, C, D, H, W) -> labels (B, D, H, W), uint8.
 
-    def _segment(self, image: Tensor, network: Network) -> Tensor:
+        `observe` is called with each part of a volume and its logits (K, ...).
+        """
+        return torch.stack([self._segment(volume, network, observe) for volume in image])
+
+    def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
         schedules = [
             WindowSchedule(
@@ -58,6 +64,8 @@ class SlidingWindow:
         def write_tile(tile: OutputTile, logits: Tensor) -> None:
             box = schedule.get_tile_box(tile.rows, tile.columns)
             labels[tuple(slice(*span) for span in box)] = self.decide(logits)
+            if observe is not None:
+                observe(box, logits)
 
         run_windows(
             image, schedule, [network], write_tile, device=image.device, sum_device=image.device

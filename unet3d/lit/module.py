@@ -14,6 +14,7 @@ from unet3d.lit.cuda_graph import RecordedPass
 from unet3d.lit.distributed import gather_in_case_order
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.lit.step_values import log_values
+from unet3d.metric.case_scores import CaseScores
 from unet3d.metric.dice import Dice, mask_unknown
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.types import Sample
@@ -35,6 +36,7 @@ class SegmentationModule(pl.LightningModule):
         loss: nn.Module,
         metric: Dice,
         validation_hd95: ValidationHD95 | None,
+        case_scores: CaseScores | None = None,
         sliding_window: SlidingWindow,
         optimizer: Callable[[], Optimizer],
         metadata: dict[str, Any],
@@ -47,6 +49,7 @@ class SegmentationModule(pl.LightningModule):
         self.loss = loss
         self.metric = metric
         self.validation_hd95 = validation_hd95
+        self.case_scores = case_scores
         self.sliding_window = sliding_window
         self.optimizer = optimizer
         self.metadata = metadata
@@ -80,22 +83,28 @@ class SegmentationModule(pl.LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
+        scores = self.case_scores
+        observe = None if scores is None else scores.begin(batch["label"][0])
         if self.recorded_pass is None:
-            prediction = self.sliding_window(batch["image"], self.model)
+            prediction = self.sliding_window(batch["image"], self.model, observe)
         else:
             with self.recorded_pass.use_memory():
-                prediction = self.sliding_window(batch["image"], self.model)
+                prediction = self.sliding_window(batch["image"], self.model, observe)
             prediction = prediction.clone()  # the next replay overwrites the original
         known, batch["label"] = mask_unknown(prediction, batch["label"], self.unknown_classes)
         self.metric.update(known, batch["label"])
         if self.validation_hd95 is not None:
             self.validation_hd95.update(batch["case"], known, batch["label"])
+        if scores is not None:
+            scores.end(batch["case"][0], known[0], batch["label"][0])
         return prediction
 
     def on_validation_epoch_start(self) -> None:
         self.metric.reset()
         if self.validation_hd95 is not None:
             self.validation_hd95.reset()
+        if self.case_scores is not None:
+            self.case_scores.reset()
 
     def on_validation_epoch_end(self) -> None:
         self.metric.matrices = gather_in_case_order(self.trainer, self.metric.matrices)
@@ -108,6 +117,9 @@ class SegmentationModule(pl.LightningModule):
                 self.trainer, self.validation_hd95.distances_mm
             )
             scores |= self.validation_hd95.compute()
+        if self.case_scores is not None:
+            self.case_scores.cases = gather_in_case_order(self.trainer, self.case_scores.cases)
+            scores |= self.case_scores.compute()
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 

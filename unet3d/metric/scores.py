@@ -1,9 +1,10 @@
 """Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from unet3d.metric.case_metric import ClassMetric
 from unet3d.metric.surface import compute_surface_scores
 
 SCORES = {
@@ -41,8 +42,9 @@ def score_case(
     tolerance_mm: float | Mapping[str, float] = 1.0,
     ignore_labels: Sequence[int] = (),
     max_points: int | None = None,
+    metrics: Sequence[ClassMetric] = (),
 ) -> dict[str, dict[str, float]]:
-    """Return the SCORES of each class of a case, from labels (D, H, W).
+    """Return the SCORES of each class of a case, from labels (D, H, W), and those of `metrics`.
 
     A class has one or more labels above 0; classes may overlap. Scores are NaN where neither array
     has the class, HD95 and surface Dice also where surfaces exceed `max_points` voxels. Temporary
@@ -51,11 +53,8 @@ def score_case(
     prediction, reference = mask_ignored(prediction, reference, ignore_labels)
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
-    boxes = [_find_boxes(a) for a in (prediction, reference)]
     results = {}
-    for name, labels in classes.items():
-        box = _merge_boxes([found[c] for found in boxes for c in labels if c in found])
-        p, r = (_make_mask(a[box], labels) for a in (prediction, reference))
+    for name, p, r in _iter_masks(prediction, reference, classes):
         in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
         volumes = {
             "reference_ml": in_r * voxel_ml,
@@ -75,7 +74,48 @@ def score_case(
         else:
             hd95, surface_dice = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
         results[name] = overlap | {"hd95_mm": hd95, "surface_dice": surface_dice} | volumes
+        results[name] |= _call_metrics(metrics, p, r, spacing_mm)
     return results
+
+
+def score_classes(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    metrics: Sequence[ClassMetric],
+    *,
+    spacing_mm: Sequence[float],
+    classes: Mapping[str, Sequence[int]],
+    ignore_labels: Sequence[int] = (),
+) -> dict[str, dict[str, float]]:
+    """Return the scores of `metrics` alone, as score_case does."""
+    prediction, reference = mask_ignored(prediction, reference, ignore_labels)
+    return {
+        name: _call_metrics(metrics, p, r, spacing_mm)
+        for name, p, r in _iter_masks(prediction, reference, classes)
+    }
+
+
+def _call_metrics(
+    metrics: Sequence[ClassMetric], p: np.ndarray, r: np.ndarray, spacing_mm: Sequence[float]
+) -> dict[str, float]:
+    """Return the scores of one class; NaN where neither mask has a voxel."""
+    if not (p.any() or r.any()):
+        return {score: np.nan for metric in metrics for score in metric.scores}
+    return {
+        score: float(value)
+        for metric in metrics
+        for score, value in metric(p, r, spacing_mm).items()
+    }
+
+
+def _iter_masks(
+    prediction: np.ndarray, reference: np.ndarray, classes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield each class with both masks, cropped to the box that holds them."""
+    boxes = [_find_boxes(a) for a in (prediction, reference)]
+    for name, labels in classes.items():
+        box = _merge_boxes([found[c] for found in boxes for c in labels if c in found])
+        yield name, _make_mask(prediction[box], labels), _make_mask(reference[box], labels)
 
 
 def mask_ignored(

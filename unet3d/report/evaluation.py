@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +32,32 @@ def write_csv(cases: Cases, path: Path) -> None:
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a header, one row per class, and one for their mean if there are several."""
     per_class = result["per_class"]
+    labels = SCORE_LABELS | {name: name for name in result["mean"] if is_additional(name)}
     rows = [
         (
             "",
             f"{SCORE_LABELS['dice']} [95 %]",
-            *list(SCORE_LABELS.values())[1:],
+            *list(labels.values())[1:],
             "cases",
             "absent from one",
         )
     ]
     for name, means in per_class.items():
         counts = (means["dice"]["cases"], means["absent_from_one"])
-        rows.append((name, *_format_scores(means), *map(str, counts)))
+        rows.append((name, *_format_scores(means, labels), *map(str, counts)))
     if len(per_class) > 1:
-        rows.append(("mean", *_format_scores(result["mean"]), "", ""))
+        rows.append(("mean", *_format_scores(result["mean"], labels), "", ""))
     return rows
 
 
-def _format_scores(means: Mapping[str, Mapping[str, float]]) -> list[str]:
+def is_additional(score: str) -> bool:
+    """Return whether a score is that of a metric that the config has added."""
+    return score not in SCORE_LABELS and not score.endswith("_ml")
+
+
+def _format_scores(means: Mapping[str, Mapping[str, float]], scores: Iterable[str]) -> list[str]:
     cells = []
-    for score in SCORE_LABELS:
+    for score in scores:
         mean, low, high = (means[score][k] for k in ("mean", "low", "high"))
         digits = 2 if score == "hd95_mm" else 4
         cells.append("-" if math.isnan(mean) else f"{mean:.{digits}f}")

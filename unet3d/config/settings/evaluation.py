@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.instantiate import Factory, read_factories
 from unet3d.config.values import (
     is_number,
     read,
@@ -34,6 +35,7 @@ class EvaluationSettings:
     annotated: Mapping[str, Any] | str | None  # classes by pattern of case names, or a file
     ignore_labels: tuple[int, ...] | None  # None: as dataset.json says
     tolerance_mm: float | Mapping[str, float]
+    metrics: Mapping[str, Factory]  # by name
     draw_worst: int
     workers: int
     debug: bool
@@ -59,6 +61,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         annotated=read_annotated(config, "annotated"),
         ignore_labels=_parse_ignore_labels(read(config, "ignore_label")),
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
+        metrics=read_factories(config, "metrics"),
         draw_worst=read_int(config, "draw_worst", minimum=0),
         workers=read_int(config, "workers", minimum=1),
         debug=read_bool(config, "debug"),

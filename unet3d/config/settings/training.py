@@ -103,7 +103,8 @@ class TrainingSettings:
     optimizer: Factory
     scheduler: Factory
     trainer: TrainerSettings
-    callbacks: Mapping[str, Factory]  # by name
+    metrics: Mapping[str, Factory]  # by name
+    callbacks: Mapping[str, Factory]
     loggers: Mapping[str, Factory]
     precision: str
     compile: bool
@@ -235,6 +236,7 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         optimizer=read_factory(config, "optimizer"),
         scheduler=read_factory(config, "scheduler"),
         trainer=_parse_trainer(config),
+        metrics=read_factories(config, "metrics"),
         callbacks=read_factories(config, "callbacks"),
         loggers=read_factories(config, "logger"),
         precision=parse_precision(read(config, "precision")),

@@ -6,6 +6,8 @@ from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
+from unet3d.metric.case_metric import ClassMetric
+from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 
 
 def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
@@ -51,6 +53,18 @@ def resolve_ignore_labels(
                     "or leave the class out of classes= or regions="
                 )
     return settings.ignore_labels
+
+
+def resolve_metrics(settings: EvaluationSettings) -> list[ClassMetric]:
+    """Build the metrics; refuse those that need more than labels."""
+    metrics = build_metrics(settings.metrics, settings.regions)
+    for name, metric in zip(settings.metrics, metrics, strict=True):
+        if not isinstance(metric, ClassMetric):
+            raise UsageError(
+                f"metrics.{name} needs the probabilities of a network, which files of labels do "
+                "not have: it is a metric of validation"
+            )
+    return select_class_metrics(metrics)
 
 
 def resolve_tolerance(

@@ -11,14 +11,11 @@ from unet3d.data.nifti.reader import read_volume
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
 from unet3d.metric import bootstrap
-from unet3d.metric.scores import RULES, SCORES, mask_ignored
+from unet3d.metric.scores import RULES, mask_ignored
 from unet3d.report import run_report
 from unet3d.report.case_figure import CaseFigure, draw_case_figure
 from unet3d.report.evaluation import Cases, draw_score_boxplots, write_csv
 from unet3d.workflows.evaluation.score_cases import CaseScores, Evaluation
-
-ABSENT = {score: 0.0 if score.endswith("_ml") else np.nan for score in SCORES}
-"""The scores of a class in a case that has no voxel of it."""
 
 MAX_LEGEND_CLASSES = 12
 
@@ -30,17 +27,19 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
     else:
         labels = sorted({int(name) for case in scored for name in case.scores})
         classes = {str(label): (label,) for label in labels}
+    # The scores of a class in a case that has no voxel of it.
+    absent = {score: 0.0 if score.endswith("_ml") else np.nan for score in evaluation.scores}
     cases = {
-        case.name: {name: case.scores.get(name, ABSENT) for name in classes}
+        case.name: {name: case.scores.get(name, absent) for name in classes}
         for case in scored
         if case.error is None
     }
     tolerance = evaluation.tolerance_mm
-    per_class, mean = summarize_scores(cases, list(classes))
+    per_class, mean = summarize_scores(cases, list(classes), list(evaluation.scores))
     return {
         "predictions": evaluation.predictions,
         "references": evaluation.references,
-        "definitions": SCORES | RULES | {"means": bootstrap.DEFINITION},
+        "definitions": evaluation.scores | RULES | {"means": bootstrap.DEFINITION},
         "classes": classes,
         "ignore_labels": list(evaluation.ignore_labels),
         "tolerance_mm": dict.fromkeys(classes, tolerance)
@@ -56,13 +55,15 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
     }
 
 
-def summarize_scores(cases: Cases, classes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def summarize_scores(
+    cases: Cases, classes: Sequence[str], scores: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return means over the cases: by class and score, and over the classes by score."""
     if not cases or not classes:
         return {}, {}
     table = {
         score: np.array([[case[name][score] for name in classes] for case in cases.values()])
-        for score in SCORES
+        for score in scores
     }
     per_class: dict[str, Any] = {name: {} for name in classes}
     overall = {}

@@ -12,19 +12,18 @@ from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.nifti.labels import list_files_by_name, read_labels
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
+from unet3d.metric.case_metric import ClassMetric
 from unet3d.metric.scores import SCORES, find_labels, score_case
 from unet3d.workflows.evaluation.options import (
     resolve_annotations,
     resolve_classes,
     resolve_ignore_labels,
+    resolve_metrics,
     resolve_tolerance,
 )
 
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
-
-UNKNOWN = dict.fromkeys(SCORES, np.nan)
-"""The scores of a class that the reference does not annotate."""
 
 SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
 
@@ -73,6 +72,12 @@ class Evaluation:
     names: LabelNames | None  # None: every label is a class
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
+    metrics: Sequence[ClassMetric] = ()
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """Return the name and definition of each score."""
+        return SCORES | {k: v for metric in self.metrics for k, v in metric.scores.items()}
 
     def score_all(self) -> Iterator[CaseScores]:
         """Yield every case in order, as soon as it is scored."""
@@ -97,6 +102,7 @@ class Evaluation:
             classes: Mapping[str, Sequence[int]] = {str(c): (c,) for c in sorted(labels - {0})}
         else:
             classes = self.names.classes
+        unknown = dict.fromkeys(self.scores, np.nan)  # where the reference does not annotate
         known = {name: c for name, c in classes.items() if name not in pair.unknown}
         scores = score_case(
             prediction,
@@ -105,8 +111,9 @@ class Evaluation:
             classes=known,
             tolerance_mm=self.tolerance_mm,
             ignore_labels=self.ignore_labels,
+            metrics=self.metrics,
         )
-        return CaseScores(name=pair.name, scores=dict.fromkeys(classes, UNKNOWN) | scores)
+        return CaseScores(name=pair.name, scores=dict.fromkeys(classes, unknown) | scores)
 
     def read_pair(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return prediction and reference on one grid, and its affine."""
@@ -172,6 +179,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         names=names,
         ignore_labels=resolve_ignore_labels(settings, names),
         tolerance_mm=resolve_tolerance(settings, names),
+        metrics=resolve_metrics(settings),
     )
 
 

@@ -14,6 +14,7 @@ from unet3d.data.nifti.labels import read_labels
 from unet3d.data.nifti.writer import write_labels
 from unet3d.errors import DoesNotFitError
 from unet3d.inference.postprocess import keep_largest_component
+from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.evaluation.results import build_result, draw_worst_cases, write_result
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
@@ -145,4 +146,5 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         ),
         ignore_labels=run.dataset.ignore_labels,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
+        metrics=select_class_metrics(build_metrics(run.settings.metrics, ensemble.regions)),
     )

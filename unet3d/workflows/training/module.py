@@ -11,8 +11,10 @@ from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
 from unet3d.loss.adapter import check_loss
 from unet3d.machine.device import Precision
+from unet3d.metric.case_scores import CaseScores
 from unet3d.metric.dice import Dice
 from unet3d.metric.validation_hd95 import ValidationHD95
+from unet3d.workflows.evaluation.metrics import build_metrics
 from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.shared.loss import build_loss
 from unet3d.workflows.shared.network import build_network
@@ -41,6 +43,7 @@ def build_module(
         recorded_pass = RecordedPass(model, loss, recorder, accumulates=accumulates)
     make_optimizer = make_optimizer_factory(settings, precision)
     metric = Dice(dataset.classes, dataset.regions)
+    extra = build_metrics(settings.metrics, dataset.regions)
     return SegmentationModule(
         model=model,
         loss=loss,
@@ -48,6 +51,7 @@ def build_module(
         validation_hd95=(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
+        case_scores=CaseScores(extra, metric.scored_classes, spacing_mm) if extra else None,
         sliding_window=build_sliding_window(settings, dataset),
         optimizer=lambda: make_optimizer(
             group_parameters(model, settings.head_warmup, settings.lr_factors)

@@ -1,0 +1,194 @@
+"""Metrics of the config group: volume error, centerline Dice, lesions, calibration."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from unet3d.errors import UsageError
+from unet3d.loss.skeleton import skeletonize
+from unet3d.metric.calibration import CalibrationError
+from unet3d.metric.case_scores import CaseScores
+from unet3d.metric.centerline_dice import CenterlineDice, find_skeleton
+from unet3d.metric.lesion_scores import LesionScores
+from unet3d.metric.scores import SCORES, score_case
+from unet3d.metric.volume_error import VolumeError
+from unet3d.types import IGNORE_LABEL
+
+SPACING = (1.0, 1.0, 2.0)
+
+
+def make_mask(*boxes, shape=(20, 20, 20)):
+    mask = np.zeros(shape, bool)
+    for d, h, w in boxes:
+        mask[slice(*d), slice(*h), slice(*w)] = True
+    return mask
+
+
+def test_the_volume_error_is_a_fraction_of_the_reference():
+    reference, prediction = make_mask(((0, 4), (0, 5), (0, 5))), make_mask(((0, 3), (0, 5), (0, 5)))
+    assert VolumeError()(prediction, reference, SPACING) == {"volume_error": 0.25}
+    assert VolumeError()(reference, prediction, SPACING)["volume_error"] == pytest.approx(1 / 3)
+    empty = np.zeros_like(reference)
+    assert VolumeError()(empty, reference, SPACING) == {"volume_error": 1.0}
+    assert np.isnan(VolumeError()(reference, empty, SPACING)["volume_error"])
+
+
+def test_the_skeleton_of_a_tube_is_its_centerline():
+    tube = make_mask(((2, 18), (8, 11), (8, 11)))
+    skeleton = find_skeleton(tube)
+    assert skeleton[4:16, 9, 9].all()
+    assert not (skeleton & ~tube).any()
+    assert not skeleton[6:14, 8].any()
+
+
+def test_the_skeleton_is_that_of_the_skeleton_recall_loss():
+    rng = np.random.default_rng(0)
+    mask = make_mask(((2, 18), (3, 9), (5, 12))) ^ make_mask(((4, 9), (5, 15), (6, 16)))
+    mask &= rng.random(mask.shape) > 0.02
+    padded = torch.from_numpy(np.pad(mask, 1))  # the loss takes voxels beyond a patch for inside
+    expected = skeletonize(padded, iterations=20)[1:-1, 1:-1, 1:-1]
+    assert np.array_equal(find_skeleton(mask), expected.numpy())
+
+
+def test_centerline_dice_does_not_depend_on_thickness_but_on_length():
+    thin, thick = make_mask(((2, 18), (9, 10), (9, 10))), make_mask(((1, 19), (8, 11), (8, 11)))
+    half = make_mask(((2, 10), (9, 10), (9, 10)))
+    metric = CenterlineDice()
+    assert metric(thin, thin, SPACING) == {"cldice": 1.0}
+    assert metric(thin, thick, SPACING)["cldice"] > 0.85
+    assert metric(half, thin, SPACING)["cldice"] == pytest.approx(2 * 0.5 / 1.5)
+    assert metric(np.zeros_like(thin), thin, SPACING) == {"cldice": 0.0}
+
+
+def test_lesions_count_whatever_their_size():
+    large, small, wrong = (
+        ((0, 9), (0, 9), (0, 9)),
+        ((12, 13), (12, 13), (12, 13)),
+        ((16, 18), (0, 2), (0, 2)),
+    )
+    reference, prediction = make_mask(large, small), make_mask(((0, 5), (0, 9), (0, 9)), wrong)
+    scores = LesionScores()(prediction, reference, SPACING)
+    assert scores == {"lesion_f1": 0.5, "lesion_sensitivity": 0.5, "lesion_precision": 0.5}
+    strict = LesionScores(min_overlap=0.6)(prediction, reference, SPACING)
+    assert (strict["lesion_sensitivity"], strict["lesion_f1"]) == (0.0, 0.0)
+    both = LesionScores()(reference, reference, SPACING)
+    assert set(both.values()) == {1.0}
+
+
+def test_lesions_that_touch_at_a_corner_are_one_or_two():
+    touching = make_mask(((0, 2), (0, 2), (0, 2)), ((2, 4), (2, 4), (2, 4)))
+    found = make_mask(((0, 2), (0, 2), (0, 2)))
+    sensitivity = {
+        n: LesionScores(connectivity=n)(found, touching, SPACING)["lesion_sensitivity"]
+        for n in (6, 18, 26)
+    }
+    assert sensitivity == {6: 0.5, 18: 0.5, 26: 1.0}
+
+
+def test_a_class_without_any_lesion_has_no_sensitivity():
+    mask, empty = make_mask(((0, 2), (0, 2), (0, 2))), make_mask()
+    scores = LesionScores()(mask, empty, SPACING)
+    assert (scores["lesion_f1"], scores["lesion_precision"]) == (0.0, 0.0)
+    assert np.isnan(scores["lesion_sensitivity"])
+
+
+def compute_ece(logits, labels, bins=15):
+    """The textbook definition over foreground voxels."""
+    p = logits.softmax(0)
+    confidence, predicted = p.max(0)
+    counted = ((predicted > 0) | (labels > 0)) & (labels < len(logits))
+    confidence, correct = confidence[counted], (predicted == labels)[counted].float()
+    error = 0.0
+    for low, high in pairwise(torch.linspace(0, 1, bins + 1)):
+        inside = (confidence >= low) & ((confidence < high) | (high == 1))
+        if inside.any():
+            gap = confidence[inside].mean() - correct[inside].mean()
+            error += inside.sum() * gap.abs() / counted.sum()
+    return float(error)
+
+
+def make_logits():
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(4, 6, 7, 8)
+    labels = torch.randint(0, 4, (6, 7, 8)).to(torch.uint8)
+    labels[0, 0] = IGNORE_LABEL
+    labels[0, 1] = 254  # background or a class that the case does not annotate
+    return logits, labels
+
+
+def test_the_calibration_error_is_that_of_its_definition_part_by_part():
+    logits, labels = make_logits()
+    metric = CalibrationError()
+    metric.start()
+    for part in (slice(0, 2), slice(2, 6)):
+        metric.update(logits[:, part], labels[part])
+    assert metric.finish()["ece"] == pytest.approx(compute_ece(logits, labels), abs=1e-6)
+
+
+def test_a_network_that_is_right_as_often_as_it_says_is_calibrated():
+    torch.manual_seed(0)
+    p = 0.5 + 0.5 * torch.rand(100_000)
+    labels = (torch.rand(len(p)) < p).to(torch.uint8)
+    logits = torch.stack([torch.zeros_like(p), (p / (1 - p)).log()])
+    metric = CalibrationError()
+    metric.update(logits, labels)
+    assert metric.finish()["ece"] < 0.01
+    metric.start()
+    metric.update(3 * logits, labels)
+    assert metric.finish()["ece"] > 0.1
+
+
+def test_regions_are_calibrated_one_by_one():
+    labels = torch.tensor([1, 2, 2, 0], dtype=torch.uint8)
+    logits = torch.tensor([[4.0, 4.0, -4.0, -4.0], [-4.0, 4.0, 4.0, -4.0]])
+    metric = CalibrationError(regions={"whole": [1, 2], "core": [2]})
+    metric.update(logits, labels)
+    confidence = float(torch.tensor(4.0).sigmoid())  # four decisions are right, one is not
+    assert metric.finish()["ece"] == pytest.approx(abs(confidence - 4 / 5), abs=1e-6)
+
+
+def test_a_case_without_foreground_has_no_calibration_error():
+    metric = CalibrationError()
+    metric.update(torch.tensor([[9.0], [0.0]]), torch.tensor([0], dtype=torch.uint8))
+    assert np.isnan(metric.finish()["ece"])
+
+
+def test_scores_of_cases_are_means_over_those_that_have_a_class():
+    metrics = [VolumeError(), CalibrationError()]
+    scores = CaseScores(metrics, {"a": [1], "b": [2]}, {"x": SPACING, "y": SPACING})
+    a = torch.tensor([[[1, 1, 0, 0]]], dtype=torch.uint8)
+    for case, labels, predicted in (("x", a, torch.ones_like(a)), ("y", a, a)):
+        observe = scores.begin(labels)
+        observe([(0, 1), (0, 1), (0, 4)], torch.randn(3, 1, 1, 4))
+        scores.end(case, predicted, labels)
+    result = scores.compute()
+    assert list(result) == ["ece", "volume_error", "volume_error/a", "volume_error/b"]
+    assert result["volume_error"] == result["volume_error/a"] == 0.5
+    assert np.isnan(result["volume_error/b"])
+    scores.reset()
+    assert scores.compute() == {}
+
+
+def test_an_evaluation_adds_the_scores_of_metrics():
+    reference = np.zeros((6, 6, 6), np.uint8)
+    reference[1:3, 1:3, 1:3] = 1
+    options = {"spacing_mm": SPACING, "classes": {"a": (1,), "b": (2,)}}
+    scores = score_case(reference, reference, **options, metrics=[VolumeError(), LesionScores()])
+    assert list(scores["a"])[len(SCORES) :] == [*VolumeError.scores, *LesionScores.scores]
+    assert (scores["a"]["volume_error"], scores["a"]["lesion_f1"]) == (0, 1)
+    assert np.isnan(scores["b"]["lesion_f1"])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LesionScores(min_overlap=1.0),
+        lambda: LesionScores(connectivity=8),
+        lambda: CalibrationError(bins=1),
+    ],
+)
+def test_invalid_options_are_an_error(build):
+    with pytest.raises(UsageError, match="metrics"):
+        build()

@@ -1,0 +1,80 @@
+"""Additional scores of validation cases, from the metrics that the config selects."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from unet3d.metric.case_metric import ClassMetric, LogitMetric
+from unet3d.metric.scores import score_classes
+from unet3d.types import IGNORE_LABEL
+
+Box = Sequence[tuple[int, int]]
+
+
+class CaseScores:
+    """Scores of each case; call `begin` and `end` for every one, then `compute`.
+
+    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[ClassMetric | LogitMetric],
+        scored_classes: Mapping[str, Sequence[int]],
+        spacing_mm: Mapping[str, Sequence[float]],
+    ):
+        self.class_metrics = [m for m in metrics if isinstance(m, ClassMetric)]
+        self.logit_metrics = [m for m in metrics if isinstance(m, LogitMetric)]
+        self.scored_classes, self.spacing_mm = scored_classes, spacing_mm
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all cases."""
+        self.cases: list[dict[str, float]] = []
+
+    def begin(self, labels: Tensor) -> Callable[[Box, Tensor], None] | None:
+        """Begin a case with labels (D, H, W); return what takes the logits of its parts."""
+        for metric in self.logit_metrics:
+            metric.start()
+
+        def update(box: Box, logits: Tensor) -> None:
+            part = labels[tuple(slice(*span) for span in box)]
+            for metric in self.logit_metrics:
+                metric.update(logits, part)
+
+        return update if self.logit_metrics else None
+
+    def end(self, case: str, prediction: Tensor, labels: Tensor) -> None:
+        """Add a case with its predicted and reference labels (D, H, W)."""
+        scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
+        if self.class_metrics:
+            by_class = score_classes(
+                prediction.cpu().numpy(),
+                labels.cpu().numpy(),
+                self.class_metrics,
+                spacing_mm=self.spacing_mm[case],
+                classes=self.scored_classes,
+                ignore_labels=[IGNORE_LABEL],
+            )
+            for name, values in by_class.items():
+                scores |= {f"{score}/{name}": value for score, value in values.items()}
+        self.cases.append(scores)
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean of each score over cases that have it; `score` is that over classes.
+
+        A score that no case has is NaN.
+        """
+        names = dict.fromkeys(name for case in self.cases for name in case)
+        means = {name: compute_mean([case[name] for case in self.cases]) for name in names}
+        scores: dict[str, list[float]] = {}
+        for name, mean in means.items():
+            scores.setdefault(name.partition("/")[0], []).append(mean)
+        return {score: compute_mean(values) for score, values in scores.items()} | means
+
+
+def compute_mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are numbers; NaN if none is."""
+    numbers = [value for value in values if not np.isnan(value)]
+    return float(np.mean(numbers)) if numbers else float("nan")

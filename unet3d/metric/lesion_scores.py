@@ -1,0 +1,56 @@
+"""Scores of connected components: how many lesions are found, whatever their size."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from unet3d.errors import UsageError
+
+CONNECTIVITIES = {6: 1, 18: 2, 26: 3}
+"""Neighbors of a voxel, and how many axes they differ along."""
+
+
+class LesionScores:
+    """F1 score, sensitivity and precision over components."""
+
+    scores: ClassVar = {
+        "lesion_f1": "2 P S / (P + S)",
+        "lesion_sensitivity": "S: fraction of the reference's components of which the prediction "
+        "has more than min_overlap",
+        "lesion_precision": "P: fraction of the prediction's components of which the reference "
+        "has more than min_overlap",
+    }
+
+    def __init__(self, *, min_overlap: float = 0.0, connectivity: int = 26):
+        if not 0 <= min_overlap < 1 or connectivity not in CONNECTIVITIES:
+            raise UsageError(
+                "metrics.lesions needs min_overlap in [0, 1) and connectivity of 6, 18 or 26, got "
+                f"{min_overlap} and {connectivity}"
+            )
+        self.min_overlap, self.connectivity = min_overlap, connectivity
+
+    def __call__(
+        self, prediction: np.ndarray, reference: np.ndarray, spacing_mm: Sequence[float]
+    ) -> Mapping[str, float]:
+        """Return the scores; NaN for a part of nothing, F1 0 then."""
+        sensitivity = self._find_overlapping(reference, prediction)
+        precision = self._find_overlapping(prediction, reference)
+        total = np.nan_to_num(sensitivity) + np.nan_to_num(precision)
+        return {
+            "lesion_f1": 2 * sensitivity * precision / total if total else 0.0,
+            "lesion_sensitivity": sensitivity,
+            "lesion_precision": precision,
+        }
+
+    def _find_overlapping(self, mask: np.ndarray, other: np.ndarray) -> float:
+        """Return the fraction of the mask's components that the other mask has."""
+        from scipy.ndimage import generate_binary_structure, label
+
+        neighbors = generate_binary_structure(3, CONNECTIVITIES[self.connectivity])
+        components, count = label(mask, neighbors)
+        if not count:
+            return np.nan
+        voxels = np.bincount(components.ravel(), minlength=count + 1)[1:]
+        shared = np.bincount(components[other], minlength=count + 1)[1:]
+        return float((shared > self.min_overlap * voxels).mean())
