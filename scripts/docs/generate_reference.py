@@ -95,6 +95,15 @@ FILES = {
             "`unet3d compare` draws it again",
         },
     ),
+    "Search folder": (
+        "`unet3d search` writes into `hydra.run.dir`:",
+        {
+            "trial-000/, trial-001/, ...": "the folder of each trial's run, as above",
+            "search.json": "the trials: `state`, `value`, `values` of the keys, `predicted_gib`",
+            "search.db": "the study, from which a search goes on: an SQLite database of Optuna",
+            "comparison.png": "as in a sweep folder",
+        },
+    ),
     "Predictions": (
         "`unet3d predict` writes into `output`:",
         {

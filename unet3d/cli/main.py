@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "compare runs: Dice, memory, step time, and how their configs differ",
     "memory": "estimate the memory of a training step, layer by layer, before it runs",
     "suggest": "find the batch, patch, precision and checkpointing that fit a GPU",
+    "search": "find hyperparameters: train, prune and compare trials with Optuna",
     "lr": "find a learning rate: train for a few steps with one that rises",
     "doctor": "inspect this machine: GPUs, driver, torch, memory, disk, and what limits a run",
 }

@@ -2,11 +2,12 @@
 
 import gc
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -16,6 +17,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import DoesNotFitError, Interrupted, RunError
 from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.lit.distributed import (
     is_communication_error,
     leave_process_group,
@@ -69,12 +71,20 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 
 def train_within_memory(
-    settings: TrainingSettings, folder: Path, signals: SignalListener, process: ProcessRank
+    settings: TrainingSettings,
+    folder: Path,
+    signals: SignalListener,
+    process: ProcessRank,
+    reports: Sequence[TrialReport] = (),
 ) -> int:
-    """Train; where checkpointing=auto runs out of memory, go on with a leaner strategy."""
+    """Train; where checkpointing=auto runs out of memory, go on with a leaner strategy.
+
+    `reports` follow the validations, after all callbacks of the run.
+    """
     is_auto = settings.strategy == "auto" and process.world_size == 1
     while True:
         run = build_training(settings, folder, signals, process)
+        cast(Any, run.trainer).callbacks.extend(reports)
         try:
             return run_training(run, signals)
         except DoesNotFitError as error:

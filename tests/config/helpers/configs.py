@@ -17,6 +17,7 @@ REQUIRED = {
     "download": ("task=Task04_Hippocampus",),
     "plan": ("budget_gib=8",),
     "suggest": ("budget_gib=8",),
+    "search": ("space={pool:[max,median]}",),
 }
 """Overrides for the keys that a command cannot do without."""
 

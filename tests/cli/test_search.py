@@ -1,0 +1,219 @@
+"""`unet3d search`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.search import Range, parse_search
+from unet3d.errors import UsageError
+from unet3d.lit.callbacks.trial_report import TrialPruned
+from unet3d.workflows.search import trials as search_trials
+
+SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
+SHORT = ["trials=4", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
+TINY = ["model.depth=2", "data.num_workers=0"]
+
+
+@pytest.fixture
+def words(small):
+    """Return a search of four trials with two or more validations each."""
+    return [*small, SPACE, *SHORT, *TINY, "hydra.run.dir=search"]
+
+
+@pytest.fixture
+def search(words, tmp_path, monkeypatch):
+    """Run the search in an empty folder; return the exit code, or -1 if it was interrupted."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *more: main(["search", *words, *more])
+
+
+def read_trials(folder):
+    return json.loads((folder / "search" / "search.json").read_text())["trials"]
+
+
+@pytest.mark.slow
+def test_a_search_trains_compares_and_goes_on_with_more_trials(search, tmp_path, capsys):
+    assert search("trials=2", "prune=false") == 0
+    out = capsys.readouterr().out
+    assert "best val/dice" in out
+    assert "Pareto-optimal in Dice, peak memory and step time" in out
+    first = read_trials(tmp_path)
+    assert [trial["state"] for trial in first] == ["complete", "complete"]
+    assert search("trials=2", "prune=false") == 0
+    assert "\ntrial 0: " not in capsys.readouterr().out  # nothing was left to do
+    assert search("trials=3", "prune=false") == 0
+    trials = read_trials(tmp_path)
+    assert trials[:2] == first
+    assert len(trials) == 3
+    assert (tmp_path / "search" / "trial-002" / "report.json").exists()
+    for trial in trials:
+        assert {*trial["values"]} == {"pool", "optimizer.lr", "model.width"}
+        assert 1e-3 <= trial["values"]["optimizer.lr"] <= 3e-2
+
+
+def interrupt_in_validation(monkeypatch, count):
+    """Send SIGTERM in a validation, counted over the whole search."""
+    from unet3d.lit.callbacks.resume_state import ResumeState
+
+    original, calls = ResumeState.on_validation_end, []
+
+    def count_and_stop(self, trainer, module):
+        original(self, trainer, module)
+        if not trainer.sanity_checking:
+            calls.append(trainer.global_step)
+            if len(calls) == count:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ResumeState, "on_validation_end", count_and_stop)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_ends_like_an_uninterrupted_one(search, tmp_path, monkeypatch):
+    assert search("hydra.run.dir=whole") == 0
+    expected = json.loads((tmp_path / "whole" / "search.json").read_text())
+    for number, validation in enumerate((3, 2, 2)):  # a trial's last one, and others
+        with monkeypatch.context() as patch:
+            interrupt_in_validation(patch, validation)
+            assert search() == 143, number
+    assert not (tmp_path / "search" / "search.json").exists()
+    assert search() == 0
+    assert json.loads((tmp_path / "search" / "search.json").read_text()) == expected
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_with_the_trial_that_was_running(words, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "unet3d.cli.main", "search", *words]
+    command += ["trials=2", "trainer.max_steps=40", "save_every_seconds=0", "prune=false"]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    last = tmp_path / "search" / "trial-001" / "checkpoints" / "last.ckpt"
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        while not last.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "\ntrial 0: " not in ended.stdout
+    assert "\ntrial 1: " in ended.stdout
+    assert "resuming from" in ended.stdout
+    assert [trial["state"] for trial in read_trials(tmp_path)] == ["complete", "complete"]
+
+
+def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, capsys):
+    curves = iter([(0.5, 0.6), (0.5, 0.7), (0.1, 0.9), (0.6, 0.8)])
+
+    def train(settings, folder, signals, process, reports):
+        for number, value in enumerate(next(curves), start=1):
+            if reports[0].report(number, value):
+                raise TrialPruned
+
+    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    assert search("trials=4") == 0
+    trials = read_trials(tmp_path)
+    assert [t["state"] for t in trials] == ["complete", "complete", "pruned", "complete"]
+    assert [t["value"] for t in trials if t["state"] == "complete"] == [0.6, 0.7, 0.8]
+    assert trials[2]["validations"] == 1
+    out = capsys.readouterr().out
+    assert "pruned after 1 validation" in out
+    assert "best val/dice: 0.8000, trial 3" in out
+
+
+def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, monkeypatch, capsys):
+    def train(settings, folder, signals, process, reports):
+        assert settings.resolved["model"]["width"] == 4
+        for epoch in (1, 2):
+            reports[0].report(epoch, 0.5)
+        return 0
+
+    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    needed = {}
+
+    def predict(settings):
+        needed[settings.resolved["model"]["width"]] = settings
+        return {4: 2**20, 8: 2**30}[settings.resolved["model"]["width"]]
+
+    monkeypatch.setattr(search_trials, "predict_bytes", predict)
+    assert search("budget_gib=0.5", "trials=24", "startup=6") == 0
+    trials = read_trials(tmp_path)
+    assert needed.keys() == {4, 8}
+    for trial in trials:
+        is_large = trial["values"]["model.width"] == "8"
+        assert trial["state"] == ("pruned" if is_large else "complete")
+        assert trial["predicted_gib"] == (1.0 if is_large else 2**-10)
+    assert "not trained: a step is estimated to need 1.0 GiB" in capsys.readouterr().out
+    widths = [trial["values"]["model.width"] for trial in trials]
+    assert widths[12:].count("4") > widths[12:].count("8") + 2  # Optuna avoids what does not fit
+
+
+def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, capsys):
+    def train(*_):
+        raise UsageError("no such thing")
+
+    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    assert search("trials=5") == 2
+    captured = capsys.readouterr()
+    assert "the first 3 trials failed: no such thing" in captured.err
+
+
+def test_another_search_needs_another_folder(search, monkeypatch, capsys):
+    def train(settings, folder, signals, process, reports):
+        reports[0].report(1, 0.5)
+
+    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    assert search("trials=1") == 0
+    assert search("trials=2") == 0
+    assert search("trials=3", "space={pool:[max,median]}") == 2
+    assert "holds a search with space" in capsys.readouterr().err
+    assert search("trials=3", "seed=1") == 2
+    assert "holds a search with overrides" in capsys.readouterr().err
+
+
+def parse(*words):
+    return parse_search(compose_config(words, "search"))
+
+
+def test_a_space_may_be_a_file(tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("model.width: {low: 4, high: 16, step: 4}\npool: [max, median]\n")
+    space = parse(f"space={file}").space
+    assert space == {"model.width": Range(low=4, high=16, step=4), "pool": ("max", "median")}
+    assert space["model.width"].is_integer
+
+
+def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
+    settings = parse("space={pool:[max,median]}", "trials=3", "optimizer=sgd", "precision=bf16")
+    trial = settings.make_trial({"pool": "median", "model.width": 4})
+    assert trial.resolved["pool"]["_target_"].endswith("MedianPool3d")
+    assert (trial.resume, trial.precision) == ("auto", "bf16")
+    assert trial.composition.choices["optimizer"] == "sgd"
+    assert "trials" not in trial.resolved
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["space=3"], "space must be keys with what to try"),
+        (["space=missing.yaml"], "space: no file"),
+        (["space={pool:[max]}"], r"space\.pool must be a list of two values or more"),
+        (["space={x:{low:1}}"], r"space\.x must be a list of two values or more"),
+        (["space={x:{low:2,high:1}}"], r"space\.x needs numbers with low < high"),
+        (["space={x:{low:0,high:1,log:true}}"], r"space\.x with log: true needs low > 0"),
+        (["space={x:{low:0,high:1,step:0}}"], r"space\.x\.step must be a number > 0"),
+        (["space={pool:[a,b]}", "fold=none"], "search needs validation cases"),
+        (["space={pool:[a,b]}", "trainer.devices=2"], "search trains each trial in one process"),
+        (["space={pool:[a,b]}", "resume=auto"], "search goes on by itself"),
+        (["space={pool:[a,b]}", "mode=up"], "mode must be one of"),
+    ],
+)
+def test_wrong_settings_are_named(words, message):
+    with pytest.raises(UsageError, match=message):
+        parse(*words)

@@ -1,0 +1,69 @@
+"""`unet3d search`: find hyperparameters with Optuna."""
+
+from pathlib import Path
+from typing import Any
+
+from unet3d.cli.compare import print_sweep_summary
+from unet3d.cli.train import train_within_memory
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.search import SearchSettings, parse_search
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import Interrupted
+from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.lit.callbacks.trial_report import TrialReport
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.report.run_report import write_report
+from unet3d.text import format_columns
+from unet3d.workflows.search.trials import run_trials
+
+
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Train trial after trial, print and write what they reached, and compare their runs."""
+    settings = parse_search(composed)
+
+    def train(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
+        with SignalListener().listening() as signals:
+            train_within_memory(training, run_folder, signals, ProcessRank(), [report])
+            if signals.received is not None:  # after the last step of the trial
+                raise Interrupted(signals.received)
+
+    trials = run_trials(settings, folder, train, print)
+    best = find_best(settings, trials)
+    write_report({"best": best, "trials": trials}, folder / "search.json")
+    print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
+    if best is not None:
+        overrides = " ".join(f"{key}={value}" for key, value in best["values"].items())
+        print(f"\nbest {settings.monitor}: {best['value']:.4f}, trial {best['trial']}: {overrides}")
+    print_sweep_summary(folder)
+    return 1 if any(trial["state"] == "fail" for trial in trials) else 0
+
+
+def find_best(settings: SearchSettings, trials: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the complete trial with the best value."""
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    sign = 1 if settings.mode == "max" else -1
+    return max(complete, key=lambda trial: sign * trial["value"], default=None)
+
+
+def make_rows(settings: SearchSettings, trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a header, and one row per trial."""
+    rows = [("trial", "state", *settings.space, settings.monitor, "validations", "predicted GiB")]
+    for trial in trials:
+        values = [format_number(trial["values"].get(key)) for key in settings.space]
+        value, predicted = trial["value"], trial.get("predicted_gib")
+        rows.append(
+            (
+                str(trial["trial"]),
+                trial["state"],
+                *values,
+                "-" if value is None or trial["state"] != "complete" else f"{value:.4f}",
+                str(trial["validations"]),
+                "-" if predicted is None else f"{predicted:.2f}",
+            )
+        )
+    return rows
+
+
+def format_number(value: Any) -> str:
+    """Return a value in few digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
