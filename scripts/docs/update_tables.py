@@ -772,6 +772,17 @@ def big_fit(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def monai_parts(folder: Path) -> str:
+    lines = ["| one CPU core | | time | memory |", "| --- | --- | ---: | ---: |"]
+    for part, content in result(folder, "cpu-monai-parts")["parts"].items():
+        ours = next(iter(content["rows"].values()))
+        for name, row in content["rows"].items():
+            owner = "unet3d" if name == "unet3d" else f"MONAI: {name}"
+            ratio = row["seconds"] / ours["seconds"]
+            lines.append(f"| {part} | {owner} | {ratio:.1f}x | {row['peak_mib']:,.0f} MiB |")
+    return "\n".join(lines)
+
+
 def partial_labels(folder: Path) -> str:
     content = result(folder, "cpu-partial-labels")
     rows = {
@@ -858,6 +869,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             nnunet_presets,
             nnunet_fused,
             monai_networks,
+            monai_parts,
             partial_labels,
             nnunet_patches,
             recordings,

@@ -1,4 +1,7 @@
-"""Segment whole volumes with a sliding window, as validation does."""
+"""Segment whole volumes with a sliding window, as validation does.
+
+MONAI's SlidingWindowInferer keeps the logits of all classes for the whole volume.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import permutations

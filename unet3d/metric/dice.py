@@ -1,7 +1,8 @@
 """Compute Dice and IoU per class over whole volumes, from confusion matrices.
 
 A class's score is its mean over the volumes in which the reference or the prediction has it (NaN if
-none does). A class that only one of them has scores 0.
+none does). A class that only one of them has scores 0. MONAI's DiceMetric gives the same Dice, but
+IoU, regions and numbers of voxels would each take another pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,19 @@ from torch import Tensor
 
 from unet3d.types import IGNORE_LABEL
 
+CHUNK = 2**18
+"""Voxels whose pairs of labels are in memory at once, as ints of 8 bytes."""
+
 
 def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return a volume's confusion matrix (K, K) with the reference in rows."""
-    valid = labels != IGNORE_LABEL
-    pairs = labels[valid].long() * num_classes + prediction[valid].long()
-    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+    counts = torch.zeros(num_classes**2, dtype=torch.long, device=labels.device)
+    parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
+    for predicted, reference in zip(*parts, strict=True):
+        valid = reference != IGNORE_LABEL
+        pairs = reference[valid].long() * num_classes + predicted[valid].long()
+        counts += torch.bincount(pairs, minlength=num_classes**2)
+    return counts.view(num_classes, num_classes)
 
 
 def mask_unknown(

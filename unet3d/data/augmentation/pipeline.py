@@ -1,4 +1,8 @@
-"""Augment patches at random, on any device."""
+"""Augment patches at random, on any device.
+
+MONAI's random transforms draw from generators that go on from sample to sample, so a resumed run
+could not make the sample again at which it was stopped.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
