@@ -199,6 +199,20 @@ def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
 
 
 @pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ("{modl.width:[4,8]}", "no key or group 'modl.width'; did you mean model.width?"),
+        ("{pool:[max,maxx]}", "no option pool=maxx; did you mean max?"),
+    ],
+)
+def test_a_space_that_no_run_takes_leaves_no_study(tmp_path, monkeypatch, capsys, space, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", f"space={space}", "hydra.run.dir=search"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "search" / "search.db").exists()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["space=3"], "space must be keys with what to try"),
@@ -208,10 +222,12 @@ def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
         (["space={x:{low:2,high:1}}"], r"space\.x needs numbers with low < high"),
         (["space={x:{low:0,high:1,log:true}}"], r"space\.x with log: true needs low > 0"),
         (["space={x:{low:0,high:1,step:0}}"], r"space\.x\.step must be a number > 0"),
-        (["space={pool:[a,b]}", "fold=none"], "search needs validation cases"),
-        (["space={pool:[a,b]}", "trainer.devices=2"], "search trains each trial in one process"),
-        (["space={pool:[a,b]}", "resume=auto"], "search goes on by itself"),
-        (["space={pool:[a,b]}", "mode=up"], "mode must be one of"),
+        (["space={x:{low:1,high:5,step:0.5}}"], r"space\.x\.step must be an int, as low and high"),
+        (["space={fold:[0,1]}", "fold=none"], "search needs validation cases"),
+        (["space={fold:[0,1]}", "trainer.devices=2"], "search trains each trial in one process"),
+        (["space={fold:[0,1]}", "resume=auto"], "search goes on by itself"),
+        (["space={fold:[0,1]}", "mode=up"], "mode must be one of"),
+        (["space={fold:[0,-1]}"], "fold must be an int >= 0"),
     ],
 )
 def test_wrong_settings_are_named(words, message):

@@ -8,6 +8,7 @@ from unet3d.config.validate import (
     check_missing_keys,
     check_unknown_keys,
     check_value_types,
+    find_option_with,
     list_known_keys,
     suggest_name,
 )
@@ -117,3 +118,17 @@ def test_known_keys_are_groups_alone_where_another_override_is_wrong():
 def test_the_nearest_name_is_suggested_if_one_is_near():
     assert suggest_name("unet_smal", ["unet_small", "unet_tiny"]) == "; did you mean unet_small?"
     assert suggest_name("xyz", ["unet_small", "unet_tiny"]) == "."
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("scheduler.patience", "scheduler=plateau"),
+        ("callbacks.early_stopping.patience", "callbacks=early_stopping"),
+        ("scheduler.nothing", None),
+        ("nothing.patience", None),
+        ("seed", None),
+    ],
+)
+def test_the_option_that_has_a_key_is_found(key, option):
+    assert find_option_with(key) == option

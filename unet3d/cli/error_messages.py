@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from unet3d.config.compose import list_options
-from unet3d.config.validate import list_known_keys, suggest_name
+from unet3d.config.validate import find_option_with, list_known_keys, suggest_name
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
 
@@ -88,7 +88,10 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
         match = re.search(r"Could not override '([^']+)'", str(error))
         if match:
             key = match[1]
-            known = list(list_known_keys(command, args, key))
+            option = find_option_with(key)
+            if option is not None:
+                return f"no key {key!r} here: it is one of {option}"
+            known = [k for k in list_known_keys(command, args, key) if "._" not in k]
             return f"no key or group {key!r}{suggest_name(key, known)}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."

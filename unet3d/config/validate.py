@@ -15,6 +15,7 @@ from unet3d.config.compose import (
     compose_config,
     get_config_dir,
     list_config_groups,
+    list_options,
 )
 from unet3d.errors import UsageError
 
@@ -94,6 +95,16 @@ def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator
     except HydraException:  # another override is wrong, too
         return
     yield from iter_keys(composed.config)
+
+
+def find_option_with(key: str) -> str | None:
+    """Return an option of the key's group that has the key, as `group=option`."""
+    group, _, rest = key.partition(".")
+    for option in list_options(group) if rest and group in list_config_groups() else ():
+        node = OmegaConf.load(get_config_dir() / group / f"{option}.yaml")
+        if isinstance(node, DictConfig) and rest in iter_keys(node):
+            return f"{group}={option}"
+    return None
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:

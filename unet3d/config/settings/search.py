@@ -55,6 +55,15 @@ class SearchSettings:
     prune_after: int
     seed: int
 
+    def check_space(self) -> None:
+        """Refuse keys and values that a run does not take, before the first trial."""
+        options = {k: (d.low,) if isinstance(d, Range) else d for k, d in self.space.items()}
+        first = {key: values[0] for key, values in options.items()}
+        self.make_trial(first)
+        for key, values in options.items():
+            for value in values[1:]:
+                self.make_trial({**first, key: value})
+
     def make_trial(self, values: Mapping[str, Any]) -> TrainingSettings:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
         own = [f"{key}={value}" for key, value in values.items()]
@@ -74,7 +83,7 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
         raise UsageError("search needs validation cases, fold=none has none")
     if training.resume is not None:
         raise UsageError("search goes on by itself: remove resume=")
-    return SearchSettings(
+    settings = SearchSettings(
         overrides=tuple(o for o, name in names if name.split(".")[0] not in OWN_KEYS),
         space=_parse_space(read(config, "space")),
         trials=read_int(config, "trials", minimum=1),
@@ -86,6 +95,8 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
         prune_after=read_int(config, "prune_after", minimum=1),
         seed=training.seed,
     )
+    settings.check_space()
+    return settings
 
 
 def _parse_space(value: Any) -> dict[str, Dimension]:
@@ -115,6 +126,8 @@ def _parse_dimension(key: str, given: Any) -> Dimension:
         raise UsageError(f"{key} with log: true needs low > 0 and no step, got {given!r}")
     if step is not None and not (is_number(step) and step > 0):
         raise UsageError(f"{key}.step must be a number > 0, got {step!r}")
+    if dimension.is_integer and not isinstance(step, int | None):
+        raise UsageError(f"{key}.step must be an int, as low and high are, got {step!r}")
     return dimension
 
 
