@@ -1,11 +1,47 @@
 """Multiclass 3D U-Nets on volumes, for people whose GPU memory runs out."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unet3d.memory.any_network import estimate_memory
+    from unet3d.model.unet import UNet3D
+    from unet3d.pool.approx_median import ApproxMedianPool3d
+    from unet3d.pool.avg import AvgPool3d
+    from unet3d.pool.max import MaxPool3d
+    from unet3d.pool.median import MedianPool3d
+    from unet3d.pool.replace import replace_pooling
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ApproxMedianPool3d",
+    "AvgPool3d",
+    "MaxPool3d",
+    "MedianPool3d",
+    "UNet3D",
+    "estimate_memory",
+    "replace_pooling",
+]
+
+_MODULES = {
+    "ApproxMedianPool3d": "unet3d.pool.approx_median",
+    "AvgPool3d": "unet3d.pool.avg",
+    "MaxPool3d": "unet3d.pool.max",
+    "MedianPool3d": "unet3d.pool.median",
+    "UNet3D": "unet3d.model.unet",
+    "estimate_memory": "unet3d.memory.any_network",
+    "replace_pooling": "unet3d.pool.replace",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "estimate_memory":  # imports torch
-        from unet3d.memory.any_network import estimate_memory
+    """Import a name when it is used: all of them import torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'unet3d' has no attribute {name!r}")
+    from importlib import import_module
 
-        return estimate_memory
-    raise AttributeError(f"module 'unet3d' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

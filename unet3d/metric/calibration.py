@@ -1,4 +1,7 @@
-"""The expected calibration error of a network's probabilities."""
+"""The expected calibration error of a network's probabilities.
+
+MONAI's CalibrationErrorMetric takes the probabilities of all classes for the whole volume at once.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,8 @@
-"""Scores of connected components: how many lesions are found, whatever their size."""
+"""Scores of connected components: how many lesions are found, whatever their size.
+
+MONAI's PanopticQualityMetric matches components one to one, by IoU: a lesion that is found in part
+does not count.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
