@@ -63,7 +63,8 @@ FILES = {
             "`skipped_steps`, `warnings`, `precision`, `choices`, `config`, `versions`, `device`",
             "config.yaml": "the config of the run with all references resolved",
             "checkpoints/last.ckpt": "everything needed to resume (`resume=auto`) or to predict; "
-            "at most `save_every_seconds=` old",
+            "at most `save_every_seconds=` old. With `ema_decay=` the weights of checkpoints are "
+            "the average, those that are trained on are `trained_weights`",
             "checkpoints/previous.ckpt": "the checkpoint before, in case `last.ckpt` is corrupted",
             "checkpoints/best.ckpt": "the full training state at the highest `val/dice` so far; "
             "not written with `fold=none`",

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
 from unet3d.errors import RunError
 from unet3d.lit.lightning_internals import disable_sigterm_broadcast
@@ -210,6 +211,12 @@ def is_set_on_any_rank(trainer: pl.Trainer, flag: bool) -> bool:
     flags = torch.tensor(int(flag), device=trainer.strategy.root_device)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return bool(flags)
+
+
+def share_buffers(model: nn.Module, world_size: int) -> None:
+    """Give all ranks the statistics of rank 0, as in a checkpoint and in the next training step."""
+    for buffer in model.buffers() if world_size > 1 else ():
+        dist.broadcast(buffer, 0)
 
 
 def gather_in_case_order(trainer: pl.Trainer, results: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.lit.cuda_graph import RecordedPass
-from unet3d.lit.distributed import gather_in_case_order
+from unet3d.lit.distributed import gather_in_case_order, share_buffers
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.lit.step_values import log_values
 from unet3d.metric.case_scores import CaseScores
@@ -98,6 +98,9 @@ class SegmentationModule(pl.LightningModule):
         if scores is not None:
             scores.end(batch["case"][0], known[0], batch["label"][0])
         return prediction
+
+    def on_validation_start(self) -> None:
+        share_buffers(self.model, self.trainer.world_size)
 
     def on_validation_epoch_start(self) -> None:
         self.metric.reset()
