@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from unet3d.pool.max import MaxPool3d
     from unet3d.pool.median import MedianPool3d
     from unet3d.pool.replace import replace_pooling
+    from unet3d.workflows.inference.segmenter import Segmenter, load
 
 __version__ = "0.1.0"
 
@@ -18,8 +19,10 @@ __all__ = [
     "AvgPool3d",
     "MaxPool3d",
     "MedianPool3d",
+    "Segmenter",
     "UNet3D",
     "estimate_memory",
+    "load",
     "replace_pooling",
 ]
 
@@ -28,8 +31,10 @@ _MODULES = {
     "AvgPool3d": "unet3d.pool.avg",
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
+    "Segmenter": "unet3d.workflows.inference.segmenter",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
+    "load": "unet3d.workflows.inference.segmenter",
     "replace_pooling": "unet3d.pool.replace",
 }
 

@@ -13,12 +13,15 @@ SIGNATURES = {
     "AvgPool3d": "(kernel_size, stride=None, padding=0)",
     "MaxPool3d": "(kernel_size, stride=None, padding=0)",
     "MedianPool3d": "(kernel_size, stride=None, padding=0)",
+    "Segmenter": "(predictor)",
     "UNet3D": "(*, in_channels, num_classes, channels=None, depth=4, width=32, max_width=320, "
     "decoder_channels='same', convs_per_level=2, halve_first_conv=False, residual_blocks=None, "
     "stochastic_depth=0.0, kernel_size=3, pool_kernel=2, norm='batch', activation='relu', "
     "negative_slope=0.01, upsampling='trilinear', deep_supervision=False, pool)",
     "estimate_memory": "(model, input_shape, *, loss=None, optimizer=<AdamW>, precision='32', "
     "device='cuda')",
+    "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
+    "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=())",
     "replace_pooling": "(model, pool=None)",
 }
 
@@ -36,6 +39,19 @@ def describe(target):
             parameters.append("*")
         parameters.append(text)
     return f"({', '.join(parameters)})"
+
+
+METHODS = {
+    "predict": "(self, image, *, spacing_mm=None, affine=None)",
+    "predict_file": "(self, image, output)",
+    "predict_files": "(self, images, output, *, overwrite=False)",
+}
+
+
+def test_the_methods_of_a_segmenter_are_stable():
+    assert {name: describe(getattr(unet3d.Segmenter, name)) for name in METHODS} == METHODS
+    public = {name for name in vars(unet3d.Segmenter) if not name.startswith("_")}
+    assert public == METHODS.keys() | {"channels", "classes"}
 
 
 def test_the_names_and_signatures_are_stable():

@@ -118,7 +118,10 @@ class Preprocessing:
 
     def preprocess_scan(self, files: Sequence[Path]) -> PreprocessedScan:
         """Preprocess the channels of a case, from one file or one file each."""
-        channels, affine = read_channels(files)
+        return self.preprocess_channels(*read_channels(files))
+
+    def preprocess_channels(self, channels: np.ndarray, affine: np.ndarray) -> PreprocessedScan:
+        """Preprocess channels (C, D, H, W) in the array axes of their file."""
         axes, flips = find_orientation(affine, self.orientation)
         file_shape = channels.shape[1:]
         channels = reorient(channels, axes, flips)

@@ -30,33 +30,57 @@ class InferenceJob:
 
 def build_inference(settings: InferenceSettings) -> InferenceJob:
     """Load the networks and list what is to be done."""
-    device = resolve_device(settings.device, "device")
     checkpoints = [resolve_checkpoint(path) for path in settings.checkpoints]
     ensemble = load_ensemble(checkpoints, settings.allow_targets)
-    precision = resolve_inference_precision(settings.precision, ensemble, device)
-    labels = find_largest_component_labels(settings.keep_largest_component, ensemble)
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
         scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
     )
     pending = [task for task in tasks if settings.overwrite or not task.done]
-    predictor = Predictor(
+    predictor, precision = build_predictor(
         ensemble,
-        device=torch.device(device),
-        precision=precision,
+        device=settings.device,
+        precision=settings.precision,
         overlap=settings.windows.overlap,
         batch_size=settings.windows.batch_size,
         flip_axes=settings.flip_axes,
-        largest_component_labels=labels,
-        ram=settings.memory_bytes,
+        keep_largest_component=settings.keep_largest_component,
+        memory_bytes=settings.memory_bytes,
     )
     return InferenceJob(
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
         output=settings.output,
-        summary=summarize_job(ensemble, predictor, precision, device),
+        summary=summarize_job(ensemble, predictor, precision),
     )
+
+
+def build_predictor(
+    ensemble: Ensemble,
+    *,
+    device: str,
+    precision: str | None,
+    overlap: float,
+    batch_size: int,
+    flip_axes: Sequence[int],
+    keep_largest_component: Sequence[str] | None,
+    memory_bytes: int | None,
+) -> tuple[Predictor, Precision]:
+    """Build a predictor on a device that exists; also return the precision that it computes in."""
+    kind = resolve_device(device, "device")
+    used = resolve_inference_precision(precision, ensemble, kind)
+    predictor = Predictor(
+        ensemble,
+        device=torch.device(kind),
+        precision=used,
+        overlap=overlap,
+        batch_size=batch_size,
+        flip_axes=flip_axes,
+        largest_component_labels=find_largest_component_labels(keep_largest_component, ensemble),
+        ram=memory_bytes,
+    )
+    return predictor, used
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -119,9 +143,7 @@ def plan_outputs(
     ]
 
 
-def summarize_job(
-    ensemble: Ensemble, predictor: Predictor, precision: Precision, device: str
-) -> str:
+def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision) -> str:
     """Say which networks predict, on which device and in which precision."""
     networks = ensemble.networks
     parameters = sum(p.numel() for network in networks for p in network.parameters())
@@ -129,8 +151,8 @@ def summarize_job(
     summary = f"{name}, {parameters:,} parameters, precision {precision.used}"
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"
-    patch = "x".join(map(str, ensemble.patch_size))
+    patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(predictor.window_bytes)
     return (
-        f"{summary}, on {device}; windows of {patch} take {format_bytes(predictor.window_bytes)}\n"
+        f"{summary}, on {predictor.device.type}; windows of {patch} take {window}\n"
         f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
     )

@@ -61,7 +61,8 @@ class ScanTask:
 class PreparedScan:
     """A preprocessed scan and the plan for segmenting it."""
 
-    task: ScanTask
+    name: str
+    task: ScanTask | None  # None: the labels are not written
     scan: PreprocessedScan
     volume: VolumeToSegment
     plan: InferencePlan
@@ -123,18 +124,39 @@ class Predictor:
                 f"{format_bytes(budget.ram_bytes)} are available: {self._ram_advice}"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
+        files = ", ".join(file.name for file in task.scan.files)
+        self._check_channels(files, len(scan.image))
+        return self._plan(task.scan.name, task, scan, budget, preprocessing_ram)
+
+    def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
+        """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
+        self._check_channels("the image", len(channels))
+        scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
+        return self._plan("the image", None, scan, self._budget(), 0)
+
+    def _check_channels(self, name: str, count: int) -> None:
         channels = self.ensemble.channels
-        if len(scan.image) != len(channels):
+        if count != len(channels):
             raise UsageError(
-                f"{', '.join(f.name for f in task.scan.files)} has {len(scan.image)} channels, but "
-                f"the network takes {len(channels)}: {', '.join(channels)}"
+                f"{name} has {count} channels, but the network takes {len(channels)}: "
+                f"{', '.join(channels)}"
             )
+
+    def _plan(
+        self,
+        name: str,
+        task: ScanTask | None,
+        scan: PreprocessedScan,
+        budget: Budget,
+        preprocessing_ram: int,
+    ) -> PreparedScan:
+        """Plan the segmentation of a preprocessed scan."""
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
             shape=scan.grid.shape,
             box=(d, h, w),
-            channels=len(channels),
+            channels=len(self.ensemble.channels),
             classes=self.classes,
             patch=self.ensemble.patch_size,
             overlap=self.overlap,
@@ -149,14 +171,15 @@ class Predictor:
             postprocess.BYTES_PER_VOXEL * voxels if self.largest_component_labels else 0
         )
         max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
-        memory_summary = f"{task.scan.name} {'x'.join(map(str, scan.grid.file_shape))}, "
+        memory_summary = f"{name} {'x'.join(map(str, scan.grid.file_shape))}, "
         memory_summary += (
             f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
         )
-        if task.probabilities is not None:
+        if task is not None and task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
             memory_summary += f"; probabilities: {format_bytes(file)} on disk"
         return PreparedScan(
+            name=name,
             task=task,
             scan=scan,
             volume=volume,
@@ -183,15 +206,9 @@ class Predictor:
         log: Callable[[str], None],
     ) -> None:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
-        task, grid = prepared.task, prepared.scan.grid
-        labels = np.zeros(grid.file_shape, np.uint8)
-        regions = self.ensemble.regions
-
-        def view(array: np.ndarray) -> np.ndarray:
-            return crop(reorient(array, grid.axes, grid.flips), grid)
-
-        decide = choose_decision(regions, self.ensemble.region_labels)
-        outputs = [Output(decide, view(labels))]
+        task, regions = prepared.task, self.ensemble.regions
+        assert task is not None
+        more = []
         with ExitStack() as files:
             if task.probabilities is not None:
                 array = files.enter_context(
@@ -200,12 +217,27 @@ class Predictor:
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
                 activation = compute_probabilities if regions is None else torch.sigmoid
-                outputs.append(Output(activation, view(array)))
+                more.append(Output(activation, get_crop(array, prepared)))
                 del array
-            self._segment(prepared, outputs, on_windows=on_windows, log=log)
-            del outputs  # and with it the mapping of the file, which Windows would not move
-        postprocess.keep_largest_component(labels, self.largest_component_labels)
+            labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
+            del more  # and with it the mapping of the file, which Windows would not move
         write_labels(task.labels, labels, task.scan.files[0])
+
+    def segment(
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
+        more: Sequence[Output] = (),
+    ) -> np.ndarray:
+        """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
+        labels = np.zeros(prepared.scan.grid.file_shape, np.uint8)
+        decide = choose_decision(self.ensemble.regions, self.ensemble.region_labels)
+        outputs = [Output(decide, get_crop(labels, prepared)), *more]
+        self._segment(prepared, outputs, on_windows=on_windows, log=log)
+        postprocess.keep_largest_component(labels, self.largest_component_labels)
+        return labels
 
     def _segment(
         self,
@@ -237,8 +269,7 @@ class Predictor:
         plan = choose_plan(prepared.volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
-        name = prepared.task.scan.name
-        log(f"{name}: out of GPU memory; retrying with {describe_cost(plan)}")
+        log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
         run(plan)
 
     @property
@@ -253,6 +284,12 @@ class Predictor:
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
+
+
+def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
+    """Return the part of an array (..., D, H, W) in a file's grid that is segmented, as a view."""
+    grid = prepared.scan.grid
+    return crop(reorient(array, grid.axes, grid.flips), grid)
 
 
 def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:

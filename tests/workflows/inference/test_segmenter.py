@@ -1,0 +1,124 @@
+"""`unet3d.load(...)` segments arrays, files and folders as `unet3d predict` does."""
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+import unet3d
+from unet3d.cli.main import main
+from unet3d.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the folder of a run, and those of its scans and of what the command predicts."""
+    folder = tmp_path_factory.mktemp("segmenter")
+    words = ["data.layout.size=[20,18,16]", "data.layout.num_cases=5", "data.batch_size=2"]
+    words += [f"data.root={folder / 'data'}", f"data.cache={folder / 'cache'}", "model.width=4"]
+    words += ["data.patch_size=[16,16,16]", "data.spacing_mm=[1.0,1.0,1.0]", "fold=0"]
+    words += ["trainer.max_steps=6", "trainer.accelerator=cpu", "evaluation.enabled=false"]
+    assert main(["train", *words, f"hydra.run.dir={folder / 'run'}", "logger=none"]) == 0
+    (scans,) = folder.glob("data/*/imagesTr")
+    paths = [f"checkpoint={folder / 'run'}", f"input={scans}", f"output={folder / 'labels'}"]
+    assert main(["predict", *paths, "device=cpu"]) == 0
+    return folder / "run", scans, folder / "labels"
+
+
+def read(path):
+    image = nib.load(path)
+    return np.asarray(image.dataobj), image.affine
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_arrays_have_the_labels_of_the_command(trained):
+    run, scans, labels = trained
+    segmenter = unet3d.load(run, device="cpu")
+    assert segmenter.classes == ("background", "ball", "tube", "box")
+    assert segmenter.channels == ("synthetic",)
+    for file in sorted(scans.glob("*.nii.gz"))[:2]:
+        array, affine = read(file)
+        expected, _ = read(labels / file.name)
+        found = segmenter.predict(array, affine=affine)
+        assert found.dtype == np.uint8
+        assert np.array_equal(found, expected)
+        assert np.array_equal(segmenter.predict(array[None], affine=affine), expected)
+        spacing = np.linalg.norm(affine[:3, :3], axis=0)
+        same = np.allclose(affine[:3, :3], np.diag(spacing))
+        assert not same or np.array_equal(segmenter.predict(array, spacing_mm=spacing), expected)
+
+
+def test_files_and_folders_have_the_labels_of_the_command(trained, tmp_path):
+    run, scans, labels = trained
+    segmenter = unet3d.load(str(run), device="cpu")
+    file = sorted(scans.glob("*.nii.gz"))[0]
+    written = segmenter.predict_file(file, tmp_path / "one.nii.gz")
+    for found, expected in zip(read(written), read(labels / file.name), strict=True):
+        assert np.array_equal(found, expected)
+    files = segmenter.predict_files(scans, tmp_path / "all")
+    assert [f.name for f in files] == sorted(f.name for f in labels.glob("*.nii.gz"))
+    assert all(np.array_equal(read(f)[0], read(labels / f.name)[0]) for f in files)
+    times = [f.stat().st_mtime_ns for f in files]
+    segmenter.predict_files(scans, tmp_path / "all")
+    assert [f.stat().st_mtime_ns for f in files] == times
+    segmenter.predict_files(scans, tmp_path / "all", overwrite=True)
+    assert [f.stat().st_mtime_ns for f in files] != times
+
+
+def test_an_ensemble_flips_and_keeps_the_largest_component(trained):
+    run, scans, _ = trained
+    array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
+    options = {"flip_axes": [0, 2], "keep_largest_component": ["ball"], "precision": "32"}
+    segmenter = unet3d.load([run, run], device="cpu", memory_gib=1, **options)
+    labels = segmenter.predict(array, affine=affine)
+    from scipy.ndimage import label
+
+    assert label(labels == 1, np.ones((3, 3, 3)))[1] <= 1
+
+
+def test_nothing_is_printed(trained, capsys):
+    run, scans, _ = trained
+    array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
+    unet3d.load(run, device="cpu").predict(array, affine=affine)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, a: s.predict(a), "needs spacing_mm or affine, one of them"),
+        (lambda s, a: s.predict(a, spacing_mm=(1, 1, 0)), "three numbers > 0"),
+        (lambda s, a: s.predict(a, affine=np.zeros((4, 4))), "an invertible matrix"),
+        (lambda s, a: s.predict(a[0], spacing_mm=(1, 1, 1)), r"is \(D, H, W\) or \(C, D, H, W\)"),
+        (lambda s, a: s.predict(a[None] * 1j, spacing_mm=(1, 1, 1)), "real numbers"),
+        (
+            lambda s, a: s.predict(np.stack([a, a]), spacing_mm=(1, 1, 1)),
+            "the image has 2 channels",
+        ),
+        (lambda s, a: s.predict_file("missing.nii", "x.nii"), "no file missing.nii"),
+        (lambda s, a: s.predict_file(__file__, "x.txt"), r"output must be a \.nii or \.nii\.gz"),
+    ],
+)
+def test_what_cannot_be_segmented_is_named(trained, call, message):
+    segmenter = unet3d.load(trained[0], device="cpu")
+    with pytest.raises(UsageError, match=message):
+        call(segmenter, np.zeros((8, 8, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": []}, "load needs a checkpoint"),
+        ({"device": "tpu"}, "device must be auto, cpu or gpu, got 'tpu'"),
+        ({"precision": "8"}, "precision must be one of"),
+        ({"flip_axes": [3]}, "flip_axes are of 0, 1 and 2"),
+        ({"overlap": 1.0}, r"load needs overlap in \[0, 1\)"),
+        ({"keep_largest_component": ["x"]}, "keep_largest_component must be"),
+        ({"checkpoint": "missing"}, "missing"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(trained, options, message):
+    options = {"checkpoint": trained[0], "device": "cpu", **options}
+    with pytest.raises((UsageError, OSError), match=message):
+        unet3d.load(**options)

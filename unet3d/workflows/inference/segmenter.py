@@ -1,0 +1,179 @@
+"""Segment scans from Python: arrays, files and folders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.layouts.scans import ScanFiles, find_scans
+from unet3d.errors import UsageError
+from unet3d.types import ACCELERATORS, PRECISIONS
+from unet3d.units import GIB
+from unet3d.workflows.inference.build import build_predictor, plan_outputs, resolve_checkpoint
+from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.inference.predictor import Predictor, ScanTask
+
+PathLike = str | Path
+
+
+class Segmenter:
+    """Trained networks with their preprocessing and postprocessing; :func:`load` makes one.
+
+    A scan is segmented by overlapping windows, within the memory that is free: see ``memory_gib``
+    of :func:`load`.
+    """
+
+    def __init__(self, predictor: Predictor):
+        self._predictor = predictor
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Return the names of the channels that an image must have."""
+        return self._predictor.ensemble.channels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the labels 0, 1, 2, ..."""
+        return self._predictor.ensemble.classes
+
+    def predict(
+        self,
+        image: np.ndarray,
+        *,
+        spacing_mm: Sequence[float] | None = None,
+        affine: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Segment an image that is in memory.
+
+        Args:
+            image: ``(D, H, W)``, or ``(C, D, H, W)``, as a NIfTI file holds them.
+            spacing_mm: voxel spacing along D, H and W, if the axes point right, forward and up.
+            affine: ``(4, 4)`` matrix from voxels to mm, as of nibabel, instead of ``spacing_mm``.
+
+        Returns:
+            Labels ``(D, H, W)``, uint8.
+
+        Example::
+
+            >>> labels = load("outputs/run").predict(image, spacing_mm=(1, 1, 2))
+        """
+        array = np.asarray(image)
+        channels = array[None] if array.ndim == 3 else array
+        if channels.ndim != 4 or not channels.size:
+            raise UsageError(f"an image is (D, H, W) or (C, D, H, W), got {list(array.shape)}")
+        if array.dtype.kind not in "iuf":
+            raise UsageError(f"an image has real numbers, got {array.dtype}")
+        prepared = self._predictor.prepare_array(channels, _make_affine(spacing_mm, affine))
+        return self._predictor.segment(prepared, on_windows=_ignore, log=_ignore)
+
+    def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
+        """Segment a scan, and write its labels on the grid of the scan.
+
+        Args:
+            image: a .nii or .nii.gz file, or one per channel.
+            output: the .nii or .nii.gz file to write.
+        """
+        files = [image] if isinstance(image, str | Path) else list(image)
+        scan = ScanFiles(name=Path(files[0]).name, files=tuple(map(Path, files)))
+        missing = [file for file in scan.files if not file.is_file()]
+        if missing:
+            raise UsageError(f"no file {missing[0]}")
+        target = Path(output)
+        if not target.name.endswith((".nii", ".nii.gz")):
+            raise UsageError(f"output must be a .nii or .nii.gz, got {output}")
+        self._write(ScanTask(scan=scan, labels=target, probabilities=None))
+        return target
+
+    def predict_files(
+        self, images: PathLike, output: PathLike, *, overwrite: bool = False
+    ) -> list[Path]:
+        """Segment every scan of a folder, and return the files of labels.
+
+        Args:
+            images: folder of scans; several channels are NAME_0000, NAME_0001, ...
+            output: folder to write to.
+            overwrite: also segment scans that already have a file there.
+        """
+        source = Path(images)
+        scans = find_scans(source, self.channels)
+        tasks = plan_outputs(scans, source, Path(output), save_probabilities=False)
+        for task in tasks:
+            if overwrite or not task.done:
+                self._write(task)
+        return [task.labels for task in tasks]
+
+    def _write(self, task: ScanTask) -> None:
+        self._predictor.predict(self._predictor.prepare(task), on_windows=_ignore, log=_ignore)
+
+
+def load(
+    checkpoint: PathLike | Sequence[PathLike],
+    *,
+    device: str = "auto",
+    precision: str | None = None,
+    overlap: float = 0.5,
+    batch_size: int = 1,
+    flip_axes: Sequence[int] = (),
+    memory_gib: float | None = None,
+    keep_largest_component: Sequence[str] | None = None,
+    allow_targets: Sequence[str] = (),
+) -> Segmenter:
+    """Load trained networks to segment with.
+
+    Args:
+        checkpoint: a checkpoint file or a run folder (its best checkpoint, else the last one);
+            several make an ensemble.
+        device: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        precision: ``"32"``, ``"16"``, ``"bf16"``, ``"16-true"`` or ``"bf16-true"``; by default that
+            of training.
+        overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
+        batch_size: windows per forward pass.
+        flip_axes: axes of test-time augmentation by flipping.
+        memory_gib: RAM that a scan may take, besides the networks; all that is free by default.
+        keep_largest_component: classes of which only the largest component is kept; as chosen in
+            training by default.
+        allow_targets: your own packages that the network may use.
+    """
+    paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
+    if not paths:
+        raise UsageError("load needs a checkpoint or a run folder")
+    if device not in ACCELERATORS or device == "mps":
+        raise UsageError(f"device must be auto, cpu or gpu, got {device!r}")
+    if precision is not None and precision not in PRECISIONS:
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if not set(flip_axes) <= {0, 1, 2}:
+        raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
+    if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
+        raise UsageError(
+            "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
+            f"{overlap}, {batch_size} and {memory_gib}"
+        )
+    files = [resolve_checkpoint(Path(path)) for path in paths]
+    predictor, _ = build_predictor(
+        load_ensemble(files, allow_targets),
+        device=device,
+        precision=precision,
+        overlap=overlap,
+        batch_size=batch_size,
+        flip_axes=tuple(flip_axes),
+        keep_largest_component=keep_largest_component,
+        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+    )
+    return Segmenter(predictor)
+
+
+def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) -> np.ndarray:
+    if (spacing_mm is None) == (affine is None):
+        raise UsageError("predict needs spacing_mm or affine, one of them")
+    if spacing_mm is not None:
+        if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
+            raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
+        return np.diag([*map(float, spacing_mm), 1.0])
+    matrix = np.asarray(affine, np.float64)
+    if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or not np.linalg.det(matrix):
+        raise UsageError("affine must be an invertible matrix of 4 x 4 numbers")
+    return matrix
+
+
+def _ignore(_: object) -> None:
+    """Show no progress."""
