@@ -75,6 +75,9 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
         return [*words, "data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "seconds=1"]
     if command == "plan":
         return [*words, "model.width=4", "model.convs_per_level=1", "measure_time=false"]
+    if command in ("lr", "search"):
+        extra = [word for word in small if word.split("=")[0] not in options]
+        return [*words, *extra, *(["steps=20"] if command == "lr" else [])]
     if command != "train":
         return words
     folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"

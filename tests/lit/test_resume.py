@@ -217,15 +217,14 @@ def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
     if option in SHORTER:
         options.append(SHORTER[option])
     request = composed(*LONG, "resume=auto", *options)
-    for moment in (("on_train_batch_end", 3), ("on_validation_batch_end", 0)):
-        _, done = train(request, tmp_path, At(*moment, send_sigterm))
-        assert not done
+    _, done = train(request, tmp_path, At("on_train_batch_end", 3, send_sigterm))
+    assert not done
     _, done = train(request, tmp_path)
     assert done
     assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
-@pytest.mark.parametrize("moment", [*BATCHES, *VALIDATIONS], ids=name)
+@pytest.mark.parametrize("moment", [BATCHES[1], *VALIDATIONS], ids=name)
 def test_an_average_of_weights_resumes_exactly(composed, tmp_path, uninterrupted, moment):
     options = ["ema_decay=0.8", "model.norm=batch"]
     request = composed(*LONG, "resume=auto", *options)

@@ -52,10 +52,6 @@ class Segmenter:
 
         Returns:
             Labels ``(D, H, W)``, uint8.
-
-        Example::
-
-            >>> labels = load("outputs/run").predict(image, spacing_mm=(1, 1, 2))
         """
         array = np.asarray(image)
         channels = array[None] if array.ndim == 3 else array
