@@ -7,7 +7,7 @@ import torch
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.errors import UsageError
-from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.callbacks.lr import TorchSchedule, get_rate_fraction
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.lr_schedule import ReduceOnPlateau
 from unet3d.workflows.training.build import build_training
@@ -15,10 +15,11 @@ from unet3d.workflows.training.build import build_training
 
 class RecordRates(pl.Callback):
     def __init__(self):
-        self.rates = []
+        self.rates, self.fractions = [], []
 
     def on_train_batch_start(self, trainer, *_):
         self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+        self.fractions.append(get_rate_fraction(trainer.optimizers[0]))
 
 
 def record_rates(composed, folder, *overrides, checkpoint=None):
@@ -33,6 +34,23 @@ def test_parts_of_the_network_have_their_own_rates(composed, tmp_path):
     words = ["lr_factors={encoder:0.1,encoder.0:0.01}", "scheduler=constant", "scheduler.warmup=0"]
     rates = record_rates(composed, tmp_path, *words, "trainer.max_steps=2")
     assert rates == [[0.01, 0.1, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"], [1, 0.5]),
+        (["scheduler=step", "scheduler.step_size=1", "scheduler.gamma=0.5"], [1, 0.5]),
+    ],
+)
+def test_the_factor_of_a_part_is_no_decay(composed, tmp_path, schedule, expected):
+    """Or a run with a slow part would be warned of a rate that has fallen."""
+    words = ["lr_factors={encoder:0.1}", *schedule, "trainer.max_steps=2", "fold=none"]
+    run = build_training(composed(*words), tmp_path)
+    callback = RecordRates()
+    run.trainer.callbacks.append(callback)
+    run.trainer.fit(run.module, run.train_loader)
+    assert callback.fractions == pytest.approx(expected)
 
 
 def test_an_unknown_part_is_named(composed, tmp_path):
@@ -76,7 +94,7 @@ def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name,
 class StandIn:
     """What a schedule reads of a trainer."""
 
-    sanity_checking = False
+    sanity_checking, max_epochs = False, None
 
     def __init__(self, optimizer):
         self.optimizers, self.callback_metrics = [optimizer], {}

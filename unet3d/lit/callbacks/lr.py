@@ -84,6 +84,8 @@ class TorchSchedule(Callback):
             scheduler.step(*metric)
         except ValueError as error:  # OneCycleLR after its last step
             raise RunError(f"scheduler: {error}") from error
+        rates = map(float, scheduler.get_last_lr())
+        set_rates(trainer.optimizers[0], rates, self.limits.fraction_done(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.scheduler is None else self.scheduler.state_dict()
@@ -100,6 +102,12 @@ def set_rates(optimizer: Optimizer, rates: Iterable[float], done: float) -> None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         starts = done >= group.get("starts_at", 0)
         set_rate(group, rate * group.get("lr_factor", 1.0) if starts else 0.0)
+
+
+def get_rate_fraction(optimizer: Optimizer) -> float:
+    """Return the current learning rate as a fraction of the initial one."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / (group["initial_lr"] * group.get("lr_factor", 1.0) or 1)
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.lit.callbacks.lr import get_rate_fraction
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
 from unet3d.report.training_warnings import (
@@ -56,8 +57,7 @@ class TrainingWarnings(Callback):
             self.unpredicted[name] = self.unpredicted.get(name, 0) + 1 if missing else 0
             low = scores[f"dice/{name}"] < LOW_DICE  # False for NaN
             self.low[name] = self.low.get(name, 0) + 1 if low else 0
-        group = trainer.optimizers[0].param_groups[0]
-        lr_factor = float(group["lr"]) / (group["initial_lr"] or 1)
+        lr_factor = get_rate_fraction(trainer.optimizers[0])
         for line in self._describe_changes(self.limits.fraction_done(trainer), lr_factor, voxels):
             pl_module.print(f"step {trainer.global_step}: {line}")
 
