@@ -48,15 +48,7 @@ def list_option_names(text: str) -> list[str]:
 
 def check_file(file: Path) -> Iterator[str]:
     """Refuse a file that Hydra must not read; yield the options that it selects."""
-    text = read_config_text(file)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        count = count_expanded_values(node, {})
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{file} cannot be read as YAML: {reason}") from None
-    if count > MAX_VALUES:
-        raise UsageError(f"{file}: its aliases expand to more than {MAX_VALUES:,} values")
+    text, node = read_yaml_nodes(file)
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{file} must hold keys with values, as in data: {{batch_size: 2}}")
     package = re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)
@@ -78,6 +70,20 @@ def check_file(file: Path) -> Iterator[str]:
                 f"{file} sets {setting}: a config may set hydra.run and hydra.sweep; set the rest "
                 "on the command line"
             )
+
+
+def read_yaml_nodes(file: Path) -> tuple[str, Any]:
+    """Return a file's text and its YAML nodes; refuse one that would fill memory."""
+    text = read_config_text(file)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        count = count_expanded_values(node, {})
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{file} cannot be read as YAML: {reason}") from None
+    if count > MAX_VALUES:
+        raise UsageError(f"{file}: its aliases expand to more than {MAX_VALUES:,} values")
+    return text, node
 
 
 def read_config_text(file: Path) -> str:

@@ -135,17 +135,6 @@ def read_optional_labels(config: DictConfig, key: str) -> tuple[int, ...] | None
     return tuple(value)
 
 
-def read_annotated(config: DictConfig, key: str) -> dict[str, Any] | str | None:
-    """Read patterns of case names with their classes, the path of a file of these, or null."""
-    value = read(config, key)
-    if value is not None and not (isinstance(value, dict | str) and value):
-        raise UsageError(
-            f"{key} must be patterns of case names with their classes, or a JSON file of these, "
-            f"got {value!r}"
-        )
-    return value
-
-
 def read_duration(config: DictConfig, key: str) -> float | None:
     """Read DD:HH:MM:SS as seconds, or null."""
     value = read(config, key)

@@ -4,7 +4,6 @@ Where a case has no label, a class that it does not annotate may be: its backgro
 its own, below IGNORE_LABEL, for each set of classes that cases do not annotate.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.data.findings import Finding
+from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
 
@@ -94,7 +94,8 @@ class Annotations:
 def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotations:
     """Read patterns of names and their foreground classes, or a JSON file of these."""
     if isinstance(value, str):
-        value = _read_file(key, Path(value))
+        file = Path(value)
+        value = load_json_object(file, f"{key}: no file {file.absolute()}")
     if not isinstance(value, Mapping) or not value:
         raise UsageError(
             f"{key} must be patterns of case names with the classes that they annotate, as in "
@@ -110,12 +111,3 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
                 )
         annotated[str(pattern)] = frozenset(names)
     return Annotations(key, annotated, tuple(classes))
-
-
-def _read_file(key: str, file: Path) -> Any:
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{key}: no file {file.absolute()}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{key}: {file} cannot be read as JSON: {error}") from None

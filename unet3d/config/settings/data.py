@@ -11,7 +11,6 @@ from unet3d.config.instantiate import Factory, read_factory
 from unet3d.config.values import (
     is_number,
     read,
-    read_annotated,
     read_choice,
     read_float,
     read_int,
@@ -37,7 +36,7 @@ class DataSettings:
     regions: Mapping[str, tuple[int, ...]] | None  # overlapping classes, each with its labels
     region_labels: tuple[int, ...] | None  # that predictions have in each region
     ignore_labels: tuple[int, ...] | None  # None: as the dataset says
-    annotated: Mapping[str, Any] | str | None  # classes by pattern of case names, or a file
+    annotated: Any  # classes by pattern of case names, or a file; None: all classes
     unknown_classes: Mapping[int, tuple[int, ...]]  # by label; known once the dataset is
     splits: Path | None
     group_by: str | None
@@ -96,8 +95,8 @@ def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
     return tuple(labels)
 
 
-def _parse_annotated(config: DictConfig) -> Mapping[str, Any] | str | None:
-    value = read_annotated(config, "data.annotated")
+def _parse_annotated(config: DictConfig) -> Any:
+    value = read(config, "data.annotated")
     if value is not None and read(config, "data.regions") is not None:
         raise UsageError("data.annotated cannot be combined with data.regions")
     return value

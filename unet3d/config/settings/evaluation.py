@@ -10,7 +10,6 @@ from unet3d.config.instantiate import Factory, read_factories
 from unet3d.config.values import (
     is_number,
     read,
-    read_annotated,
     read_bool,
     read_choice,
     read_int,
@@ -32,7 +31,7 @@ class EvaluationSettings:
     images: Path | None
     classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
     regions: Mapping[str, tuple[int, ...]] | None
-    annotated: Mapping[str, Any] | str | None  # classes by pattern of case names, or a file
+    annotated: Any  # classes by pattern of case names, or a file; None: all classes
     ignore_labels: tuple[int, ...] | None  # None: as dataset.json says
     tolerance_mm: float | Mapping[str, float]
     metrics: Mapping[str, Factory]  # by name
@@ -58,7 +57,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         images=images,
         classes=_parse_classes(read(config, "classes")),
         regions=read_regions(config, "regions"),
-        annotated=read_annotated(config, "annotated"),
+        annotated=read(config, "annotated"),
         ignore_labels=_parse_ignore_labels(read(config, "ignore_label")),
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
         metrics=read_factories(config, "metrics"),

@@ -9,6 +9,7 @@ import yaml
 
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.user_configs import read_yaml_nodes
 from unet3d.config.values import is_number, read, read_bool, read_choice, read_float, read_int
 from unet3d.errors import UsageError
 
@@ -145,10 +146,7 @@ def _format_value(value: Any) -> str:
 
 
 def _read_file(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"space: no file {file.absolute()}") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        line = str(error).splitlines()[0]
-        raise UsageError(f"space: {file} cannot be read as YAML: {line}") from None
+    if not file.is_file():
+        raise UsageError(f"space: no file {file.absolute()}")
+    text, _ = read_yaml_nodes(file)
+    return yaml.safe_load(text)

@@ -100,7 +100,7 @@ class SearchStudy:
 
     def report(self, trial: Any, validation: int, value: float) -> bool:
         """Note the value of a validation; return whether the trial should stop."""
-        known = self.study._storage.get_trial(trial._trial_id).intermediate_values
+        known = self.storage.get_trial(trial._trial_id).intermediate_values
         if validation not in known and value == value:
             trial.report(value, validation)
         return self.settings.prune and trial.should_prune()
@@ -111,7 +111,7 @@ class SearchStudy:
             trial.set_user_attr(name, attribute)
         states = self.optuna.trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
-        frozen = self.study._storage.get_trial(trial._trial_id)
+        frozen = self.storage.get_trial(trial._trial_id)
         best = max if self.settings.mode == "max" else min
         value = best(frozen.intermediate_values.values(), default=None)
         if outcome == "complete" and value is not None:

@@ -34,7 +34,7 @@ def try_learning_rates(settings: LRSettings, fit: Callable[[TrainingRun], None])
 
 
 def limit_to_steps(settings: TrainingSettings, steps: int) -> TrainingSettings:
-    """Return the settings of a run of so many steps, without validation, loggers and callbacks."""
+    """Return the settings of a run of `steps`, without validation, loggers and callbacks."""
     trainer = settings.trainer
     return replace(
         settings,
