@@ -75,6 +75,14 @@ def train(request, folder, *callbacks):
         return run, True
 
 
+def train_interrupted(request, folder, hook, calls):
+    """Train, be stopped by a signal in a hook, and resume to the end."""
+    _, done = train(request, folder, At(hook, calls, send_sigterm))
+    assert not done
+    _, done = train(request, folder)
+    assert done
+
+
 def read_results(folder):
     """Return the checkpoints of a run, and its curves in TensorBoard and in the CSV file."""
     log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
@@ -173,10 +181,7 @@ def name(value):
 @pytest.mark.parametrize("moment", [*MOMENTS, *VALIDATIONS], ids=name)
 def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted, moment):
     request = composed(*LONG, "resume=auto")
-    _, done = train(request, tmp_path, At(*moment, send_sigterm))
-    assert not done
-    _, done = train(request, tmp_path)
-    assert done
+    train_interrupted(request, tmp_path, *moment)
     assert_same(uninterrupted(), read_results(tmp_path))
 
 
@@ -202,10 +207,7 @@ def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted,
 @pytest.mark.parametrize("moment", [("on_train_batch_end", 3)], ids=name)
 def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options, moment):
     request = composed(*LONG, "resume=auto", *options)
-    _, done = train(request, tmp_path, At(*moment, send_sigterm))
-    assert not done
-    _, done = train(request, tmp_path)
-    assert done
+    train_interrupted(request, tmp_path, *moment)
     assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
@@ -217,10 +219,7 @@ def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
     if option in SHORTER:
         options.append(SHORTER[option])
     request = composed(*LONG, "resume=auto", *options)
-    _, done = train(request, tmp_path, At("on_train_batch_end", 3, send_sigterm))
-    assert not done
-    _, done = train(request, tmp_path)
-    assert done
+    train_interrupted(request, tmp_path, "on_train_batch_end", 3)
     assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
@@ -228,10 +227,7 @@ def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
 def test_an_average_of_weights_resumes_exactly(composed, tmp_path, uninterrupted, moment):
     options = ["ema_decay=0.8", "model.norm=batch"]
     request = composed(*LONG, "resume=auto", *options)
-    _, done = train(request, tmp_path, At(*moment, send_sigterm))
-    assert not done
-    _, done = train(request, tmp_path)
-    assert done
+    train_interrupted(request, tmp_path, *moment)
     expected = uninterrupted(*options)
     assert_same(expected, read_results(tmp_path))
     averaged, *_, trained = expected[0]["last"]
@@ -281,10 +277,7 @@ def test_a_resumed_run_keeps_its_validation_interval(composed, tmp_path, uninter
     """Every second epoch, and at the end of the run, within the fourth."""
     options = ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]
     request = composed(*LONG, "resume=auto", *options)
-    _, done = train(request, tmp_path, At(*moment, send_sigterm))
-    assert not done
-    _, done = train(request, tmp_path)
-    assert done
+    train_interrupted(request, tmp_path, *moment)
     assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
