@@ -163,7 +163,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
     annotations = resolve_annotations(settings, names)
     if annotations is not None:
         for finding in annotations.find_unmatched_patterns(pair.name for pair in pairs):
-            raise UsageError(finding.describe())
+            raise UsageError(finding.message)
         pairs = [
             replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
         ]

@@ -70,7 +70,7 @@ def prepare_training_data(
     annotations = dataset.annotations
     if annotations is not None:
         for finding in annotations.find_unmatched_patterns(case.name for case in cases):
-            raise UsageError(finding.describe())
+            raise UsageError(finding.message)
         training, validation = mark_volumes(annotations, training, validation)
     return TrainingData(
         preprocessing=preprocessing,
