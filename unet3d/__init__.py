@@ -10,32 +10,43 @@ if TYPE_CHECKING:
     from unet3d.pool.max import MaxPool3d
     from unet3d.pool.median import MedianPool3d
     from unet3d.pool.replace import replace_pooling
+    from unet3d.workflows.evaluation.evaluate import EvaluationResult
     from unet3d.workflows.inference.segmenter import Segmenter, load
+    from unet3d.workflows.python_api import evaluate, train
+    from unet3d.workflows.training.fit import TrainingResult
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ApproxMedianPool3d",
     "AvgPool3d",
+    "EvaluationResult",
     "MaxPool3d",
     "MedianPool3d",
     "Segmenter",
+    "TrainingResult",
     "UNet3D",
     "estimate_memory",
+    "evaluate",
     "load",
     "replace_pooling",
+    "train",
 ]
 
 _MODULES = {
     "ApproxMedianPool3d": "unet3d.pool.approx_median",
     "AvgPool3d": "unet3d.pool.avg",
+    "EvaluationResult": "unet3d.workflows.evaluation.evaluate",
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
     "Segmenter": "unet3d.workflows.inference.segmenter",
+    "TrainingResult": "unet3d.workflows.training.fit",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
+    "evaluate": "unet3d.workflows.python_api",
     "load": "unet3d.workflows.inference.segmenter",
     "replace_pooling": "unet3d.pool.replace",
+    "train": "unet3d.workflows.python_api",
 }
 
 

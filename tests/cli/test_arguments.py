@@ -3,8 +3,9 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from unet3d.cli.arguments import check_flags, quote_override
+from unet3d.cli.arguments import check_flags
 from unet3d.cli.main import main
+from unet3d.config.overrides import quote_override
 from unet3d.errors import UsageError
 
 

@@ -111,7 +111,7 @@ def test_a_killed_search_goes_on_with_the_trial_that_was_running(words, tmp_path
 def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, capsys):
     curves = iter([(0.5, 0.6), (0.5, 0.7), (0.1, 0.9), (0.6, 0.8)])
 
-    def train(settings, folder, signals, process, reports):
+    def train(settings, folder, signals, process, reports, log):
         for number, value in enumerate(next(curves), start=1):
             if reports[0].report(number, value):
                 raise TrialPruned
@@ -128,7 +128,7 @@ def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, caps
 
 
 def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, monkeypatch, capsys):
-    def train(settings, folder, signals, process, reports):
+    def train(settings, folder, signals, process, reports, log):
         assert settings.resolved["model"]["width"] == 4
         for epoch in (1, 2):
             reports[0].report(epoch, 0.5)
@@ -155,7 +155,7 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
 
 
 def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, capsys):
-    def train(*_):
+    def train(*_, log):
         raise UsageError("no such thing")
 
     monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
@@ -165,7 +165,7 @@ def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, caps
 
 
 def test_another_search_needs_another_folder(search, monkeypatch, capsys):
-    def train(settings, folder, signals, process, reports):
+    def train(settings, folder, signals, process, reports, log):
         reports[0].report(1, 0.5)
 
     monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)

@@ -13,12 +13,12 @@ from tensorboard.summary.writer import event_file_writer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.checkpoint_file import load_checkpoint
-from unet3d.cli.train import fit_model
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted, UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.workflows.training.build import build_training
+from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start
 
 pytestmark = pytest.mark.slow

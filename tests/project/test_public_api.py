@@ -13,16 +13,22 @@ SIGNATURES = {
     "AvgPool3d": "(kernel_size, stride=None, padding=0)",
     "MaxPool3d": "(kernel_size, stride=None, padding=0)",
     "MedianPool3d": "(kernel_size, stride=None, padding=0)",
+    "EvaluationResult": "(*, mean, per_class, cases, errors, content, files)",
     "Segmenter": "(predictor)",
+    "TrainingResult": "(*, folder, checkpoint, metrics, report)",
     "UNet3D": "(*, in_channels, num_classes, channels=None, depth=4, width=32, max_width=320, "
     "decoder_channels='same', convs_per_level=2, halve_first_conv=False, residual_blocks=None, "
     "stochastic_depth=0.0, kernel_size=3, pool_kernel=2, norm='batch', activation='relu', "
     "negative_slope=0.01, upsampling='trilinear', deep_supervision=False, pool)",
     "estimate_memory": "(model, input_shape, *, loss=None, optimizer=<AdamW>, precision='32', "
     "device='cuda')",
+    "evaluate": "(predictions, references, *, output=None, images=None, classes=None, "
+    "regions=None, annotated=None, ignore_label=None, tolerance_mm=1.0, metrics=(), "
+    "missing_predictions='error', draw_worst=5, workers=1, allow_targets=())",
     "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
     "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=())",
     "replace_pooling": "(model, pool=None)",
+    "train": "(overrides=(), *, folder=None, config_dir=None, log=<lambda>)",
 }
 
 
@@ -31,8 +37,9 @@ def describe(target):
     parameters = []
     for parameter in inspect.signature(target).parameters.values():
         default = parameter.default
-        if inspect.isclass(default) and default is not parameter.empty:
-            text = f"{parameter.name}=<{default.__name__}>"
+        is_named = inspect.isclass(default) or inspect.isfunction(default)
+        if is_named and default is not parameter.empty:
+            text = f"{parameter.name}=<{default.__name__.strip('<>')}>"
         else:
             text = str(parameter.replace(annotation=parameter.empty))
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:

@@ -3,20 +3,17 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from unet3d.cli.arguments import (
-    check_flags,
-    find_user_config_dirs,
-    parse_config_dirs,
-    quote_override,
-)
+from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir, read_choices
+from unet3d.config.overrides import quote_override
 from unet3d.config.user_configs import check_config_dirs
 from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
 from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
@@ -87,7 +84,7 @@ def read_plans(args: Sequence[str]) -> Sequence[str]:
         return args
     from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
 
-    return expand_plans(args)
+    return expand_plans(args, partial(print, file=sys.stderr))
 
 
 class _Jobs:

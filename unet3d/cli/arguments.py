@@ -1,6 +1,5 @@
 """Prepare the arguments of a command line for Hydra."""
 
-import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -12,14 +11,6 @@ from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list 
 from unet3d.config.compose import get_config_dir
 from unet3d.config.validate import list_known_keys
 from unet3d.errors import UsageError
-
-PATH_KEYS = (
-    *("data.root", "data.cache", "data.splits", "data.group_by"),
-    *("hydra.run.dir", "hydra.sweep.dir"),
-    *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
-    *("images", "root", "url", "md5", "task", "figure"),
-)
-"""Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 
 
 def parse_config_dirs(args: Sequence[str]) -> list[Path]:
@@ -39,23 +30,6 @@ def find_user_config_dirs(args: Sequence[str]) -> list[Path]:
     local = Path.cwd() / "conf"
     has_local = local.is_dir() and local != get_config_dir()
     return parse_config_dirs(args) or ([local] if has_local else [])
-
-
-def quote_override(override: str, *, sweep: bool) -> str:
-    """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
-
-    >>> quote_override("data.root=/scans/my data (1)", sweep=False)
-    "data.root='/scans/my data (1)'"
-    """
-    key, equals, value = override.partition("=")
-    is_path = key.lstrip("+") in PATH_KEYS and equals
-    if not is_path or value in ("", "null") or value[0] in "'\"":
-        return override
-    if sweep and "," in value:
-        return override
-    # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
-    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
-    return f"{key}='{escaped}'"
 
 
 def check_flags(command: str, args: Sequence[str]) -> None:

@@ -1,29 +1,16 @@
 """Turn an error into one line on standard error and an exit code."""
 
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
 
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from yaml import YAMLError
-
-from unet3d.config.compose import list_options
-from unet3d.config.validate import find_option_with, list_known_keys, suggest_name
+from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
-
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EROFS)
 
@@ -78,25 +65,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     """Say in one line what went wrong."""
-    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        # Hydra does not list the options of a group that is given several.
-        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
-        hint = suggest_name(option, options)
-        return f"no option {group}={option}{hint} Options: {', '.join(options)}."
-    if isinstance(error, ConfigCompositionException):
-        match = re.search(r"Could not override '([^']+)'", str(error))
-        if match:
-            key = match[1]
-            option = find_option_with(key)
-            if option is not None:
-                return f"no key {key!r} here: it is one of {option}"
-            known = [k for k in list_known_keys(command, args, key) if "._" not in k]
-            return f"no key or group {key!r}{suggest_name(key, known)}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
-    if isinstance(error, OverrideParseException):
-        return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    if isinstance(error, CONFIG_ERRORS):
+        return format_config_error(error, command, args)
     if isinstance(error, DoesNotFitError | InvalidDatasetError):
         return str(error)  # a report of several lines
     if isinstance(error, UsageError | RunError):
@@ -106,6 +76,4 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if is_out_of_memory(error):
         return f"out of memory: {text}"
-    if isinstance(error, CONFIG_ERRORS):
-        return text
     return f"{type(error).__name__}: {text} (debug=true shows the traceback)"

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
-from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs, quote_override
+from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
+from unet3d.config.overrides import quote_override
 from unet3d.config.user_configs import check_config_dirs
 
 FOOTER = "--cfg job prints the composed config; debug=true shows tracebacks"

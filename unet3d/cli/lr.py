@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from unet3d.cli.output import write_output
-from unet3d.cli.train import fit_model
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.lr import parse_lr
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.report.lr_curve import LRCurve
 from unet3d.text import format_columns
 from unet3d.workflows.training.find_lr import try_learning_rates
+from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import TrainingRun
 
 ROWS = 10

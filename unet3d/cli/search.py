@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.cli.compare import print_sweep_summary
-from unet3d.cli.train import train_within_memory
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.search import SearchSettings, parse_search
 from unet3d.config.settings.training import TrainingSettings
@@ -15,6 +14,7 @@ from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report.run_report import write_report
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
+from unet3d.workflows.training.fit import train_within_memory
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -23,7 +23,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
     def train(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
         with SignalListener().listening() as signals:
-            train_within_memory(training, run_folder, signals, ProcessRank(), [report])
+            train_within_memory(training, run_folder, signals, ProcessRank(), [report], log=print)
             if signals.received is not None:  # after the last step of the trial
                 raise Interrupted(signals.received)
 

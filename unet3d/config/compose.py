@@ -59,12 +59,18 @@ def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
 
 def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfig:
     """Compose within Hydra as it was initialized."""
+    return compose_with_folder(overrides, command)[0]
+
+
+def compose_with_folder(overrides: Sequence[str], command: str) -> tuple[ComposedConfig, Path]:
+    """Compose within Hydra as it was initialized; also return the folder of the run."""
     config = compose(command, overrides=list(overrides), return_hydra_config=True)
     choices = read_choices(config.hydra.runtime.choices, overrides)
+    folder = OmegaConf.select(config, "hydra.run.dir")
     with open_dict(config):
         del config["hydra"]
     composition = Composition(command=command, choices=choices, overrides=tuple(overrides))
-    return ComposedConfig(config=config, composition=composition)
+    return ComposedConfig(config=config, composition=composition), Path(str(folder))
 
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:

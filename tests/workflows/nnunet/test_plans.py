@@ -86,11 +86,11 @@ def test_the_command_line_wins_over_the_plans(tmp_path, capsys):
     path = write_plans(tmp_path)
     words = ["data.batch_size=7", f"experiment={path}:3d_lowres", "data.root=/elsewhere"]
     with pytest.raises(UsageError, match="/elsewhere"):
-        expand_plans(words)
-    settings = parse_training(compose_config(expand_plans(words[:2]), "train"))
+        expand_plans(words, print)
+    settings = parse_training(compose_config(expand_plans(words[:2], print), "train"))
     assert settings.data.batch_size == 7
     assert settings.data.spacing_mm == (4, 2, 6)
-    assert "stands for" in capsys.readouterr().err
+    assert "stands for" in capsys.readouterr().out
 
 
 def test_an_estimate_needs_no_raw_dataset(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ class EvaluationSettings:
     predictions: tuple[Path, ...]
     references: Path
     skip_missing_predictions: bool
-    output: Path
+    output: Path | None  # None: no files are written
     images: Path | None
     classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
     regions: Mapping[str, tuple[int, ...]] | None
@@ -43,8 +43,8 @@ class EvaluationSettings:
 def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
     """Check and parse the config of `unet3d evaluate`."""
     config = composed.config
-    output, images = Path(str(config.output)), read_optional_path(config, "images")
-    if output.exists() and not output.is_dir():
+    output, images = (read_optional_path(config, key) for key in ("output", "images"))
+    if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"output: {output} is a file; it must be a folder")
     if images is not None and not images.exists():
         raise UsageError(f"images: {images} is neither a file nor a folder")

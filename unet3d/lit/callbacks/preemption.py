@@ -1,6 +1,7 @@
 """On SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save one checkpoint, exit."""
 
 import signal
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +27,10 @@ class SignalListener:
 
     @contextmanager
     def listening(self) -> Generator["SignalListener"]:
-        """Install the handlers for the duration of the context."""
+        """Install the handlers for the duration of the context; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
         previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         try:
             yield self

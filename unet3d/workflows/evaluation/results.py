@@ -101,9 +101,11 @@ def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:
     return [report, table, boxes]
 
 
-def draw_worst_cases(evaluation: Evaluation, result: Mapping[str, Any]) -> Iterator[str]:
+def draw_worst_cases(
+    evaluation: Evaluation, result: Mapping[str, Any], output: Path
+) -> Iterator[str]:
     """Draw the worst cases; yield warnings."""
-    folder = evaluation.output / "worst"
+    folder = output / "worst"
     for stale in folder.glob("[0-9]*_*.png"):
         stale.unlink()  # of an earlier evaluation
     pairs = {pair.name: pair for pair in evaluation.pairs}
@@ -127,7 +129,7 @@ def draw_worst_cases(evaluation: Evaluation, result: Mapping[str, Any]) -> Itera
                 spacing_mm=get_spacing(affine, axes),
                 classes=result["classes"],
             ),
-            evaluation.output / entry["picture"],
+            output / entry["picture"],
             title=f"{name}: Dice {entry['dice']:.4f}, worst {rank} of {len(result['cases'])}",
             legend=make_legend(result["cases"][name]),
         )

@@ -63,7 +63,7 @@ class Evaluation:
 
     predictions: str  # where they are, for the record
     references: str
-    output: Path
+    output: Path | None  # None: no files are written
     images: Path | None
     draw_worst: int
     workers: int

@@ -7,9 +7,8 @@ Keys and values were read in nnunetv2 2.8.1. Its plans hold data and network; wh
 import math
 import os
 import re
-import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,10 @@ SUPPORTED = {
 """Values of a network's arguments; others would be another network."""
 
 
-def expand_plans(args: Sequence[str]) -> list[str]:
+def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
     """Replace experiment=FILE.json[:CONFIGURATION] by what the file says.
 
-    The other arguments come after it, so that they win.
+    The other arguments come after it, so that they win. `log` gets what the file stands for.
     """
     pattern = r"experiment=['\"]?(.+\.json)(?::(\w+))?['\"]?"
     found = [match for arg in args if (match := re.fullmatch(pattern, arg))]
@@ -73,10 +72,10 @@ def expand_plans(args: Sequence[str]) -> list[str]:
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
     root = Path(roots[-1]) if roots else None
     overrides = read_plans(Path(found[-1][1]), found[-1][2] or "3d_fullres", root)
-    print(f"{found[-1][1]} stands for:", file=sys.stderr)
+    log(f"{found[-1][1]} stands for:")
     line = " ".join(overrides)
     lines = textwrap.wrap(line, 98, break_long_words=False, break_on_hyphens=False)
-    print(textwrap.indent("\n".join(lines), "  "), file=sys.stderr)
+    log(textwrap.indent("\n".join(lines), "  "))
     return [*overrides, *others]
 
 

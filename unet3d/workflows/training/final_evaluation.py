@@ -14,8 +14,8 @@ from unet3d.data.nifti.labels import read_labels
 from unet3d.data.nifti.writer import write_labels
 from unet3d.errors import DoesNotFitError
 from unet3d.inference.postprocess import keep_largest_component
+from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
-from unet3d.workflows.evaluation.results import build_result, draw_worst_cases, write_result
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
@@ -60,18 +60,13 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
     for path in checkpoints if cleaned else []:
         update_metadata(path, {"keep_largest_component": cleaned_classes})
-    evaluation = _build_evaluation(run, ensemble, folder)
-    evaluation.output.mkdir(exist_ok=True)
-    result = build_result(evaluation, list(evaluation.score_all()))
-    write_result(result, evaluation.output)
-    for line in draw_worst_cases(evaluation, result):
-        log(line)
+    result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     return {
         "checkpoint": str(checkpoints[0]),
         "largest_component": cleaned_classes,
-        "mean": result["mean"],
-        "per_class": result["per_class"],
-        "errors": result["errors"],
+        "mean": result.mean,
+        "per_class": result.per_class,
+        "errors": result.errors,
     }
 
 

@@ -1,0 +1,124 @@
+"""Training and evaluation from Python: what the commands do, without prints and exit codes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import unet3d
+from unet3d.cli.main import main
+from unet3d.errors import UsageError
+
+EVALUATED = ["evaluation.enabled=true", "trainer.num_sanity_val_steps=0"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small):
+    folder, lines = tmp_path_factory.mktemp("runs") / "a run (1)", []
+    return unet3d.train([*small, *EVALUATED], folder=folder, log=lines.append), lines
+
+
+def test_training_returns_what_the_run_folder_holds(trained):
+    result, lines = trained
+    assert result.checkpoint == result.folder / "checkpoints" / "best.ckpt"
+    report = json.loads((result.folder / "report.json").read_text())
+    assert report["finished"]
+    assert result.report["steps"] == report["steps"] == 1
+    assert result.metrics["dice"] == report["evaluation"]["mean"]["dice"]["mean"]
+    assert any(line.startswith("UNet3D, ") for line in lines)
+    assert not any("\n" in line for line in lines)
+
+
+def test_training_prints_nothing_and_resumes(trained, small, capfd):
+    folder = trained[0].folder
+    result = unet3d.train([*small, "trainer.max_steps=3", "resume=auto"], folder=folder)
+    assert result.report["steps"] == 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_that_prints_is_printed_once(small, tmp_path, capsys):
+    unet3d.train(small, folder=tmp_path, log=print)
+    assert capsys.readouterr().out.count("UNet3D, ") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pol=median"], "no key or group 'pol'; did you mean pool?"),
+        (["pool=medan"], "no option pool=medan; did you mean median?"),
+        (["model.widht=8"], "no key or group 'model.widht'; did you mean model.width?"),
+        (["data=pairs"], "data.root must be given"),
+        (["seed=one"], "seed must be "),
+        (["trainer.accelerator=cpu", "trainer.devices=2"], "unet3d.train is one process"),
+        (["experiment=none.json"], "no file "),
+        ("pool=median", "overrides must be a list of key=value, got 'pool=median'"),
+    ],
+)
+def test_a_wrong_override_is_a_usage_error(overrides, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        unet3d.train(overrides)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_the_user_are_found_in_a_folder(small, tmp_path):
+    option = tmp_path / "options" / "experiment" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("# @package _global_\nfold: none\n")
+    result = unet3d.train(
+        [*small, "experiment=mine"], folder=tmp_path / "run", config_dir=tmp_path / "options"
+    )
+    assert result.report["config"]["fold"] == "none"
+    assert result.checkpoint == tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UsageError, match="config_dir: no folder "):
+        unet3d.train(small, config_dir=tmp_path / "nothing")
+
+
+def test_scores_are_those_of_the_command(trained, tmp_path, capsys):
+    predictions = trained[0].folder / "validation"
+    words = [f"predictions={predictions}", f"references={predictions}", "classes=[air,a,b,c]"]
+    assert main(["evaluate", *words, "metrics=lesions", "draw_worst=1", f"output={tmp_path}"]) == 0
+    result = unet3d.evaluate(
+        predictions,
+        predictions,
+        classes=["air", "a", "b", "c"],
+        metrics=["lesions"],
+        output=tmp_path / "again",
+        draw_worst=1,
+    )
+    names = sorted(path.name for path in result.files)
+    assert names == sorted(path.name for path in tmp_path.iterdir() if path.name != "again")
+    written = [
+        json.loads((f / "evaluation.json").read_text()) for f in (tmp_path, tmp_path / "again")
+    ]
+    assert written[0] == written[1]
+    assert written[0]["cases"].keys() == result.cases.keys()
+    np.testing.assert_equal(result.mean["dice"], result.content["mean"]["dice"])
+
+
+def test_an_evaluation_without_an_output_writes_nothing(trained, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    predictions = trained[0].folder / "validation"
+    result = unet3d.evaluate([predictions], predictions, regions={"any": (1, 2, 3)})
+    assert list(result.per_class) == ["any"]
+    assert result.files == ()
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"references": Path("nowhere")}, "references: nowhere is neither a file nor a folder"),
+        ({"metrics": ["medal"]}, "no option metrics=medal"),
+        ({"tolerance_mm": {"a": -1}}, "tolerance_mm.a must be a distance in mm"),
+        ({"workers": 0}, "workers must be an int >= 1, got 0"),
+        ({"missing_predictions": "ignore"}, "missing_predictions must be "),
+    ],
+)
+def test_a_wrong_argument_of_evaluate_is_a_usage_error(trained, options, message):
+    folder = trained[0].folder / "validation"
+    with pytest.raises(UsageError, match=message):
+        unet3d.evaluate(**{"predictions": folder, "references": folder} | options)

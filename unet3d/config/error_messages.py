@@ -1,0 +1,42 @@
+"""Say in one line what is wrong with a config, as Hydra and OmegaConf found it."""
+
+import re
+from collections.abc import Sequence
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
+
+from unet3d.config.compose import list_options
+from unet3d.config.validate import find_option_with, list_known_keys, suggest_name
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
+
+
+def format_config_error(error: Exception, command: str, args: Sequence[str]) -> str:
+    """Name the key or the option, and what was probably meant."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        # Hydra does not list the options of a group that is given several.
+        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
+        hint = suggest_name(option, options)
+        return f"no option {group}={option}{hint} Options: {', '.join(options)}."
+    if isinstance(error, ConfigCompositionException):
+        match = re.search(r"Could not override '([^']+)'", str(error))
+        if match:
+            key = match[1]
+            option = find_option_with(key)
+            if option is not None:
+                return f"no key {key!r} here: it is one of {option}"
+            known = [k for k in list_known_keys(command, args, key) if "._" not in k]
+            return f"no key or group {key!r}{suggest_name(key, known)}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
+    if isinstance(error, OverrideParseException):
+        return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    return " ".join(str(error).split()) or type(error).__name__

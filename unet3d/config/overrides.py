@@ -1,0 +1,28 @@
+"""Protect overrides from Hydra's grammar."""
+
+import re
+
+PATH_KEYS = (
+    *("data.root", "data.cache", "data.splits", "data.group_by"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
+    *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
+    *("images", "root", "url", "md5", "task", "figure"),
+)
+"""Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
+
+
+def quote_override(override: str, *, sweep: bool) -> str:
+    """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
+
+    >>> quote_override("data.root=/scans/my data (1)", sweep=False)
+    "data.root='/scans/my data (1)'"
+    """
+    key, equals, value = override.partition("=")
+    is_path = key.lstrip("+") in PATH_KEYS and equals
+    if not is_path or value in ("", "null") or value[0] in "'\"":
+        return override
+    if sweep and "," in value:
+        return override
+    # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
+    return f"{key}='{escaped}'"

@@ -1,0 +1,40 @@
+"""Compose the config of a command for a call from Python, as the command line would."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import initialize_config_dir
+
+from unet3d.config.compose import ComposedConfig, compose_with_folder, get_config_dir
+from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
+from unet3d.config.overrides import quote_override
+from unet3d.config.user_configs import check_config_dirs
+from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
+from unet3d.errors import UsageError
+
+
+def compose_call(
+    command: str, overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[ComposedConfig, Path]:
+    """Return the checked config and the folder of the run; an error is a UsageError.
+
+    `config_dir` holds options of the user's, by default those in conf/ in the working folder.
+    """
+    args = [quote_override(text, sweep=False) for text in overrides]
+    local = Path.cwd() / "conf"
+    user_dir = config_dir or (local if local.is_dir() and local != get_config_dir() else None)
+    user_dirs = [] if user_dir is None else [user_dir.absolute()]
+    missing = [folder for folder in user_dirs if not folder.is_dir()]
+    if missing:
+        raise UsageError(f"config_dir: no folder {missing[0]}")
+    check_config_dirs(user_dirs, args)
+    path = [f"hydra.searchpath=['file://{folder}']" for folder in user_dirs]
+    try:
+        with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+            composed, folder = compose_with_folder([*path, *args], command)
+            check_unknown_keys(composed.config, command)
+            check_value_types(composed)
+            check_missing_keys(composed, [get_config_dir(), *user_dirs])
+    except CONFIG_ERRORS as error:
+        raise UsageError(format_config_error(error, command, args)) from error
+    return composed, folder

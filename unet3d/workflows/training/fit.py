@@ -1,0 +1,225 @@
+"""Train: start or resume, recover from a lack of memory, evaluate, and write the report."""
+
+import gc
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import DoesNotFitError, Interrupted, RunError
+from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.lit.callbacks.trial_report import TrialReport
+from unet3d.lit.distributed import (
+    is_communication_error,
+    leave_process_group,
+    process_group,
+)
+from unet3d.machine.device import resolve_device
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.report import run_report
+from unet3d.workflows.memory.strategies import list_leaner_strategies
+from unet3d.workflows.training.build import build_training
+from unet3d.workflows.training.compile_kernels import prepare_kernels
+from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
+from unet3d.workflows.training.run import (
+    TrainingRun,
+    build_report,
+    resolve_start,
+    summarize_run,
+)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """A run that has been trained up to its limits.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: the best checkpoint, or the last one where nothing was validated.
+        metrics: ``dice`` and ``hd95_mm`` of the best checkpoint on the validation cases,
+            ``peak_mib`` and ``step_seconds`` of a training step; those that were measured.
+        report: the content of report.json.
+    """
+
+    folder: Path
+    checkpoint: Path
+    metrics: Mapping[str, float]
+    report: Mapping[str, Any]
+
+
+def train_as_rank(
+    settings: TrainingSettings, folder: Path, process: ProcessRank, log: Log
+) -> TrainingResult:
+    """Train as one rank of a run, which may be the only one."""
+    device = resolve_device(settings.trainer.accelerator)
+    if device == "cuda":
+        process = process.assign_gpu(torch.cuda.device_count())
+    group = process_group(
+        process,
+        launch=settings.trainer.launch,
+        device=device,
+        timeout_seconds=settings.trainer.timeout_seconds,
+    )
+    stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
+    # Until all ranks have joined, a process cannot handle signals: they just end it.
+    with stdout, group as heartbeat, SignalListener().listening() as signals:
+        try:
+            return train_within_memory(settings, folder, signals, process, log=log)
+        except Exception as error:
+            if heartbeat is not None and is_communication_error(error):
+                ranks = heartbeat.wait_for_unresponsive()
+                raise RunError(f"{ranks} stopped responding; rerun with resume=auto") from error
+            raise
+
+
+def train_within_memory(
+    settings: TrainingSettings,
+    folder: Path,
+    signals: SignalListener,
+    process: ProcessRank,
+    reports: Sequence[TrialReport] = (),
+    *,
+    log: Log,
+) -> TrainingResult:
+    """Train; where checkpointing=auto runs out of memory, go on with a leaner strategy.
+
+    `reports` follow the validations, after all callbacks of the run.
+    """
+    is_auto = settings.strategy == "auto" and process.world_size == 1
+    while True:
+        run = build_training(settings, folder, signals, process)
+        cast(Any, run.trainer).callbacks.extend(reports)
+        try:
+            return run_training(run, signals, log)
+        except DoesNotFitError as error:
+            leaner = list_leaner_strategies(run.settings)
+            if not is_auto or not leaner:
+                raise
+            saved = run.callbacks.last.saved_step
+            log(f"{error}\ncontinuing from step {max(saved, 0)} with checkpointing={leaner[0]}")
+        settings = settings.with_strategy(leaner[0])
+        if saved > 0:
+            settings = replace(settings, resume="auto")
+        del run
+        gc.collect()  # autograd's graph of the failed step
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> TrainingResult:
+    """Start or resume, train up to the limits, then evaluate."""
+    start = resolve_start(run)
+    log("\n".join([summarize_run(run), *start.messages]))
+    path, finished, message = run.folder / "report.json", False, None
+    is_main = run.process.rank == 0
+    if start.is_finished:
+        report = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
+            log(
+                f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
+                "max_steps or max_time, or the patience of early stopping, to continue"
+            )
+            return make_result(run, report)
+        unwritten = []
+    else:
+        if is_main:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            config = yaml.safe_dump(dict(run.config), sort_keys=False)
+            (run.folder / "config.yaml").write_text(config, "utf-8")
+        device = run.trainer.strategy.root_device
+        prepare_kernels(run.settings, run.precision, device, log=log)
+        try:
+            fit_model(run, start.checkpoint, signals)
+            finished = True
+        except Interrupted as stop:
+            steps = run.trainer.global_step
+            log(
+                f"\ninterrupted by {stop} after {steps} steps; resume with "
+                f"{run.format_resume_overrides()}"
+            )
+            raise
+        except RunError as error:
+            message = str(error)
+            raise
+        finally:
+            report = build_report(run, finished=finished, error=message)
+            unwritten = run.list_unwritten_checkpoints()
+            unwritten += try_write_report(report, path) if is_main else []
+            if not finished:
+                run.callbacks.dashboard.finish({}, 0, finished=False)
+    leave_process_group()  # the other ranks do not wait for the evaluation
+    if not is_main:
+        return make_result(run, report)
+    if should_evaluate(run) and not unwritten:
+        report["evaluation"] = evaluate_best_checkpoint(run, log=log)
+        unwritten = try_write_report(report, path)
+    result = make_result(run, report)
+    run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)
+    log("\n" + run_report.format_report_table(report))
+    if unwritten:
+        raise RunError("; ".join(unwritten))
+    return result
+
+
+def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
+    """Return what a run has reached."""
+    checkpoints = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    return TrainingResult(
+        folder=run.folder,
+        checkpoint=next((path for path in checkpoints if path.exists()), checkpoints[-1]),
+        metrics=run_report.select_headline_metrics(report),
+        report=report,
+    )
+
+
+def should_evaluate(run: TrainingRun) -> bool:
+    """Return whether there are validation cases, and their evaluation is enabled."""
+    return run.settings.evaluation.enabled and bool(run.validation)
+
+
+def try_write_report(report: dict[str, Any], path: Path) -> list[str]:
+    """Write the report; return what prevented it, if anything."""
+    try:
+        run_report.write_report(report, path)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    return []
+
+
+def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:
+    """Train; explain what went wrong."""
+    take_snapshot = run.settings.memory.snapshot and torch.cuda.is_available()
+    if take_snapshot:
+        torch.cuda.memory._record_memory_history()
+    try:
+        run.trainer.fit(
+            run.module,
+            run.train_loader,
+            run.val_loader,
+            ckpt_path=None if checkpoint is None else str(checkpoint),
+            weights_only=True,
+        )
+    except torch.OutOfMemoryError as error:
+        if take_snapshot:  # for pytorch.org/memory_viz
+            torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
+        raise DoesNotFitError(run.format_oom_report(error)) from error
+    except RuntimeError as error:
+        worker_error = run.explain_worker_error(error)
+        if worker_error is None:
+            raise
+        raise worker_error from error
+    except SystemExit:  # how Lightning leaves its loops
+        if signals.received is None:
+            raise
+        raise Interrupted(signals.received) from None
+    finally:
+        signals.defers_exit = False
