@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from unet3d.pool.median import MedianPool3d
     from unet3d.pool.replace import replace_pooling
     from unet3d.workflows.evaluation.evaluate import EvaluationResult
-    from unet3d.workflows.inference.segmenter import Segmenter, load
     from unet3d.workflows.python_api import evaluate, train
+    from unet3d.workflows.segmenter import Segmenter, load
     from unet3d.workflows.training.fit import TrainingResult
 
 __version__ = "0.1.0"
@@ -39,12 +39,12 @@ _MODULES = {
     "EvaluationResult": "unet3d.workflows.evaluation.evaluate",
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
-    "Segmenter": "unet3d.workflows.inference.segmenter",
+    "Segmenter": "unet3d.workflows.segmenter",
     "TrainingResult": "unet3d.workflows.training.fit",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
     "evaluate": "unet3d.workflows.python_api",
-    "load": "unet3d.workflows.inference.segmenter",
+    "load": "unet3d.workflows.segmenter",
     "replace_pooling": "unet3d.pool.replace",
     "train": "unet3d.workflows.python_api",
 }

@@ -12,6 +12,9 @@ from torch import Tensor
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError, summarize_error
 
+FORMAT_VERSION = 1
+"""Of checkpoints; raised when an older unet3d could not read them any more."""
+
 NUMPY_NUMBERS: list[Any] = [
     np.float64(0).__reduce__()[0],
     *(np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType),
@@ -40,7 +43,21 @@ def read_verified_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
+    metadata = content.get("unet3d")
+    if isinstance(metadata, dict) and "format_version" in metadata:
+        check_format_version(path, metadata["format_version"], FORMAT_VERSION)
     return content
+
+
+def check_format_version(path: Path, found: Any, known: int) -> None:
+    """Refuse a file whose format is not known here."""
+    if type(found) is not int or found < 1:
+        raise UsageError(f"{path} has no valid format_version, but {found!r}")
+    if found > known:
+        raise UsageError(
+            f"{path} has format version {found}, and this unet3d reads versions up to {known}: "
+            "upgrade unet3d"
+        )
 
 
 def extract_weights(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:

@@ -804,6 +804,25 @@ def partial_labels(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def bundle_labels(folder: Path) -> str:
+    content = result(folder, "cpu-bundle")
+    runtimes = {"script": "`scripts/predict.py` with onnxruntime", "monai": "`monai.bundle run`"}
+    lines = [
+        "| scans | without unet3d | voxels | of structures | labels that differ | largest distance "
+        "of their two largest logits |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for dataset, measured in content.items():
+        for key, name in runtimes.items() if dataset != "versions" else ():
+            found = measured[key]
+            gap = f"{found['largest_gap']:.0e}" if found["different"] else "-"
+            lines.append(
+                f"| {measured['cases']} of {dataset} | {name} | {found['voxels']:,} | "
+                f"{found['foreground']:,} | {found['different']:,} | {gap} |"
+            )
+    return "\n".join(lines)
+
+
 def result(folder: Path, name: str) -> Any:
     """Read a file of benchmarks/."""
     return json.loads((folder / f"{name}.json").read_text())
@@ -871,6 +890,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
             monai_networks,
             monai_parts,
             partial_labels,
+            bundle_labels,
             nnunet_patches,
             recordings,
             gpu_peers,

@@ -204,9 +204,13 @@ def is_pip(words: list[str]) -> bool:
 
 
 def is_script(words: list[str]) -> bool:
-    """`python -m scripts.x.y --option`, with options that it has."""
+    """`python -m scripts.x.y --option`, with options that it has, or the script of a bundle."""
+    if words[1].endswith("/scripts/predict.py"):
+        return subprocess.run([sys.executable, *words[1:]], check=False).returncode == 0
     if words[1] != "-m":
         return False
+    if words[2] == "monai.bundle":  # run in tests/cli/test_export_bundle.py
+        return Path(words[words.index("--config_file") + 1]).is_file()
     path = ROOT / words[2].replace(".", "/")
     files = [path.with_suffix(".py"), *path.parent.glob("*.py"), *path.glob("*.py")]
     exists = files[0].is_file() or (path / "__main__.py").is_file()

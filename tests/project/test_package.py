@@ -114,13 +114,13 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
+            elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
     extras = PROJECT["optional-dependencies"]
     optional = {
         Requirement(line).name
-        for name in ("export", "mlflow", "nnunet", "search", "wandb")
+        for name in ("bundle", "export", "hub", "mlflow", "nnunet", "search", "wandb")
         for line in extras[name]
     }
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs

@@ -14,7 +14,7 @@ SIGNATURES = {
     "MaxPool3d": "(kernel_size, stride=None, padding=0)",
     "MedianPool3d": "(kernel_size, stride=None, padding=0)",
     "EvaluationResult": "(*, mean, per_class, cases, errors, content, files)",
-    "Segmenter": "(predictor)",
+    "Segmenter": "(predictor, checkpoints, allow_targets)",
     "TrainingResult": "(*, folder, checkpoint, metrics, report)",
     "UNet3D": "(*, in_channels, num_classes, channels=None, depth=4, width=32, max_width=320, "
     "decoder_channels='same', convs_per_level=2, halve_first_conv=False, residual_blocks=None, "
@@ -52,6 +52,7 @@ METHODS = {
     "predict": "(self, image, *, spacing_mm=None, affine=None)",
     "predict_file": "(self, image, output)",
     "predict_files": "(self, images, output, *, overwrite=False)",
+    "save": "(self, folder)",
 }
 
 

@@ -10,7 +10,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in FILES}
-MAY_WRITE = {("docs", "publish")}
+MAY_WRITE = {("docs", "publish"), ("release", "image"), ("release", "publish")}
 
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -87,3 +87,14 @@ def test_the_site_loads_nothing_from_other_hosts():
     config = (ROOT / "mkdocs.yml").read_text()
     assert "font: false" in config
     assert "://" not in config
+
+
+def test_a_release_is_made_of_the_wheel_the_site_and_the_image_of_a_tag():
+    release = WORKFLOWS["release"]
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML reads "on" as true
+    commands = "\n".join(list_commands("release", "package"))
+    for command in ("scripts.release.check_tag", "-m build", "mkdocs build --strict"):
+        assert command in commands
+    assert any(line.startswith("docker build") for line in list_commands("release", "image"))
+    assert get_job("release", "publish")["needs"] == ["package", "image"]
+    assert "gh release create" in list_commands("release", "publish")[0]

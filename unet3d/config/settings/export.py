@@ -15,7 +15,7 @@ from unet3d.config.values import (
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
-ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": ""}
+ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
 """The ending of a file in each format; without one, a folder."""
 
 

@@ -1,6 +1,6 @@
 """Export a checkpoint's network to a file, and verify that the file gives the same outputs."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from unet3d.atomic_write import atomic_write
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
+from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format, torch_export_format
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
 from unet3d.export.program import export_program, suppress_output
@@ -28,13 +29,14 @@ from unet3d.machine.device import Precision
 from unet3d.pool.export_modules import replace_with_plain
 from unet3d.types import HasRetention
 from unet3d.units import MIB
-from unet3d.workflows.export import nnunet_folder
+from unet3d.workflows.export import bundle, nnunet_folder
 from unet3d.workflows.export.sample_patches import SamplePatches, load_sample_patches
 from unet3d.workflows.export.trained_network import (
     TrainedNetwork,
     list_normalizations,
     load_trained,
 )
+from unet3d.workflows.inference.ensemble import find_largest_component_classes
 from unet3d.workflows.inference.predictor import get_inference_fn
 from unet3d.workflows.inference.window_memory import measure_window_memory
 
@@ -45,37 +47,57 @@ class ExportFormat:
 
     packages: tuple[str, ...]  # that it needs
     extra: str  # of unet3d, which installs them
-    write: Callable[[TrainedNetwork, Path], str]  # returns what it is
-    open_session: Callable[[Path], Network]
+    write: Callable[[Sequence[TrainedNetwork], Path], str]  # returns what it is
+    open_sessions: Callable[[Path, int], list[Network]]  # a network in every runtime, by number
+    holds_several: bool = False  # networks
 
 
-def write_onnx(trained: TrainedNetwork, path: Path) -> str:
+def write_onnx(networks: Sequence[TrainedNetwork], path: Path) -> str:
     """Write an ONNX file."""
+    trained = networks[0]
     return onnx_format.write_onnx(trace(trained), path, make_export_metadata(trained))
 
 
-def write_torch_export(trained: TrainedNetwork, path: Path) -> str:
+def write_torch_export(networks: Sequence[TrainedNetwork], path: Path) -> str:
     """Write a file of torch.export."""
+    trained = networks[0]
     return torch_export_format.write_torch_export(
         trace(trained), path, make_export_metadata(trained)
     )
 
 
+def write_bundle(networks: Sequence[TrainedNetwork], path: Path) -> str:
+    """Write the folder of a bundle."""
+    names = find_largest_component_classes([trained.metadata for trained in networks])
+    pipeline = make_export_metadata(networks[0]) | {"keep_largest_component": list(names)}
+    return bundle.write_bundle(networks, path, pipeline=pipeline, trace=trace)
+
+
 FORMATS = {
     "onnx": ExportFormat(
-        onnx_format.REQUIRED_PACKAGES, "export", write_onnx, onnx_format.OnnxSession
+        onnx_format.REQUIRED_PACKAGES,
+        "export",
+        write_onnx,
+        lambda path, _: [onnx_format.OnnxSession(path)],
     ),
     "torch_export": ExportFormat(
         torch_export_format.REQUIRED_PACKAGES,
         "export",
         write_torch_export,
-        torch_export_format.ExportedSession,
+        lambda path, _: [torch_export_format.ExportedSession(path)],
     ),
     "nnunet": ExportFormat(
         nnunet_folder.REQUIRED_PACKAGES,
         "nnunet",
-        nnunet_folder.write_model_folder,
-        nnunet_folder.NnUnetSession,
+        lambda networks, path: nnunet_folder.write_model_folder(networks[0], path),
+        lambda path, _: [nnunet_folder.NnUnetSession(path)],
+    ),
+    "bundle": ExportFormat(
+        bundle_format.REQUIRED_PACKAGES,
+        "bundle",
+        write_bundle,
+        bundle.open_bundle,
+        holds_several=True,
     ),
 }
 
@@ -111,16 +133,23 @@ def export(settings: ExportSettings) -> ExportResult:
     check_output(output)
     require_packages(format, settings.format)
     with temporary_output(output) as draft:
-        trained = load_trained(settings)
-        forward = get_inference_fn(trained.network, Precision("32", "32"), CPU)
-        check_patch(forward, trained)
+        networks = load_trained(settings)
+        if len(networks) > 1 and not format.holds_several:
+            raise UsageError(
+                f"checkpoint names {len(networks)} checkpoints, and a file holds one network: use "
+                "format=bundle, or export each and average their logits, as predict does"
+            )
+        forwards = [get_inference_fn(t.network, Precision("32", "32"), CPU) for t in networks]
+        for forward, trained in zip(forwards, networks, strict=True):
+            check_patch(forward, trained)
+        first = networks[0]
         patches = load_sample_patches(
-            settings.input, trained.metadata, trained.patch_size, settings.allow_targets
+            settings.input, first.metadata, first.patch_size, settings.allow_targets
         )
-        kind = format.write(trained, draft)
-        parity = verify_export(draft, format, forward, trained, patches)
+        kind = format.write(networks, draft)
+        parity = verify_export(draft, format, forwards, first, patches)
         files = commit_output(draft, output)
-    return ExportResult(files=files, kind=kind, trained=trained, parity=parity, patches=patches)
+    return ExportResult(files=files, kind=kind, trained=first, parity=parity, patches=patches)
 
 
 def get_size(path: Path) -> int:
@@ -245,20 +274,28 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
 def verify_export(
     draft: Path,
     format: ExportFormat,
-    forward: Network,
+    forwards: Sequence[Network],
     trained: TrainedNetwork,
     patches: SamplePatches,
 ) -> Parity:
-    """Compare the file's outputs with those of the checkpoint's network, as predict runs it."""
+    """Compare the file's outputs with those of the checkpoint's network, as predict runs it.
+
+    Return the largest difference of all networks in all runtimes.
+    """
     decide = choose_decision(trained.metadata.get("regions"), trained.metadata.get("region_labels"))
     try:
-        parity = compare_outputs(forward, format.open_session(draft), patches.batches(), decide)
+        found = [
+            compare_outputs(forward, session, patches.batches(), decide)
+            for number, forward in enumerate(forwards)
+            for session in format.open_sessions(draft, number)
+        ]
     except (RunError, MemoryError):
         raise
     except Exception as error:
         raise RunError(
             f"the exported network fails where the checkpoint's does not: {error}"
         ) from error
+    parity = next((p for p in found if not p.passed), max(found, key=lambda p: p.max_difference))
     if not parity.passed:
         raise RunError(
             "the exported network does not match the checkpoint; the file was removed: on "

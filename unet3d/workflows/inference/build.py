@@ -30,8 +30,7 @@ class InferenceJob:
 
 def build_inference(settings: InferenceSettings) -> InferenceJob:
     """Load the networks and list what is to be done."""
-    checkpoints = [resolve_checkpoint(path) for path in settings.checkpoints]
-    ensemble = load_ensemble(checkpoints, settings.allow_targets)
+    ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
         scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
@@ -81,18 +80,6 @@ def build_predictor(
         ram=memory_bytes,
     )
     return predictor, used
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """Return a checkpoint file: the path, or the best (else the last) checkpoint of a run."""
-    if not path.is_dir():
-        return path
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path / "checkpoints" / name).is_file():
-            return path / "checkpoints" / name
-    raise UsageError(
-        f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
-    )
 
 
 def resolve_inference_precision(

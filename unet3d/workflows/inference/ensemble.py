@@ -12,6 +12,8 @@ from unet3d.checkpoint_file import extract_weights, load_checkpoint
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
+from unet3d.export.bundle import is_bundle, read_bundle
+from unet3d.export.hub import download_bundle, parse_hub_reference
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 from unet3d.workflows.inference.model_metadata import validate_metadata
@@ -34,31 +36,65 @@ class Ensemble:
     training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
 
 
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One network of an ensemble."""
+
+    path: Path  # of the checkpoint or the bundle
+    network: nn.Module
+    metadata: Mapping[str, Any]
+
+    @property
+    def patch_size(self) -> Triple:
+        """Return the patch size of training."""
+        d, h, w = self.metadata["config"]["data"]["patch_size"]
+        return d, h, w
+
+
+def load_members(paths: Sequence[Path], allow_targets: Sequence[str]) -> list[Member]:
+    """Load the networks of checkpoints, run folders or bundles that belong together."""
+    members: list[Member] = []
+    for path in map(resolve_checkpoint, paths):
+        for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
+            metadata, weights = validate_metadata(path, content), extract_weights(path, content)
+            if members:
+                check_compatible(members[0].path, members[0].metadata, path, metadata)
+            network = load_network(path, metadata, weights, allow_targets)
+            members.append(Member(path=path, network=network, metadata=metadata))
+    return members
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """Return a checkpoint file or a bundle: the path, or the best checkpoint of a run folder.
+
+    A run without a best checkpoint gives its last one. A bundle on a hub is downloaded.
+    """
+    if reference := parse_hub_reference(path):
+        return download_bundle(reference)
+    if not path.is_dir() or is_bundle(path):
+        return path
+    for name in ("best.ckpt", "last.ckpt"):
+        if (path / "checkpoints" / name).is_file():
+            return path / "checkpoints" / name
+    raise UsageError(
+        f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
+    )
+
+
 def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
     """Load the networks of checkpoints; refuse those that do not belong together."""
-    members: list[Mapping[str, Any]] = []
-    networks = []
-    for path in paths:
-        content = load_checkpoint(path)
-        metadata, weights = validate_metadata(path, content), extract_weights(path, content)
-        if members:
-            check_compatible(paths[0], members[0], path, metadata)
-        members.append(metadata)
-        networks.append(load_network(path, metadata, weights, allow_targets))
+    loaded = load_members(paths, allow_targets)
+    members = [member.metadata for member in loaded]
     first = members[0]
-    d, h, w = first["config"]["data"]["patch_size"]
-    cleaned = [metadata.get("keep_largest_component") or () for metadata in members]
     return Ensemble(
-        networks=tuple(networks),
+        networks=tuple(member.network for member in loaded),
         channels=tuple(first["channels"]),
         classes=tuple(first["classes"]),
         regions=first.get("regions"),
         region_labels=first.get("region_labels"),
-        keep_largest_component=tuple(
-            name for name in cleaned[0] if all(name in other for other in cleaned)
-        ),
+        keep_largest_component=find_largest_component_classes(members),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
-        patch_size=(d, h, w),
+        patch_size=loaded[0].patch_size,
         precision=str(first["config"]["precision"]),
         training_statistics=tuple(
             TrainingStatistics.from_dict(metadata["training_statistics"], len(metadata["channels"]))
@@ -66,6 +102,12 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
             if metadata.get("training_statistics") is not None
         ),
     )
+
+
+def find_largest_component_classes(members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the classes for which all members chose to keep only the largest component."""
+    chosen = [metadata.get("keep_largest_component") or () for metadata in members]
+    return tuple(name for name in chosen[0] if all(name in other for other in chosen))
 
 
 def load_network(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.inference.sliding_window import SlidingWindow
@@ -79,6 +80,7 @@ def make_metadata(
     """Return what a checkpoint says about its network and the data that it was trained on."""
     statistics = summarize_statistics([volume.statistics for volume in data.training])
     return {
+        "format_version": FORMAT_VERSION,
         "config": config,
         "classes": list(dataset.classes),
         "channels": list(dataset.channels),

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.config.settings.export import ExportSettings
 from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.errors import UsageError
 from unet3d.types import ACCELERATORS, PRECISIONS
 from unet3d.units import GIB
-from unet3d.workflows.inference.build import build_predictor, plan_outputs, resolve_checkpoint
-from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.export.export_checkpoint import export
+from unet3d.workflows.inference.build import build_predictor, plan_outputs
+from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
 PathLike = str | Path
@@ -23,8 +25,11 @@ class Segmenter:
     of :func:`load`.
     """
 
-    def __init__(self, predictor: Predictor):
+    def __init__(
+        self, predictor: Predictor, checkpoints: Sequence[Path], allow_targets: Sequence[str]
+    ):
         self._predictor = predictor
+        self._checkpoints, self._allow_targets = tuple(checkpoints), tuple(allow_targets)
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -98,6 +103,27 @@ class Segmenter:
                 self._write(task)
         return [task.labels for task in tasks]
 
+    def save(self, folder: PathLike) -> Path:
+        """Save the networks as a bundle, with the preprocessing and postprocessing of training.
+
+        A bundle runs without unet3d, and :func:`load` reads it.
+
+        Args:
+            folder: the new folder.
+        """
+        output = Path(folder)
+        export(
+            ExportSettings(
+                checkpoints=self._checkpoints,
+                output=output,
+                format="bundle",
+                patch_size=None,
+                input=None,
+                allow_targets=self._allow_targets,
+            )
+        )
+        return output
+
     def _write(self, task: ScanTask) -> None:
         self._predictor.predict(self._predictor.prepare(task), on_windows=_ignore, log=_ignore)
 
@@ -117,8 +143,9 @@ def load(
     """Load trained networks to segment with.
 
     Args:
-        checkpoint: a checkpoint file or a run folder (its best checkpoint, else the last one);
-            several make an ensemble.
+        checkpoint: a checkpoint file, a run folder (its best checkpoint, else the last one), the
+            folder of a bundle, or ``hf://OWNER/NAME``, a bundle on Hugging Face's hub; several
+            make an ensemble.
         device: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         precision: ``"32"``, ``"16"``, ``"bf16"``, ``"16-true"`` or ``"bf16-true"``; by default that
             of training.
@@ -155,7 +182,7 @@ def load(
         keep_largest_component=keep_largest_component,
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
     )
-    return Segmenter(predictor)
+    return Segmenter(predictor, files, allow_targets)
 
 
 def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) -> np.ndarray:

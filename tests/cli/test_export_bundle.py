@@ -1,0 +1,247 @@
+"""Bundles: what leaves is the whole pipeline, and runs without this package."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+import unet3d
+from tests.cli.helpers.checkpoints import checkpoints
+from tests.data.helpers.datasets import write_nnunet
+from tests.export.helpers.hub import serve_hub
+from unet3d.cli.main import main
+from unet3d.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TINY = ["model.width=4", "model.depth=2"]
+MARGIN = 1e-4
+"""Logits that are closer than this may be in another order in another runtime."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(small, tmp_path_factory):
+    """Return a function that makes checkpoints as a run saves them."""
+    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory):
+    """Return a scan with oblique axes in another order, an empty border and anisotropic voxels."""
+    path = tmp_path_factory.mktemp("scans") / "a.nii.gz"
+    rng = np.random.default_rng(0)
+    voxels = np.zeros((26, 14, 31), np.int16)
+    voxels[2:-1, 1:-2, 3:] = rng.normal(100, 30, (23, 11, 28))
+    affine = np.array([[0, 0.1, -1.1, 5], [0.9, 0, 0, -3], [0, -1.6, 0, 8], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
+    return path
+
+
+OPTIONS = {
+    "classes": (["data.spacing_mm=[1.2,1.0,1.0]"], {"keep_largest_component": ["tube", "box"]}),
+    "regions": (
+        [
+            "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}",
+            "data.normalize=[zscore_nonzero]",
+            "data.orientation=LPS",
+            "data.spacing_mm=[4,1,1]",
+        ],
+        {},
+    ),
+    "cropless": (["data.crop=none", "data.normalize=[none]"], {}),
+}
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def exported(request, checkpoint, scan, tmp_path_factory):
+    """Return a bundle, and the labels and the probabilities of its checkpoint for the scan."""
+    words, metadata = OPTIONS[request.param]
+    path, folder = checkpoint(request.param, *words, **metadata), tmp_path_factory.mktemp("out")
+    bundle = folder / "bundle"
+    words = [f"checkpoint={path}", f"output={bundle}", "format=bundle", f"input={scan}"]
+    assert main(["export", *words]) == 0
+    words = [f"checkpoint={path}", f"input={scan}", f"output={folder / 'labels'}"]
+    assert main(["predict", *words, "save_probabilities=true"]) == 0
+    labels = nibabel.load(folder / "labels" / "a.nii.gz")
+    values = nibabel.load(folder / "labels" / "probabilities" / "a.nii")
+    return bundle, labels, np.asarray(values.dataobj, np.float64), "regions" in request.param
+
+
+def check_labels(file: Path, exported) -> None:
+    """Compare labels with those of predict, except where its logits are nearly equal."""
+    _, expected, values, has_regions = exported
+    written = nibabel.load(file)
+    assert written.get_data_dtype() == np.uint8
+    np.testing.assert_allclose(written.affine, expected.affine, atol=1e-6)
+    labels, reference = np.asarray(written.dataobj), np.asarray(expected.dataobj)
+    assert len(np.unique(reference)) > 2
+    with np.errstate(divide="ignore"):  # probabilities of 0 and 1 outside of the crop
+        logits = np.log(values) - (np.log(1 - values) if has_regions else 0)
+    if has_regions:
+        margin = np.abs(logits).min(-1)
+    else:
+        best = np.sort(logits, axis=-1)
+        margin = best[..., -1] - best[..., -2]
+    assert (margin > MARGIN).mean() > 0.99
+    np.testing.assert_array_equal(labels[margin > MARGIN], reference[margin > MARGIN])
+
+
+def run_alone(bundle: Path, code: str, *words: object, without: str = "torch") -> None:
+    """Run code in the folder of the bundle, where unet3d and another package are missing."""
+    head = f"import runpy, sys\nsys.modules['unet3d'] = sys.modules['{without}'] = None\n"
+    command = [sys.executable, "-W", "ignore", "-c", head + code, *map(str, words)]
+    ran = subprocess.run(command, cwd=bundle, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+SCRIPT = "runpy.run_path('scripts/predict.py', run_name='__main__')"
+MONAI = "runpy.run_module('monai.bundle', run_name='__main__')"
+
+
+def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path):
+    run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="torch")
+    check_labels(tmp_path / "labels.nii.gz", exported)
+
+
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_the_script_runs_with_torch_where_onnxruntime_is_missing(exported, scan, tmp_path):
+    run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="onnxruntime")
+    check_labels(tmp_path / "labels.nii.gz", exported)
+
+
+@pytest.mark.parametrize("exported", ["regions"], indirect=True)
+def test_monai_runs_the_bundle(exported, scan, tmp_path):
+    words = ["run", "--config_file", "configs/inference.json"]
+    folders = ["--dataset_dir", scan.parent, "--output_dir", tmp_path]
+    run_alone(exported[0], MONAI, *words, *folders, without="onnxruntime")
+    check_labels(tmp_path / "a.nii.gz", exported)
+
+
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_a_bundle_is_loaded_like_a_checkpoint(exported, scan, tmp_path):
+    segmenter = unet3d.load(exported[0], device="cpu")
+    image = nibabel.load(scan)
+    labels = segmenter.predict(np.asarray(image.dataobj), affine=image.affine)
+    np.testing.assert_array_equal(labels, np.asarray(exported[1].dataobj))
+    again = segmenter.save(tmp_path / "again")
+    texts = [(folder / "model.json").read_text() for folder in (exported[0], again)]
+    assert texts[0] == texts[1]
+
+
+def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small):
+    root = write_nnunet(tmp_path / "nnunet", 5)
+    words = ["data=nnunet", f"data.root={root}", "data.normalize=[ct,zscore]", *small[1:], *TINY]
+    words = [word for word in words if "data.layout" not in word]
+    make = checkpoints(tmp_path / "runs", words)
+    members = [make(f"member {seed}", f"seed={seed}") for seed in (0, 1)]
+    segmenter = unet3d.load(members, device="cpu")
+    bundle = segmenter.save(tmp_path / "bundle")
+    files = [root / "imagesTr" / f"case_01_000{channel}.nii.gz" for channel in (0, 1)]
+    segmenter.predict_file(files, tmp_path / "expected.nii.gz")
+    run_alone(bundle, SCRIPT, *files, tmp_path / "labels.nii.gz")
+    expected = np.asarray(nibabel.load(tmp_path / "expected.nii.gz").dataobj)
+    labels = np.asarray(nibabel.load(tmp_path / "labels.nii.gz").dataobj)
+    assert len(np.unique(expected)) > 1
+    assert (labels != expected).mean() < 1e-4
+    words = ["run", "--config_file", "configs/inference.json"]
+    folders = ["--dataset_dir", root / "imagesTr", "--output_dir", tmp_path / "monai"]
+    run_alone(bundle, MONAI, *words, *folders, without="onnxruntime")
+    written = sorted((tmp_path / "monai").iterdir())
+    assert len(written) == 5
+    labels = np.asarray(nibabel.load(written[1]).dataobj)
+    assert (labels != expected).mean() < 1e-4
+
+
+def test_the_model_card_tells_of_the_run(unet3d_run, tmp_path):
+    card = (unet3d.load(unet3d_run).save(tmp_path / "bundle") / "docs" / "README.md").read_text()
+    report = json.loads((unet3d_run / "report.json").read_text())
+    dice = report["evaluation"]["mean"]["dice"]["mean"]
+    assert f"| mean | {dice:.4f} |" in card
+    assert f"torch {report['versions']['torch']}" in card
+    assert "1 steps on cpu; a training step took " in card
+    assert "Segmentation of ball, tube, box" in card
+    assert str(unet3d_run) not in card
+
+
+@pytest.fixture(scope="module")
+def unet3d_run(small, tmp_path_factory):
+    """Return the folder of a run that was evaluated."""
+    folder = tmp_path_factory.mktemp("run")
+    unet3d.train([*small, *TINY, "evaluation.enabled=true"], folder=folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"format": "another"}, "is not of a bundle of unet3d"),
+        ({"format_version": 2}, "has format version 2, and this unet3d reads versions up to 1"),
+        ({"format_version": True}, "has no valid format_version, but True"),
+        ({"members": []}, "describes no network"),
+        ({"members": [{}]}, "has invalid metadata: config: None"),
+        ({"members": ["a"]}, "does not describe its network"),
+        ("[", "cannot be read"),
+        ("[]", "is not of a bundle of unet3d"),
+    ],
+)
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path, content, message):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(exported[0], bundle)
+    whole = json.loads((bundle / "model.json").read_text())
+    text = content if isinstance(content, str) else json.dumps(whole | content)
+    (bundle / "model.json").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)) as refused:
+        unet3d.load(bundle)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", [b"", b"1234567", b"\xff" * 64, None])
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_damaged_weights_are_refused(exported, tmp_path, damage):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(exported[0], bundle)
+    weights = bundle / "models" / "network_0.safetensors"
+    if damage is None:
+        weights.unlink()
+    else:
+        weights.write_bytes(damage)
+    with pytest.raises(UsageError, match=r"network_0\.safetensors cannot be read"):
+        unet3d.load(bundle)
+
+
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
+    def predict(name: str, output: str) -> subprocess.CompletedProcess:
+        words = [f"checkpoint=hf://{name}", f"input={scan}", f"output={tmp_path / output}"]
+        command = [sys.executable, "-m", "unet3d.cli.main", "predict", *words]
+        own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache")}
+        environment = {**os.environ, **own}
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    with serve_hub("lab/shapes", exported[0]) as (address, downloaded):
+        first = predict("lab/shapes", "first")
+        assert first.returncode == 0, first.stderr
+        assert "HTTP" not in first.stdout
+        assert sorted(downloaded) == ["model.json", "models/network_0.safetensors"]
+        missing = predict("lab/nothing", "missing")
+    assert missing.returncode == 2
+    assert "unet3d: hf://lab/nothing cannot be downloaded: " in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
+    labels = nibabel.load(tmp_path / "first" / "a.nii.gz")
+    np.testing.assert_array_equal(np.asarray(labels.dataobj), np.asarray(exported[1].dataobj))
+
+
+def test_a_reference_to_the_hub_has_an_owner_and_a_name():
+    with pytest.raises(UsageError, match="hf://shapes must be hf://OWNER/NAME or "):
+        unet3d.load("hf://shapes")

@@ -1,0 +1,208 @@
+"""Write and read bundles: folders with trained networks and all that it takes to use them.
+
+docs/reference/bundle.md describes the format. `unet3d.load` reads its weights; MONAI and the script
+in it run its exported networks, without this package.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unet3d.checkpoint_file import check_format_version
+from unet3d.errors import UsageError, summarize_error
+
+REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
+FORMAT = "unet3d bundle"
+FORMAT_VERSION = 1
+"""Raised when an older unet3d could not read a bundle any more."""
+
+MODEL_FILE = "model.json"
+SCRIPTS = Path(__file__).parent / "bundle_scripts"
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether a path is the folder of a bundle."""
+    return (path / MODEL_FILE).is_file()
+
+
+def get_network_path(folder: Path, number: int, suffix: str) -> Path:
+    """Return a file of a network: .safetensors, .onnx or .pt2."""
+    return folder / "models" / f"network_{number}{suffix}"
+
+
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write weights as safetensors."""
+    from safetensors.torch import save
+
+    path.write_bytes(save({name: weight.clone().contiguous() for name, weight in weights.items()}))
+
+
+def write_description(
+    folder: Path, pipeline: Mapping[str, Any], members: Sequence[Mapping[str, Any]], card: str
+) -> None:
+    """Write what surrounds the networks: descriptions, MONAI's configs, scripts, a model card.
+
+    `pipeline` describes the inputs and outputs, and `members` are the metadata of each network.
+    """
+    content = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "unet3d": pipeline["unet3d"],
+        "pipeline": pipeline,
+        "members": list(members),
+    }
+    configs, docs = folder / "configs", folder / "docs"
+    for part in (configs, docs):
+        part.mkdir()
+    write_json(content, folder / MODEL_FILE)
+    write_json(make_monai_metadata(pipeline), configs / "metadata.json")
+    write_json(make_monai_inference(pipeline), configs / "inference.json")
+    (docs / "README.md").write_text(card, "utf-8")
+    shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write a JSON file that people can read."""
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
+
+
+def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return configs/metadata.json, as MONAI's model zoo has it."""
+    channels, outputs = pipeline["channels"], pipeline["outputs"]
+    shape = {"spatial_shape": pipeline["patch_size"], "dtype": "float32"}
+    return {
+        "version": "1.0.0",
+        "changelog": {"1.0.0": f"exported by unet3d {pipeline['unet3d']}"},
+        "monai_version": version("monai"),
+        "pytorch_version": torch.__version__.partition("+")[0],
+        "numpy_version": version("numpy"),
+        "required_packages_version": {"nibabel": version("nibabel")},
+        "task": f"segmentation of {', '.join(outputs)}",
+        "description": "a 3D network that segments volumes; docs/README.md describes it",
+        "authors": "",
+        "copyright": "",
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "num_channels": len(channels),
+                    "channel_def": dict(enumerate(channels)),
+                    "is_patch_data": True,
+                    **shape,
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "image",
+                    "format": "segmentation",
+                    "num_channels": len(outputs),
+                    "channel_def": dict(enumerate(outputs)),
+                    "is_patch_data": True,
+                    **shape,
+                }
+            },
+        },
+    }
+
+
+def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return configs/inference.json for `python -m monai.bundle run`."""
+    model = f"$@bundle_root + '/{MODEL_FILE}'"
+    return {
+        "imports": ["$import scripts"],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/labels'",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "data": f"$scripts.list_scans(@dataset_dir, {len(pipeline['channels'])})",
+        "network_def": "$scripts.ExportedNetworks(@bundle_root + '/models', @device)",
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True},
+                {"_target_": "scripts.Preprocessd", "keys": "image", "model": model},
+            ],
+        },
+        "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
+        "inferer": {
+            "_target_": "SlidingWindowInferer",
+            "roi_size": pipeline["patch_size"],
+            "sw_batch_size": 1,
+            "overlap": 0.5,
+            "mode": "gaussian",
+            "sw_device": "@device",
+            "device": "cpu",
+        },
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "scripts.Postprocessd", "keys": "pred", "model": model},
+                {
+                    "_target_": "SaveImaged",
+                    "keys": "pred",
+                    "output_dir": "@output_dir",
+                    "output_postfix": "",
+                    "output_dtype": "uint8",
+                    "resample": False,
+                    "separate_folder": False,
+                },
+            ],
+        },
+        "handlers": [],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network_def",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+            "val_handlers": "@handlers",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def read_bundle(folder: Path) -> list[dict[str, Any]]:
+    """Return the networks of a bundle as checkpoints hold them: weights and metadata.
+
+    The exported networks and the scripts are not read.
+    """
+    path = folder / MODEL_FILE
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{path} is not of a bundle of unet3d")
+    check_format_version(path, content.get("format_version"), FORMAT_VERSION)
+    members = content.get("members")
+    if not isinstance(members, list) or not members:
+        raise UsageError(f"{path} describes no network")
+    return [
+        {
+            "state_dict": read_weights(get_network_path(folder, number, ".safetensors")),
+            "unet3d": metadata,
+        }
+        for number, metadata in enumerate(members)
+    ]
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read weights, with the prefix that checkpoints have."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise UsageError(f"{path} needs safetensors: pip install 'unet3d[bundle]'") from error
+    try:
+        return {f"model.{name}": weight for name, weight in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
