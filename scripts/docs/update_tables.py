@@ -806,7 +806,7 @@ def partial_labels(folder: Path) -> str:
 
 def bundle_labels(folder: Path) -> str:
     content = result(folder, "cpu-bundle")
-    runtimes = {"script": "`scripts/predict.py` with onnxruntime", "monai": "`monai.bundle run`"}
+    runtimes = {"script": "`./scripts/predict.py` with onnxruntime", "monai": "`monai.bundle run`"}
     lines = [
         "| scans | without unet3d | voxels | of structures | labels that differ | largest distance "
         "of their two largest logits |",

@@ -43,7 +43,7 @@ def main() -> None:
         save_checkpoint({key: content[key] for key in KEPT}, folder / "best.ckpt")
         unet3d.load(folder / "best.ckpt").save(work / "bundle")
         (folder / "bundle" / "models").mkdir(parents=True)
-        for part in ("model.json", "models/network_0.safetensors"):
+        for part in ("bundle.json", "models/network_0.safetensors"):
             shutil.copy(work / "bundle" / part, folder / "bundle" / part)
     patch = torch.linspace(-2, 2, 8**3).reshape(1, 1, 8, 8, 8)
     np.save(folder / "logits.npy", load_ensemble([folder / "best.ckpt"]).networks[0](patch))

@@ -132,7 +132,7 @@ def test_a_bundle_is_loaded_like_a_checkpoint(exported, scan, tmp_path):
     labels = segmenter.predict(np.asarray(image.dataobj), affine=image.affine)
     np.testing.assert_array_equal(labels, np.asarray(exported[1].dataobj))
     again = segmenter.save(tmp_path / "again")
-    texts = [(folder / "model.json").read_text() for folder in (exported[0], again)]
+    texts = [(folder / "bundle.json").read_text() for folder in (exported[0], again)]
     assert texts[0] == texts[1]
 
 
@@ -196,9 +196,9 @@ def unet3d_run(small, tmp_path_factory):
 def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path, content, message):
     bundle = tmp_path / "bundle"
     shutil.copytree(exported[0], bundle)
-    whole = json.loads((bundle / "model.json").read_text())
+    whole = json.loads((bundle / "bundle.json").read_text())
     text = content if isinstance(content, str) else json.dumps(whole | content)
-    (bundle / "model.json").write_text(text)
+    (bundle / "bundle.json").write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)) as refused:
         unet3d.load(bundle)
     assert "\n" not in str(refused.value)
@@ -233,7 +233,7 @@ def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
         first = predict("lab/shapes", "first")
         assert first.returncode == 0, first.stderr
         assert "HTTP" not in first.stdout
-        assert sorted(downloaded) == ["model.json", "models/network_0.safetensors"]
+        assert sorted(downloaded) == ["bundle.json", "models/network_0.safetensors"]
         missing = predict("lab/nothing", "missing")
     assert missing.returncode == 2
     assert "unet3d: hf://lab/nothing cannot be downloaded: " in missing.stderr

@@ -22,13 +22,16 @@ FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
 
-MODEL_FILE = "model.json"
+DESCRIPTION_FILE = "bundle.json"
+MONAI_LABEL_FILE = "model.pt"
+"""Weights that MONAI Label requires and loads into the network, which has its own: none."""
+
 SCRIPTS = Path(__file__).parent / "bundle_scripts"
 
 
 def is_bundle(path: Path) -> bool:
     """Return whether a path is the folder of a bundle."""
-    return (path / MODEL_FILE).is_file()
+    return (path / DESCRIPTION_FILE).is_file()
 
 
 def get_network_path(folder: Path, number: int, suffix: str) -> Path:
@@ -60,10 +63,11 @@ def write_description(
     configs, docs = folder / "configs", folder / "docs"
     for part in (configs, docs):
         part.mkdir()
-    write_json(content, folder / MODEL_FILE)
+    write_json(content, folder / DESCRIPTION_FILE)
     write_json(make_monai_metadata(pipeline), configs / "metadata.json")
     write_json(make_monai_inference(pipeline), configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
+    torch.save({}, folder / "models" / MONAI_LABEL_FILE)
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
 
 
@@ -114,7 +118,7 @@ def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     """Return configs/inference.json for `python -m monai.bundle run`."""
-    model = f"$@bundle_root + '/{MODEL_FILE}'"
+    description = f"$@bundle_root + '/{DESCRIPTION_FILE}'"
     return {
         "imports": ["$import scripts"],
         "bundle_root": ".",
@@ -127,7 +131,7 @@ def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
             "_target_": "Compose",
             "transforms": [
                 {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True},
-                {"_target_": "scripts.Preprocessd", "keys": "image", "model": model},
+                {"_target_": "scripts.Preprocessd", "keys": "image", "bundle": description},
             ],
         },
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
@@ -144,7 +148,7 @@ def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
         "postprocessing": {
             "_target_": "Compose",
             "transforms": [
-                {"_target_": "scripts.Postprocessd", "keys": "pred", "model": model},
+                {"_target_": "scripts.Postprocessd", "keys": "pred", "bundle": description},
                 {
                     "_target_": "SaveImaged",
                     "keys": "pred",
@@ -175,7 +179,7 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
 
     The exported networks and the scripts are not read.
     """
-    path = folder / MODEL_FILE
+    path = folder / DESCRIPTION_FILE
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.errors import UsageError
-from unet3d.export.bundle import MODEL_FILE
+from unet3d.export.bundle import DESCRIPTION_FILE
 
 PREFIX = "hf:/"
 """What is left of hf:// in a path."""
@@ -47,13 +47,15 @@ def download_bundle(reference: HubReference) -> Path:
         folder = snapshot_download(
             reference.repository,
             revision=reference.revision,
-            allow_patterns=[MODEL_FILE, "models/*.safetensors"],
+            allow_patterns=[DESCRIPTION_FILE, "models/*.safetensors"],
         )
     except Exception as error:  # of the hub, of the network, of the cache
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"hf://{reference.repository} cannot be downloaded: {reason}") from error
     finally:
         logging.disable(previous_level)
-    if not (Path(folder) / MODEL_FILE).is_file():
-        raise UsageError(f"hf://{reference.repository} is not a bundle: it has no {MODEL_FILE}")
+    if not (Path(folder) / DESCRIPTION_FILE).is_file():
+        raise UsageError(
+            f"hf://{reference.repository} is not a bundle: it has no {DESCRIPTION_FILE}"
+        )
     return Path(folder)

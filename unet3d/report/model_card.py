@@ -45,7 +45,7 @@ With numpy, nibabel, and onnxruntime or torch, with one file per channel before 
     python scripts/predict.py scan.nii.gz labels.nii.gz
 
 Files: `models/*.safetensors` are the weights; `models/*.onnx` and `models/*.pt2` are the networks
-with their weights, for ONNX runtimes and for torch; `model.json` describes the inputs, the outputs
+with their weights, for ONNX runtimes and for torch; `bundle.json` describes the inputs, the outputs
 and the training."""
 
 LIMITS = """\

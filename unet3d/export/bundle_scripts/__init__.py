@@ -45,9 +45,9 @@ class ExportedNetworks(nn.Module):
 class Preprocessd(MapTransform):
     """Reorient, crop, normalize and resample as in training."""
 
-    def __init__(self, keys: Any, model: str):
+    def __init__(self, keys: Any, bundle: str):
         super().__init__(keys)
-        self.pipeline = Pipeline(read_pipeline(model))
+        self.pipeline = Pipeline(read_pipeline(bundle))
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Replace images (C, D, H, W) that are channel first."""
@@ -63,9 +63,9 @@ class Preprocessd(MapTransform):
 class Postprocessd(MapTransform):
     """Turn logits (K, D, H, W) into labels (1, D, H, W) on the grid of the file."""
 
-    def __init__(self, keys: Any, model: str, image_key: str = "image"):
+    def __init__(self, keys: Any, bundle: str, image_key: str = "image"):
         super().__init__(keys)
-        self.pipeline, self.image_key = Pipeline(read_pipeline(model)), image_key
+        self.pipeline, self.image_key = Pipeline(read_pipeline(bundle)), image_key
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Replace the logits."""
@@ -78,6 +78,6 @@ class Postprocessd(MapTransform):
         return output
 
 
-def read_pipeline(model: str) -> dict[str, Any]:
-    """Return the part of model.json that describes the pipeline."""
-    return json.loads(Path(model).read_text("utf-8"))["pipeline"]
+def read_pipeline(bundle: str) -> dict[str, Any]:
+    """Return the part of bundle.json that describes the pipeline."""
+    return json.loads(Path(bundle).read_text("utf-8"))["pipeline"]

@@ -22,7 +22,7 @@ Network = Callable[[np.ndarray], np.ndarray]
 
 
 class Pipeline:
-    """Preprocessing, sliding windows and postprocessing, as model.json describes them."""
+    """Preprocessing, sliding windows and postprocessing, as bundle.json describes them."""
 
     def __init__(self, settings: dict[str, Any]):
         self.settings = settings
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("scan", nargs="+", type=Path, help="NIfTI file, or one per channel")
     parser.add_argument("labels", type=Path, help="NIfTI file to write")
     args = parser.parse_args()
-    settings = json.loads((ROOT / "model.json").read_text("utf-8"))["pipeline"]
+    settings = json.loads((ROOT / "bundle.json").read_text("utf-8"))["pipeline"]
     channels, image = read_channels(args.scan)
     if len(channels) != len(settings["channels"]):
         parser.error(f"the scan has {len(channels)} channels: give {settings['channels']}")

@@ -1,0 +1,50 @@
+"""The notebooks run from their first cell to their last, in an empty folder."""
+
+import json
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SMALL = ["trainer.max_steps=2", "trainer.num_sanity_val_steps=0", "model.width=4"]
+TINY = [
+    *SMALL,
+    "data.layout.num_cases=5",
+    "data.layout.size=[16,16,16]",
+    "data.patch_size=[16,16,16]",
+]
+SHORT = {'"trainer.max_steps=80"': SMALL, '"trainer.max_steps=60"': TINY}
+"""What is replaced in a notebook so that it ends in seconds."""
+
+by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def test_there_are_three_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["compare_poolings", "own_data", "will_it_fit"]
+
+
+@by_notebook
+def test_a_notebook_is_committed_without_outputs(path):
+    cells = json.loads(path.read_text())["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+@pytest.mark.slow
+@by_notebook
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.reads(path.read_text(), as_version=4)
+    for cell in notebook.cells:
+        for long, short in SHORT.items():
+            cell.source = cell.source.replace(long, json.dumps(short)[1:-1])
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.get("name") == "stderr"]
