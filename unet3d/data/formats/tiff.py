@@ -219,14 +219,17 @@ def open_stack(file: Path) -> Generator[Stack]:
 def name_axes(axes: str, shape: Sequence[int]) -> str:
     """Return the axes with Z for the slices, which plain files do not name.
 
+    Channels of a single slice are slices too: libraries name the first axis of a stack so.
+
     >>> name_axes("IYX", (5, 64, 64))
     'ZYX'
     """
-    long = {axis: n for axis, n in zip(axes, shape, strict=True) if n > 1 and axis not in "YXCS"}
-    if len(long) == 1 and (unnamed := next(iter(long))) in "QI" and "Z" not in axes:
-        axes, long = axes.replace(unnamed, "Z"), {"Z": long[unnamed]}
     sizes = dict(zip(axes, shape, strict=True))
-    if long.keys() - {"Z"} or min(sizes.get("C", 1), sizes.get("S", 1)) > 1:
+    long = {axis for axis, n in sizes.items() if n > 1 and axis not in "YXS"}
+    if len(long) == 1 and long <= {*"CQI"}:
+        axes = axes.replace("Z", "Q").replace(long.pop(), "Z")
+        sizes = dict(zip(axes, shape, strict=True))
+    if long - {*"ZC"} or min(sizes.get("C", 1), sizes.get("S", 1)) > 1:
         described = " x ".join(f"{n} ({axis})" for axis, n in sizes.items())
         raise UnreadableFileError(f"has the axes {described}: save one stack of slices (Z) each")
     return axes
