@@ -13,7 +13,7 @@ class Dicom:
     """Folders of images, and files that end in .dcm; arrays are (columns, rows, slices)."""
 
     name = "DICOM"
-    suffixes = (".dcm",)
+    suffixes = (dicom_file.SUFFIX,)
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the files of a series, or the file."""
@@ -42,6 +42,10 @@ class Dicom:
         for index, plane in enumerate(dicom_series.open_series(file).iter_slices()):
             volume[index] = plane
         return volume.transpose(2, 1, 0)[None], header.affine
+
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse a volume that is not DICOM."""
+        dicom_file.check_source(path, like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]

@@ -1,5 +1,6 @@
 """DICOM files that hold a volume: segmentations (SEG) and enhanced images, by highdicom."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from unet3d.data.formats.volume_format import (
     need_extra,
 )
 from unet3d.errors import UsageError
+
+SUFFIX = ".dcm"
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
@@ -115,7 +118,14 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
     with need_extra("dicom", path):
         import highdicom
         from pydicom.sr.codedict import codes
-    sources = _read_sources(path, like)
+    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
+    check_source(path, like)
+    is_file = like.name.endswith(SUFFIX)
+    sources = (
+        [read_dataset(like, stop_before_pixels=True)]
+        if is_file
+        else open_series(like, tags=None).datasets
+    )
     names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names and dates of the images
@@ -153,12 +163,10 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
             segmentation.save_as(draft)
 
 
-def _read_sources(path: Path, like: Path) -> list[Any]:
-    if is_series(like):
-        return open_series(like, tags=None).datasets
-    if like.name.endswith(".dcm"):
-        return [read_dataset(like, stop_before_pixels=True)]
-    raise UsageError(
-        f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
-        "output_format=nii.gz"
-    )
+def check_source(path: Path, like: Path) -> None:
+    """Refuse a volume that is not DICOM: a segmentation refers to images."""
+    if not (like.name.endswith(SUFFIX) or is_series(like)):
+        raise UsageError(
+            f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
+            "output_format=nii.gz"
+        )

@@ -98,12 +98,25 @@ class Itk:
         channels = array[None] if array.ndim == 3 else array
         return channels.transpose(0, 3, 2, 1), header.affine
 
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse axes that are not orthogonal."""
+        with need_extra("itk", path):
+            import SimpleITK  # noqa: F401
+        affine = self.open_header(like).affine
+        direction = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+        if np.abs(direction.T @ direction - np.eye(3)).max() > ORTHOGONAL:
+            raise UsageError(
+                f"{path} cannot hold the skewed axes of {like}: write another format, such as "
+                "output_format=nii.gz"
+            )
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:
         """Write compressed labels."""
-        with need_extra("itk", path):
-            import SimpleITK
+        self.check_target(path, like)
+        import SimpleITK
+
         affine = self.open_header(like).affine
         image: Any = SimpleITK.GetImageFromArray(labels.T)
         if like.name.endswith(self.suffixes):  # as they are: computed ones could be rounded
@@ -116,11 +129,6 @@ class Itk:
             matrix = LPS_TO_RAS @ affine
             spacing, origin = np.linalg.norm(matrix[:3, :3], axis=0), matrix[:3, 3]
             direction = matrix[:3, :3] / spacing
-            if np.abs(direction.T @ direction - np.eye(3)).max() > ORTHOGONAL:
-                raise UsageError(
-                    f"{path} cannot hold the skewed axes of {like}: write another format, such as "
-                    "output_format=nii.gz"
-                )
         image.SetSpacing(spacing[:3].tolist())
         image.SetDirection(direction.ravel().tolist())
         image.SetOrigin(origin[:3].tolist())

@@ -36,6 +36,9 @@ class Nifti:
         """Map an uncompressed file, decompress another."""
         return reader.read_volume(file)
 
+    def check_target(self, path: Path, like: Path) -> None:
+        """Accept every grid."""
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:

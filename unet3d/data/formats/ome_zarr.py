@@ -12,8 +12,8 @@ from unet3d.atomic_write import create_folder
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
+    check_straight,
     describe_read_errors,
-    find_scale,
     get_number_type,
     iter_slabs,
     make_scaled_affine,
@@ -126,19 +126,26 @@ class OmeZarr:
                 channels[channel, part] = block
         return channels.transpose(0, 3, 2, 1), header.affine
 
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse a grid that is not along the axes."""
+        with need_extra("zarr", path):
+            import zarr  # noqa: F401
+        check_straight(path, self.open_header(like), like)
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:
         """Write labels in the version of the image, or 0.5."""
-        with need_extra("zarr", path):
-            import zarr
+        self.check_target(path, like)
+        import zarr
+
         if like.name.endswith(self.suffixes):  # as it is: viewers compare the numbers
             level = open_level(like)
             scale, translation, units = level.scale, level.translation, level.units
             version = zarr.open_group(like, mode="r").metadata.zarr_format
         else:
             header = self.open_header(like)
-            scale = find_scale(path, header, like)[::-1]
+            scale = header.spacing_mm[::-1]
             translation = tuple(header.affine[2::-1, 3].tolist())
             units, version = (None if header.assumption else "millimeter",) * 3, 3
         axes: list[dict[str, str]] = [

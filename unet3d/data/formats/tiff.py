@@ -16,8 +16,8 @@ from unet3d.atomic_write import atomic_write
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
+    check_straight,
     describe_read_errors,
-    find_scale,
     get_number_type,
     make_scaled_affine,
     need_extra,
@@ -164,14 +164,21 @@ class Tiff:
                     channels[channel, z] = plane
         return channels.transpose(0, 3, 2, 1), header.affine
 
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse a grid that is not along the axes."""
+        with need_extra("tiff", path):
+            import tifffile  # noqa: F401
+        check_straight(path, self.open_header(like), like)
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:
         """Write a compressed OME-TIFF: other metadata would round the spacing."""
-        with need_extra("tiff", path):
-            import tifffile
+        self.check_target(path, like)
+        import tifffile
+
         header = self.open_header(like)
-        spacing_mm = find_scale(path, header, like)
+        spacing_mm = header.spacing_mm
         metadata: dict[str, Any] = {"axes": "ZYX"}
         if header.assumption is None or spacing_mm != (1, 1, 1):
             unit, values = "\u00b5m", [mm * 1e3 for mm in spacing_mm]

@@ -81,6 +81,10 @@ class VolumeFormat(Protocol):
         """Return (channels (C, D, H, W), affine)."""
         ...
 
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse to write labels to `path` if it cannot hold the grid of `like`."""
+        ...
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:
@@ -129,14 +133,13 @@ def make_scaled_affine(
     return affine
 
 
-def find_scale(path: Path, header: VolumeHeader, like: Path) -> tuple[float, float, float]:
-    """Return the spacing of a grid along the axes; refuse another for a format without axes."""
+def check_straight(path: Path, header: VolumeHeader, like: Path) -> None:
+    """Refuse axes that are turned or flipped, for a format that cannot hold them."""
     if not np.array_equal(header.affine[:3, :3], np.diag(header.spacing_mm)):
         raise UsageError(
             f"{path} cannot hold the orientation of {like}: write another format, such as "
             "output_format=nii.gz"
         )
-    return header.spacing_mm
 
 
 def iter_slabs(channels: np.ndarray, order: str = "F") -> Iterator[tuple[int, np.ndarray]]:

@@ -135,6 +135,11 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
     return channels, affine
 
 
+def check_target(path: Path, like: Path) -> None:
+    """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`."""
+    find_format(path).check_target(path, like)
+
+
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
     """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`.
 
@@ -177,4 +182,6 @@ FORMATS: tuple[VolumeFormat, ...] = (
     DICOM,
 )
 SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes)
-SUFFIX_LIST = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
+SUFFIX_LIST = (
+    ", ".join(s for s in SUFFIXES[:-1] if not s.startswith(".ome")) + f" or {SUFFIXES[-1]}"
+)

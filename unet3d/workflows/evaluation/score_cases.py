@@ -9,7 +9,7 @@ import numpy as np
 
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.formats.labels import list_files_by_name, read_label_pair
-from unet3d.data.formats.volumes import SUFFIX_LIST, is_volume, split_suffix
+from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
@@ -206,7 +206,7 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     if not predicted.keys() & expected.keys():
         folders = ", ".join(map(str, predictions))
         raise UsageError(
-            f"no {SUFFIX_LIST} in {folders} ({len(predicted)} files) has the name of one in "
+            f"no volume in {folders} ({len(predicted)} files) has the name of one in "
             f"{references} ({len(expected)} files)"
         )
     pairs = [

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unet3d.data.formats.volumes import open_probability_file, write_labels
+from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.nifti.writer import get_probability_bytes
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
@@ -115,6 +115,7 @@ class Predictor:
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
+        check_target(task.labels, task.scan.files[0])
         budget = self._budget()
         preprocessing_ram = estimate_preprocessing_cost(
             task.scan.files, self.ensemble.preprocessing
