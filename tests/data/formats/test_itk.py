@@ -5,6 +5,8 @@ import SimpleITK
 
 from tests.data.helpers.formats import turn, write_itk
 from unet3d.data.formats.volumes import iter_voxels, list_files, open_header, read_volume
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 
 OBLIQUE = turn(0.7, 0.8, 2.5)
@@ -80,3 +82,24 @@ def test_an_image_is_refused(tmp_path):
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.zeros((8, 8))), str(tmp_path / "a.mha"))
     with pytest.raises(UsageError, match=r"a\.mha must be a 3D volume, but has shape \[8, 8\]"):
         open_header(tmp_path / "a.mha")
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_an_absurd_size_is_refused_before_memory_is_allocated(tmp_path, voxels, suffix):
+    file = tmp_path / f"a{suffix}"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
+    content = file.read_bytes()
+    for size in (b"7 8 9", b"9 8 7"):
+        content = content.replace(size, b"20000 20000 20000")
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"it ends after [\d,]+ of [\d,]+ bytes of voxels"):
+        read_volume(file)
+
+
+def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
+    voxels = np.zeros((8, 40, 40, 40))
+    file = tmp_path / "a.mha"
+    image = SimpleITK.GetImageFromArray(np.moveaxis(voxels, 0, -1), isVector=True)
+    SimpleITK.WriteImage(image, str(file), True)
+    cost = estimate_preprocessing_cost([file], Preprocessing(num_classes=2))
+    assert cost.ram >= 2 * voxels.nbytes

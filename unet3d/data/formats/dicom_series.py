@@ -87,9 +87,12 @@ def is_series(path: Path) -> bool:
     """Return whether a path is a folder with DICOM images of one slice each."""
     if not path.is_dir():
         return False
-    with os.scandir(path) as entries:
-        names = sorted(e.name for e in entries if e.is_file() and not e.name.startswith("."))
-    return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(e.name for e in entries if e.is_file() and e.name[0] != ".")
+        return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
+    except PermissionError:
+        return False
 
 
 def list_dicom_files(folder: Path) -> list[Path]:

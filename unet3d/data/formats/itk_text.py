@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO
+
 TEXT_BYTES = 2**16
 """Bytes at a file's start that hold its text."""
 
@@ -57,8 +59,11 @@ class NrrdText:
         return match and match[1].strip()
 
     def count_data_bytes(self, text: str, size: int) -> int:
-        """Return the size of raw voxels, or 0."""
-        return size if re.search(r"^encoding: *raw\s*$", text, re.MULTILINE) else 0
+        """Return the size of raw voxels, and the smallest that gzip can make of them."""
+        encoding = re.search(r"^encoding: *(\S+)\s*$", text, re.MULTILINE)
+        divisors = {"raw": 1, "gzip": MAX_DEFLATE_RATIO, "gz": MAX_DEFLATE_RATIO}
+        divisor = divisors.get(encoding[1].lower()) if encoding else None
+        return size // divisor if divisor else 0
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Return the axes and the origin as written."""
@@ -98,7 +103,7 @@ class MetaImageText:
         if re.search(r"^CompressedData *= *True", text, re.MULTILINE | re.IGNORECASE) is None:
             return size
         match = re.search(r"^CompressedDataSize *= *(\d+)", text, re.MULTILINE)
-        return int(match[1]) if match else 0
+        return max(int(match[1]) if match else 0, size // MAX_DEFLATE_RATIO)
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Leave it to SimpleITK, which reads the axes as they are written."""

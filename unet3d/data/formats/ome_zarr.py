@@ -120,8 +120,8 @@ class OmeZarr:
         level, header = open_level(file), self.read_header(file)
         size = level.size
         stored = (size.get("c", 1), size["z"], size["y"], size["x"])
-        channels = np.empty(stored, header.dtype)
         with describe_read_errors():
+            channels = np.empty(stored, header.dtype)
             for channel, part, block in level.iter_chunk_rows():
                 channels[channel, part] = block
         return channels.transpose(0, 3, 2, 1), header.affine

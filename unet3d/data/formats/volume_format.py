@@ -14,6 +14,9 @@ from unet3d.errors import UsageError
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
 
+MAX_DEFLATE_RATIO = 1032
+"""Largest ratio of decompressed to compressed size that deflate can reach."""
+
 SLAB = 2**20
 """Voxels of an array that are converted at a time, about."""
 
@@ -114,8 +117,10 @@ def describe_read_errors() -> Generator[None]:
     """Turn the errors of a library that reads a file into UnreadableFileError."""
     try:
         yield
-    except (UnreadableFileError, UsageError, MemoryError):
+    except (UnreadableFileError, UsageError):
         raise
+    except MemoryError as error:
+        raise UnreadableFileError(f"does not fit into memory: {error}") from error
     except FileNotFoundError as error:
         raise UnreadableFileError(f"has a part that is missing: {error}") from error
     except Exception as error:  # damaged files raise anything

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
+from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO, UnreadableFileError, VolumeHeader
 
 CHUNK = 2**20
 """Voxels (or bytes) read at a time."""
-
-MAX_DEFLATE_RATIO = 1032
-"""Largest ratio of decompressed to compressed size that deflate can reach."""
 
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
