@@ -198,6 +198,17 @@ def test_a_format_that_cannot_hold_the_geometry_is_refused(tmp_path, labels, nam
     assert not (tmp_path / name).exists()
 
 
+def test_a_tiff_cannot_hold_a_position(tmp_path, labels):
+    affine = np.diag([0.7, 0.7, 2.1, 1.0])
+    image = write_nifti(tmp_path / "a.nii", labels, affine)
+    write_labels(tmp_path / "b.tif", labels, image)
+    assert (open_header(tmp_path / "b.tif").affine == open_header(image).affine).all()
+    affine[0, 3] = 1
+    write_nifti(image, labels, affine)
+    with pytest.raises(UsageError, match=r"b\.tif cannot hold the position of .*a\.nii"):
+        write_labels(tmp_path / "b.tif", labels, image)
+
+
 def test_skewed_axes_are_refused_by_formats_of_itk(tmp_path, labels):
     skewed = np.array([[1, 0.4, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
     image = write_nifti(tmp_path / "a.nii", labels, skewed)

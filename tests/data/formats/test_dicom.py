@@ -5,6 +5,8 @@ import pytest
 from pydicom.uid import generate_uid
 
 from tests.data.helpers.formats import turn, write_nifti, write_series
+from unet3d.data.case import Case
+from unet3d.data.checks.headers import check_headers
 from unet3d.data.formats.labels import read_label_pair, read_labels
 from unet3d.data.formats.volumes import (
     is_volume,
@@ -141,6 +143,12 @@ def test_a_segmentation_of_some_slices_is_compared_on_the_grid_of_the_other(
     for pair in ((file, other), (other, file)):
         for read, _ in read_label_pair(*pair):
             np.testing.assert_array_equal(read, labels)
+
+
+def test_check_accepts_a_segmentation_of_some_slices(cropped):
+    folder, file = cropped
+    case = Case(name="a", images=(folder,), label=file)
+    assert check_headers([case], channels=1) == []
 
 
 def test_a_segmentation_of_another_grid_keeps_its_own(cropped, tmp_path, labels):

@@ -22,6 +22,7 @@ from unet3d.data.formats.volume_format import (
     make_scaled_affine,
     need_extra,
 )
+from unet3d.errors import UsageError
 
 MM_PER_UNIT = {
     **dict.fromkeys(("nm", "nanometer", "nanometers"), 1e-6),
@@ -165,10 +166,16 @@ class Tiff:
         return channels.transpose(0, 3, 2, 1), header.affine
 
     def check_target(self, path: Path, like: Path) -> None:
-        """Refuse a grid that is not along the axes."""
+        """Refuse a grid that is not along the axes, or has a position."""
         with need_extra("tiff", path):
             import tifffile  # noqa: F401
-        check_straight(path, self.open_header(like), like)
+        header = self.open_header(like)
+        check_straight(path, header, like)
+        if header.affine[:3, 3].any():
+            raise UsageError(
+                f"{path} cannot hold the position of {like}: write another format, such as "
+                "output_format=nii.gz"
+            )
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
@@ -207,18 +214,14 @@ def open_stack(file: Path) -> Generator[Stack]:
             errors.append(record.getMessage())
         return False
 
-    def refuse_damage() -> None:
-        if errors:
-            raise UnreadableFileError(f"is damaged: {errors[0]}")
-
     log = tifffile.logger()
     log.addFilter(collect)
     try:
         with describe_read_errors(), tifffile.TiffFile(file) as tif:
             axes = name_axes(tif.series[0].axes, tif.series[0].shape)
-            refuse_damage()
             yield Stack(file=file, tif=tif, axes=axes)
-            refuse_damage()
+            if errors:
+                raise UnreadableFileError(f"is damaged: {errors[0]}")
     finally:
         log.removeFilter(collect)
 
