@@ -199,13 +199,13 @@ def test_a_format_that_cannot_hold_the_geometry_is_refused(tmp_path, labels, nam
 
 
 def test_a_tiff_cannot_hold_a_position(tmp_path, labels):
-    affine = np.diag([0.7, 0.7, 2.1, 1.0])
-    image = write_nifti(tmp_path / "a.nii", labels, affine)
+    affine = np.diag([0.7, 0.7, 2.3, 1.0])  # other numbers in micrometers, after rounding
+    image = write_itk(tmp_path / "a.nrrd", labels, affine)
     write_labels(tmp_path / "b.tif", labels, image)
     assert (open_header(tmp_path / "b.tif").affine == open_header(image).affine).all()
     affine[0, 3] = 1
-    write_nifti(image, labels, affine)
-    with pytest.raises(UsageError, match=r"b\.tif cannot hold the position of .*a\.nii"):
+    write_itk(image, labels, affine)
+    with pytest.raises(UsageError, match=r"b\.tif cannot hold the position of .*a\.nrrd"):
         write_labels(tmp_path / "b.tif", labels, image)
 
 

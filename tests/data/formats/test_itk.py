@@ -97,7 +97,7 @@ def test_an_absurd_size_is_refused_before_memory_is_allocated(tmp_path, voxels, 
 
 
 def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
-    voxels = np.zeros((8, 40, 40, 40))
+    voxels = np.zeros((16, 60, 60, 60))
     file = tmp_path / "a.mha"
     image = SimpleITK.GetImageFromArray(np.moveaxis(voxels, 0, -1), isVector=True)
     SimpleITK.WriteImage(image, str(file), True)
