@@ -182,3 +182,22 @@ def test_segments_that_overlap_are_refused(cropped, tmp_path):
     dataset.save_as(tmp_path / "b.dcm")
     with pytest.raises(UsageError, match=r"b\.dcm cannot be read as a volume: .*overlap"):
         read_volume(tmp_path / "b.dcm")
+
+
+@pytest.mark.filterwarnings("ignore")  # highdicom, about what the slices leave out
+def test_an_enhanced_image_is_read_and_segmented(tmp_path, voxels, labels):
+    folder = write_series(tmp_path / "a", voxels, OBLIQUE, intercept=-1024)
+    slices = [pydicom.dcmread(file) for file in sorted(folder.iterdir())]
+    enhanced = highdicom.legacy.LegacyConvertedEnhancedCTImage(
+        legacy_datasets=slices,
+        series_instance_uid=generate_uid(),
+        series_number=2,
+        sop_instance_uid=generate_uid(),
+        instance_number=1,
+    )
+    enhanced.save_as(tmp_path / "b.dcm")
+    channels, affine = read_volume(tmp_path / "b.dcm")
+    np.testing.assert_array_equal(channels[0], voxels - 1024)
+    np.testing.assert_array_equal(affine, open_header(folder).affine)
+    write_labels(tmp_path / "c.dcm", labels, tmp_path / "b.dcm", ["background", "a", "b", "c"])
+    np.testing.assert_array_equal(read_labels(tmp_path / "c.dcm")[0], labels)

@@ -88,26 +88,30 @@ def read_file(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _orient(image: Any, geometry: Any) -> tuple[np.ndarray, bool]:
     """Return the affine as of a series, and whether highdicom's slices run the other way."""
+    orientation, positions = _read_positions(image)
     with describe_read_errors():
-        shared = image.SharedFunctionalGroupsSequence[0]
-        frames = image.PerFrameFunctionalGroupsSequence
-        groups = [shared, *frames]
-        planes = next(g.PlaneOrientationSequence for g in groups if "PlaneOrientationSequence" in g)
-        orientation = np.array(planes[0].ImageOrientationPatient, float)
+        groups = [
+            image.SharedFunctionalGroupsSequence[0],
+            *image.PerFrameFunctionalGroupsSequence,
+        ]
         measures = next(g.PixelMeasuresSequence for g in groups if "PixelMeasuresSequence" in g)
         pixel_spacing = np.array(measures[0].PixelSpacing, float)
-        found = {tuple(f.PlanePositionSequence[0].ImagePositionPatient) for f in frames}
-        positions = np.array(list(found), float)
     positions = positions[np.argsort(positions @ get_normal(orientation))]
-    ends = positions[[0, -1]] if len(positions) > 1 else positions
-    count = geometry.spatial_shape[0]
-    between = np.linspace(ends[0], ends[-1], count)
+    positions = np.linspace(positions[0], positions[-1], geometry.spatial_shape[0])  # no gaps
     thickness = float(geometry.spacing_between_slices)
-    affine = compute_affine(
-        orientation, pixel_spacing, positions if len(positions) == count else between, thickness
-    )
+    affine = compute_affine(orientation, pixel_spacing, positions, thickness)
     is_flipped = bool(geometry.affine[:3, 0] @ get_normal(orientation) < 0)
     return affine, is_flipped
+
+
+def _read_positions(image: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the axes of the rows and columns, and the position of each frame (N, 3)."""
+    with describe_read_errors():
+        frames = image.PerFrameFunctionalGroupsSequence
+        groups = [image.SharedFunctionalGroupsSequence[0], *frames]
+        planes = next(g.PlaneOrientationSequence for g in groups if "PlaneOrientationSequence" in g)
+        positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
+        return np.array(planes[0].ImageOrientationPatient, float), np.array(positions, float)
 
 
 def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]) -> None:
@@ -120,12 +124,13 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
         from pydicom.sr.codedict import codes
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
     check_source(path, like)
-    is_file = like.name.endswith(SUFFIX)
-    sources = (
-        [read_dataset(like, stop_before_pixels=True)]
-        if is_file
-        else open_series(like, tags=None).datasets
-    )
+    planes = labels.T  # in the order of the slices
+    if like.name.endswith(SUFFIX):
+        sources = [read_dataset(like, stop_before_pixels=True)]
+        orientation, positions = _read_positions(sources[0])
+        planes = planes[np.argsort(np.argsort(positions @ get_normal(orientation)))]  # of frames
+    else:
+        sources = open_series(like, tags=None).datasets
     names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names and dates of the images
@@ -145,7 +150,7 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
         ]
         segmentation = highdicom.seg.Segmentation(
             source_images=sources,
-            pixel_array=np.ascontiguousarray(labels.T),
+            pixel_array=np.ascontiguousarray(planes),
             segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
             segment_descriptions=segments,
             series_instance_uid=highdicom.UID(),
