@@ -138,7 +138,7 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
     message = capsys.readouterr().err
     assert "a is drawn" not in message
     assert "b is drawn without its image: images/b.nii.gz has shape [11, 14, 10]" in message
-    assert "c is drawn without its image: images has neither c.nii.gz nor c_0000.nii.gz" in message
+    assert "c is drawn without its image: images has no volume named c or c_0000" in message
     assert len(list((folder / "out" / "worst").iterdir())) == 3
 
 
@@ -244,7 +244,7 @@ def test_a_class_absent_from_a_case_is_excluded_from_its_mean(folder):
         (["output=out"], "predictions and references must be given: predictions=..."),
         (["predictions=nowhere"], "predictions: nowhere is neither a file nor a folder"),
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
-        (["predictions=empty"], "no .nii or .nii.gz in empty (0 files) has the name of one in"),
+        (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
         (["output=references/a.nii.gz"], "is a file; it must be a folder"),
         (["output=references/a.nii.gz/b"], "references/a.nii.gz/b: Not a directory"),
         (["images=nowhere"], "images: nowhere is neither a file nor a folder"),

@@ -47,7 +47,7 @@ def test_every_command_lists_its_missing_keys_without_heavy_imports(tmp_path):
 def test_a_single_missing_key_is_described(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "checkpoint=a", "input=b"]) == 2
-    about = "output folder, or a .nii or .nii.gz file for a single scan"
+    about = "output folder, or a file for a single scan, whose ending is the format"
     expected = f"unet3d: output must be given: output=... ({about})\n"
     assert capsys.readouterr().err == expected
 

@@ -22,7 +22,7 @@ from unet3d.config.compose import get_config_dir, list_config_groups
 
 CONF = get_config_dir()
 GROUPS = set(list_config_groups())
-NEW = {"data": {"mine"}, "experiment": {"planned"}, "hydra": set()}
+NEW = {"data": {"mine", "cells", "ct"}, "experiment": {"planned", "cells", "ct"}, "hydra": set()}
 """Options that pages tell readers to create."""
 
 SITE = [p for p in DOCUMENTS if page_name(p).startswith("docs/")]

@@ -121,7 +121,19 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
     extras = PROJECT["optional-dependencies"]
     optional = {
         Requirement(line).name
-        for name in ("bundle", "export", "hub", "mlflow", "nnunet", "search", "wandb")
+        for name in (
+            "bundle",
+            "dicom",
+            "export",
+            "hub",
+            "itk",
+            "mlflow",
+            "nnunet",
+            "search",
+            "tiff",
+            "wandb",
+            "zarr",
+        )
         for line in extras[name]
     }
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs

@@ -97,7 +97,10 @@ def test_nothing_is_printed(trained, capsys):
             "the image has 2 channels",
         ),
         (lambda s, a: s.predict_file("missing.nii", "x.nii"), "no file missing.nii"),
-        (lambda s, a: s.predict_file(__file__, "x.txt"), r"output must be a \.nii or \.nii\.gz"),
+        (
+            lambda s, a: s.predict_file(__file__, "x.txt"),
+            r"output must end in \.nii\.gz, \.nii, \.nrrd",
+        ),
     ],
 )
 def test_what_cannot_be_segmented_is_named(trained, call, message):

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from unet3d.config.settings.check import CheckSettings
 from unet3d.data.case import Case
-from unet3d.data.checks.headers import check_headers, describe_extent
+from unet3d.data.checks.headers import (
+    check_headers,
+    describe_extent,
+    describe_formats,
+    find_assumptions,
+)
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.groups import find_likely_groups
@@ -36,6 +41,7 @@ def check_dataset(
     cases = layout.list_cases()
     groups = read_case_groups(data, cases)
     findings = [*layout.find_problems(), *check_headers(cases, channels=len(dataset.channels))]
+    findings += find_assumptions(cases)
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
         findings += [] if hint is None else [hint]
@@ -60,6 +66,6 @@ def check_dataset(
         cases=cases,
         findings=[finding for finding in findings if not finding.is_hint],
         hints=[finding for finding in findings if finding.is_hint],
-        summary=f"{describe_extent(cases)}; {names}",
+        summary=f"{describe_formats(cases)}, {describe_extent(cases)}; {names}",
         groups=groups,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.config.settings.export import ExportSettings
+from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.errors import UsageError
 from unet3d.types import ACCELERATORS, PRECISIONS
@@ -71,17 +72,17 @@ class Segmenter:
         """Segment a scan, and write its labels on the grid of the scan.
 
         Args:
-            image: a .nii or .nii.gz file, or one per channel.
-            output: the .nii or .nii.gz file to write.
+            image: a volume in any format, or one per channel.
+            output: the file to write; its ending is the format.
         """
         files = [image] if isinstance(image, str | Path) else list(image)
         scan = ScanFiles(name=Path(files[0]).name, files=tuple(map(Path, files)))
-        missing = [file for file in scan.files if not file.is_file()]
+        missing = [file for file in scan.files if not file.exists()]
         if missing:
             raise UsageError(f"no file {missing[0]}")
         target = Path(output)
-        if not target.name.endswith((".nii", ".nii.gz")):
-            raise UsageError(f"output must be a .nii or .nii.gz, got {output}")
+        if not split_suffix(target)[1]:
+            raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
         self._write(ScanTask(scan=scan, labels=target, probabilities=None))
         return target
 

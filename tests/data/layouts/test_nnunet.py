@@ -109,7 +109,7 @@ def test_labels_that_are_not_numbered_from_0_are_refused(tmp_path, labels):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"file_ending": ".mha"}, "file_ending must be .nii or .nii.gz, got '.mha'"),
+        ({"file_ending": ".png"}, r"file_ending must be .nii.gz, .nii, .* or .dcm, got '.png'"),
         ({"file_ending": None}, "file_ending must be"),
         ({"channel_names": {"1": "T1"}}, "channel_names must name 0, 1, 2"),
         ({"channel_names": None}, "channel_names must name"),

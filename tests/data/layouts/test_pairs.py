@@ -77,7 +77,7 @@ def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
     ("options", "message"),
     [
         ({"images": "images/case.nii.gz"}, "data.images must be a pattern"),
-        ({"images": "images/*.mha"}, "data.images must be a pattern"),
+        ({"images": "images/*.png"}, "data.images must be a pattern"),
         ({"images": "**/*.nii.gz"}, "data.images must be a pattern"),
         ({"images": "../*.nii.gz"}, "data.images must be a pattern within data.root"),
         ({"labels": "/scans/*.nii.gz"}, "data.labels must be a pattern within data.root"),

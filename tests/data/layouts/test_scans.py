@@ -66,7 +66,7 @@ def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
 @pytest.mark.parametrize(
     ("files", "source", "message"),
     [
-        ((), "", "no .nii or .nii.gz"),
+        ((), "", "no .nii.gz, .nii, .nrrd, .mha"),
         ((), "none.nii", "no file or folder"),
         (("a.png",), "a.png", "must be a folder"),
         (("a.nii", "a.nii.gz"), "", "same case name a"),

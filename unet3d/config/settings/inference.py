@@ -28,6 +28,7 @@ class InferenceSettings:
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
     save_probabilities: bool
+    output_format: str  # auto, or the name of a format
     overwrite: bool
     allow_targets: tuple[str, ...]
     debug: bool
@@ -48,6 +49,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),
+        output_format=str(read(config, "output_format")),
         overwrite=read_bool(config, "overwrite"),
         allow_targets=read_allowed_packages(config),
         debug=read_bool(config, "debug"),

@@ -1,6 +1,7 @@
 """Check the headers of a dataset; fast enough to run before every run."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -10,8 +11,9 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
+from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
+from unet3d.data.formats.volumes import find_format, read_header
 from unet3d.data.nifti.reader import get_volume_shape
-from unet3d.data.nifti.stream import Header, UnreadableFileError, read_header
 
 MIN_SIZE = 4
 """A volume with fewer voxels along an axis is a slice, or its axes are mixed up."""
@@ -63,10 +65,10 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
 
 def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
     """Check each header of a case alone and against the first image's."""
-    headers: dict[Path, Header] = {}
+    headers: dict[Path, VolumeHeader] = {}
     for file in (*case.images, case.label):
         try:
-            header = read_header(file)
+            header = read_header(file, next(iter(headers.values()), None))
         except UnreadableFileError as error:
             yield make_unreadable_finding(case, file, error)
             continue
@@ -103,7 +105,7 @@ def make_unreadable_finding(case: Case, file: Path, error: UnreadableFileError) 
     )
 
 
-def check_single_header(header: Header, *, is_label: bool) -> Iterator[tuple[str, str]]:
+def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) of one header."""
     shape = header.shape
     if header.dtype.kind not in "iuf":
@@ -128,12 +130,12 @@ def check_single_header(header: Header, *, is_label: bool) -> Iterator[tuple[str
         )
 
 
-def is_3d(header: Header) -> bool:
+def is_3d(header: VolumeHeader) -> bool:
     """Return whether the file holds a 3D volume, or several as channels."""
     return len(get_volume_shape(header)) in (3, 4)
 
 
-def has_valid_affine(header: Header) -> bool:
+def has_valid_affine(header: VolumeHeader) -> bool:
     """Return whether the affine is finite, invertible and of plausible spacing."""
     if not np.isfinite(header.affine).all():
         return False
@@ -146,7 +148,9 @@ def has_valid_affine(header: Header) -> bool:
     )
 
 
-def check_alignment(header: Header, other: Header, name: str) -> Iterator[tuple[str, str]]:
+def check_alignment(
+    header: VolumeHeader, other: VolumeHeader, name: str
+) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) if a file's grid is not that of another file, called `name`."""
     from nibabel.orientations import aff2axcodes
 
@@ -171,6 +175,36 @@ def check_alignment(header: Header, other: Header, name: str) -> Iterator[tuple[
             f"affine {format_affine(header.affine)} and {format_affine(other.affine)}",
             FIX_GRID,
         )
+
+
+def describe_formats(cases: Sequence[Case]) -> str:
+    """Name the formats of the images: one, or each with the number of its cases."""
+    counts: Counter[str] = Counter()
+    for case in cases:
+        with suppress(UnreadableFileError):
+            counts[find_format(case.images[0]).name] += 1
+    if len(counts) < 2:
+        return "".join(counts) or "unknown format"
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def find_assumptions(cases: Sequence[Case]) -> list[Finding]:
+    """Return hints on what the images do not say of their spacing."""
+    counts: Counter[str] = Counter()
+    for case in cases:
+        with suppress(UnreadableFileError):
+            counts[read_header(case.images[0]).assumption or ""] += 1
+    return [
+        Finding(
+            case=None,
+            file=None,
+            message=f"{count} of {len(cases)} cases have {assumption}",
+            advice="write the voxel size into the files, unless it is the same in all of them",
+            is_hint=True,
+        )
+        for assumption, count in counts.items()
+        if assumption
+    ]
 
 
 def describe_extent(cases: Sequence[Case]) -> str:

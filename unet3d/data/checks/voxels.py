@@ -14,7 +14,8 @@ from unet3d.data.annotated import Annotations
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import make_unreadable_finding
 from unet3d.data.findings import Finding
-from unet3d.data.nifti.stream import Header, UnreadableFileError, iter_voxels, read_header
+from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
+from unet3d.data.formats.volumes import iter_voxels, read_header
 from unet3d.data.preprocessing.background import (
     AUTO,
     Background,
@@ -142,15 +143,16 @@ def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int])
 
 
 def check_image_voxels(
-    file: Path, header: Header
+    file: Path, header: VolumeHeader
 ) -> tuple[Problems, bytes | None, list[float | None]]:
     """Return the problems, a digest (None if constant) and the border of each channel."""
     low = np.full(header.num_channels, np.inf)
     high, not_finite, total = -low, 0, 0
     digest = blake2b(repr(header.shape).encode(), digest_size=16)
     is_volume = len(header.shape) >= 3 and min(header.shape) > 0
+    fastest_first = header.shape[:3] if header.order == "F" else header.shape[2::-1]
     borders = [
-        StreamedBorder(header.shape[:3]) for _ in range(header.num_channels if is_volume else 0)
+        StreamedBorder(fastest_first) for _ in range(header.num_channels if is_volume else 0)
     ]
     for channel, values in iter_voxels(file, header):
         digest.update(values.data)
@@ -178,7 +180,7 @@ def check_image_voxels(
 
 
 def check_label_voxels(
-    file: Path, header: Header, classes: int, ignore_labels: Sequence[int]
+    file: Path, header: VolumeHeader, classes: int, ignore_labels: Sequence[int]
 ) -> tuple[Problems, bytes | None, set[int]]:
     """Return the problems, a digest (None if constant) and the classes that occur."""
     present = np.empty(0, np.float32)

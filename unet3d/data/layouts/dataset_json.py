@@ -9,7 +9,7 @@ from typing import Any
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.nifti.stream import list_volumes
+from unet3d.data.formats.volumes import list_volumes
 from unet3d.errors import UsageError
 
 

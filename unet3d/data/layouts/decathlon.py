@@ -6,6 +6,7 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
+from unet3d.data.formats.volumes import split_suffix
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
     find_unlisted_files,
@@ -13,7 +14,6 @@ from unet3d.data.layouts.dataset_json import (
     load_dataset_json,
     parse_names,
 )
-from unet3d.data.nifti.stream import split_nifti_suffix
 from unet3d.errors import UsageError
 
 
@@ -81,4 +81,4 @@ class Decathlon:
             return None
         if not (is_printable(str(image)) and is_printable(str(label))):
             return None
-        return Case(name=split_nifti_suffix(image)[0], images=(image,), label=label)
+        return Case(name=split_suffix(image)[0], images=(image,), label=label)

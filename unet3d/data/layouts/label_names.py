@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.data.nifti.labels import MAX_LABEL
+from unet3d.data.formats.labels import MAX_LABEL
 from unet3d.errors import UsageError
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
     find_unlisted_files,
     load_dataset_json,
     parse_names,
 )
-from unet3d.data.nifti.stream import list_volumes
 from unet3d.errors import UsageError
 
 
@@ -112,9 +112,9 @@ class NnUnet:
 
     def _get_file_ending(self) -> str:
         suffix = self.content.get("file_ending")
-        if suffix not in (".nii", ".nii.gz"):
+        if suffix not in SUFFIXES:
             raise UsageError(
-                f"{self.root / 'dataset.json'}: file_ending must be .nii or .nii.gz, got {suffix!r}"
+                f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
             )
         return suffix
 

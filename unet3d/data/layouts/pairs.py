@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.nifti.stream import is_volume
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, is_volume
 from unet3d.errors import UsageError
 
 
@@ -30,19 +30,21 @@ class Pairs:
     ):
         self.root = Path(root)
         self.images = [images] if isinstance(images, str) else list(images)
-        self.labels = labels
+        self.images = [_strip_slash(pattern) for pattern in self.images]
+        self.labels = _strip_slash(labels)
         for key, pattern in self._patterns():
             text = pattern if isinstance(pattern, str) else ""
             if (
                 "*" not in text
-                or not text.endswith((".nii", ".nii.gz"))
+                or not (text.endswith(SUFFIXES) or _is_folder(text))
                 or {"**", "..", ""} & set(text.split("/"))
             ):
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
-                    f"that ends in .nii or .nii.gz, such as {key}/*.nii.gz; got {pattern!r}"
+                    f"that ends in {SUFFIX_LIST}, such as {key}/*.nii.gz, or is that of folders "
+                    f"of DICOM images, such as {key}/*; got {pattern!r}"
                 )
-        if not images or len({*self.images, labels}) <= len(self.images):
+        if not images or len({*self.images, self.labels}) <= len(self.images):
             raise UsageError(
                 "data.images needs one pattern per channel and data.labels a different one, "
                 f"got {self.images} and {labels}"
@@ -108,3 +110,12 @@ class Pairs:
             match = path.fullmatch(file.relative_to(self.root).as_posix())
             if match and is_volume(file):
                 yield match["name"]
+
+
+def _strip_slash(pattern: str) -> str:
+    return pattern.rstrip("/") if isinstance(pattern, str) else pattern
+
+
+def _is_folder(pattern: str) -> bool:
+    """Return whether a pattern has no ending, as folders of DICOM images."""
+    return "." not in pattern.rpartition("/")[2].rpartition("*")[2]

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.data.nifti.stream import list_volumes, split_nifti_suffix
+from unet3d.data.formats.volumes import (
+    SUFFIX_LIST,
+    get_label_suffix,
+    is_volume,
+    list_volumes,
+    split_suffix,
+)
 from unet3d.errors import UsageError
 
 NUMBERED = re.compile(r"(.+)_(\d{4})")
@@ -22,24 +28,27 @@ class ScanFiles:
 
     @property
     def suffix(self) -> str:
-        """Return the first file's suffix: .nii or .nii.gz."""
-        return split_nifti_suffix(self.files[0])[1]
+        """Return the suffix of labels in the format of the first file."""
+        return get_label_suffix(self.files[0])
 
 
 def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
     """Return the scans of a folder, sorted by name, or the scan that a file belongs to."""
-    if source.is_dir():
-        scans = group_channels(_list_images(source), len(channels))
-        if not scans:
-            raise UsageError(f"input={source}: no .nii or .nii.gz in {source.absolute()}")
-        return scans
-    if not source.is_file():
+    if not source.exists():
         raise UsageError(f"input={source}: no file or folder {source.absolute()}")
-    if not split_nifti_suffix(source)[1]:
-        raise UsageError(f"input={source} must be a folder, a .nii or a .nii.gz")
+    if source.is_dir() and not is_volume(source):
+        scans = group_channels(list_volumes(source), len(channels))
+        if not scans:
+            raise UsageError(
+                f"input={source}: no {SUFFIX_LIST}, nor a folder of DICOM images, in "
+                f"{source.absolute()}"
+            )
+        return scans
+    if not is_volume(source):
+        raise UsageError(f"input={source} must be a folder, or end in {SUFFIX_LIST}")
     if len(channels) == 1:
         return group_channels([source], 1)
-    scans = group_channels(_list_images(source.parent), len(channels))
+    scans = group_channels(list_volumes(source.parent), len(channels))
     return [scan for scan in scans if source in scan.files]
 
 
@@ -57,17 +66,17 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
         scans[name].append(ScanFiles(name=name, files=files))
 
     for image in images:
-        match = NUMBERED.fullmatch(split_nifti_suffix(image)[0])
+        match = NUMBERED.fullmatch(split_suffix(image)[0])
         if match:
             other = numbered[match[1]].setdefault(int(match[2]), image)
             if other != image:
                 raise UsageError(f"input: {other} and {image} are the same channel of {match[1]}")
         else:
-            add(split_nifti_suffix(image)[0], image)
+            add(split_suffix(image)[0], image)
     for name, files in numbered.items():
         if 0 not in files or (channels == 1 and len(files) > 1):
             for image in files.values():
-                add(split_nifti_suffix(image)[0], image)
+                add(split_suffix(image)[0], image)
             continue
         count = max(channels, max(files) + 1)
         add(name, *(files.get(n, _get_channel_file(files[0], name, n)) for n in range(count)))
@@ -79,8 +88,4 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
 
 
 def _get_channel_file(first_channel: Path, name: str, channel: int) -> Path:
-    return first_channel.with_name(f"{name}_{channel:04d}{split_nifti_suffix(first_channel)[1]}")
-
-
-def _list_images(folder: Path) -> list[Path]:
-    return [file for file in list_volumes(folder) if file.is_file()]
+    return first_channel.with_name(f"{name}_{channel:04d}{split_suffix(first_channel)[1]}")

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.nifti.stream import UnreadableFileError, read_header, read_stored
+from unet3d.data.formats.volume_format import UnreadableFileError
+from unet3d.data.nifti.stream import read_header, read_stored
 from unet3d.errors import UsageError
 
 
@@ -23,13 +24,6 @@ def open_image(file: Path) -> Any:
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise UsageError(f"{file} must be a 3D volume, but has shape {list(image.shape)}")
     return image
-
-
-def read_orientation(file: Path) -> str:
-    """Return the orientation of a file's axes, such as LPS."""
-    import nibabel
-
-    return "".join(map(str, nibabel.aff2axcodes(open_image(file).affine)))
 
 
 def get_volume_shape(image: Any) -> tuple[int, ...]:

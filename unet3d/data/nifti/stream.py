@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO, UnreadableFileError, VolumeHeader
+
 CHUNK = 2**20
 """Voxels (or bytes) read at a time."""
-
-MAX_DEFLATE_RATIO = 1032
-"""Largest ratio of decompressed to compressed size that deflate can reach."""
 
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
@@ -25,52 +24,13 @@ SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
 
-class UnreadableFileError(ValueError):
-    """A file cannot be read as a volume; the message continues a sentence about the file."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(VolumeHeader):
     """The parts of a NIfTI header that describe its voxels."""
 
-    shape: tuple[int, ...]
-    affine: np.ndarray  # (4, 4), voxels -> mm
-    pixdim: tuple[float, float, float]  # as written; the affine may disagree
-    dtype: np.dtype
     offset: int  # of the first voxel, in bytes
     slope: float
     inter: float
-
-    @property
-    def spacing_mm(self) -> tuple[float, float, float]:
-        """Return the voxel sizes that the affine gives."""
-        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
-        return x, y, z
-
-    @property
-    def num_channels(self) -> int:
-        """Return the number of 3D volumes in the file."""
-        return prod(self.shape[3:])
-
-
-def is_volume(file: Path) -> bool:
-    """Return whether a file has a NIfTI name and is not hidden."""
-    return file.name.endswith(NIFTI_SUFFIXES) and not file.name.startswith(".")
-
-
-def list_volumes(folder: Path) -> list[Path]:
-    """Return a folder's volumes sorted by name; an empty list if the folder is missing."""
-    return sorted(file for file in folder.glob("*") if is_volume(file))
-
-
-def split_nifti_suffix(file: Path) -> tuple[str, str]:
-    """Return a file's name without and its NIfTI suffix, which may be empty.
-
-    >>> split_nifti_suffix(Path("scans/case.1.nii.gz"))
-    ('case.1', '.nii.gz')
-    """
-    suffix = next((e for e in NIFTI_SUFFIXES if file.name.endswith(e)), "")
-    return file.name.removesuffix(suffix), suffix
 
 
 def read_header(file: Path) -> Header:
@@ -79,7 +39,7 @@ def read_header(file: Path) -> Header:
     from nibabel.nifti2 import Nifti2Header
     from nibabel.spatialimages import HeaderDataError
 
-    if not is_volume(file):
+    if not file.name.endswith(NIFTI_SUFFIXES):
         raise UnreadableFileError("is not named .nii or .nii.gz")
     with open_stream(file) as stream:
         block = stream.read(540)

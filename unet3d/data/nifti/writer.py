@@ -12,23 +12,32 @@ from unet3d.atomic_write import atomic_write
 from unet3d.data.nifti.reader import get_volume_shape, open_image
 
 
-def write_labels(path: Path, labels: np.ndarray, like: Path) -> None:
-    """Write labels (D, H, W), uint8, with the affines and units of the image `like`."""
+def make_template(shape: tuple[int, ...], affine: np.ndarray) -> Any:
+    """Return an image without voxels, for a header on the grid of a file of another format."""
     import nibabel
 
-    image = open_image(like)
+    image = nibabel.Nifti1Image(np.broadcast_to(np.uint8(0), shape), affine)
+    image.header.set_xyzt_units("mm")
+    return image
+
+
+def write_labels(path: Path, labels: np.ndarray, like: Any) -> None:
+    """Write labels (D, H, W), uint8, with the affines and units of `like`, a file or an image."""
+    import nibabel
+
+    image = open_image(like) if isinstance(like, Path) else like
     header = _make_header(image, labels.shape, np.uint8)
     with atomic_write(path) as draft:
         nibabel.save(type(image)(labels, None, header), draft)  # Nifti1Image or Nifti2Image
 
 
 @contextmanager
-def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
+def open_probability_file(path: Path, classes: int, like: Any) -> Generator[np.ndarray]:
     """Yield an array (K, D, H, W), float32, that is mapped to an uncompressed file.
 
     The disk space is allocated first, so that a full disk fails here and not while writing.
     """
-    image = open_image(like)
+    image = open_image(like) if isinstance(like, Path) else like
     space = get_volume_shape(image)[:3]
     header = _make_header(image, (*space, classes), np.float32)
     with atomic_write(path) as draft:

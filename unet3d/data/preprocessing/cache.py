@@ -16,7 +16,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
-from unet3d.data.nifti.reader import get_volume_shape, open_image
+from unet3d.data.formats.volumes import list_files, open_header
 from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
 from unet3d.data.preprocessing.resampling import (
@@ -89,7 +89,7 @@ class CachedVolume:
         """Return the spacing after preprocessing; read the file's header if it was kept."""
         if preprocessing.spacing_mm is not None:
             return preprocessing.spacing_mm
-        affine = open_image(self.case.images[0]).affine
+        affine = open_header(self.case.images[0]).affine
         return get_spacing(affine, find_orientation(affine, preprocessing.orientation)[0])
 
 
@@ -136,19 +136,21 @@ def estimate_preprocessing_cost(
     files: Sequence[Path], preprocessing: Preprocessing
 ) -> PreprocessingCost:
     """Return an upper bound from the headers; how much is cropped is not known yet."""
-    images = [open_image(file) for file in files]
-    shapes = [get_volume_shape(image) for image in images]
+    headers = [open_header(file) for file in files]
+    shapes = [header.shape for header in headers]
     channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
-    axes, _ = find_orientation(images[0].affine, preprocessing.orientation)
-    old_mm = get_spacing(images[0].affine, axes)
+    axes, _ = find_orientation(headers[0].affine, preprocessing.orientation)
+    old_mm = get_spacing(headers[0].affine, axes)
     shape = compute_resampled_shape(
         [shapes[0][a] for a in axes], old_mm, preprocessing.spacing_mm or old_mm
     )
     old, new = prod(shapes[0][:3]), prod(shape)
-    item = max(4, *(image.get_data_dtype().itemsize for image in images))
-    reading = item * channels * old * (2 if len(images) > 1 else 1)
+    item = max(4, *(header.dtype.itemsize for header in headers))
+    reading = item * channels * old * (2 if len(headers) > 1 else 1)
+    buffer = max(header.buffer_bytes for header in headers)
     resampling = 4 * (2 * old + 2 * max(old, new)) + 4 * channels * new
-    return PreprocessingCost(ram=reading + resampling + 8 * MIB, disk=(4 * channels + 1) * new)
+    ram = reading + max(buffer, resampling) + 8 * MIB
+    return PreprocessingCost(ram=ram, disk=(4 * channels + 1) * new)
 
 
 def count_parallel_jobs(cost: int, ram: int | None) -> int:
@@ -168,9 +170,14 @@ def digest_contents(file: Path) -> list[Any]:
     """Identify a file's contents without reading all of it.
 
     A gzip file ends with a checksum of its contents; for others the modification time is added.
+    Volumes of several files are identified by the names, sizes and times of all of them.
     """
-    if not file.is_file():
+    if not file.exists():
         raise UsageError(f"{file.absolute()} is missing")
+    parts = list_files(file)
+    if parts != [file]:
+        stats = [(part.relative_to(file.parent), part.stat()) for part in parts]
+        return [[name.as_posix(), stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     with file.open("rb") as stream:
         head = blake2s(stream.read(HEAD_BYTES)).hexdigest()
         length = stream.seek(0, os.SEEK_END)

@@ -14,7 +14,8 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
-from unet3d.data.nifti.reader import open_image
+from unet3d.data.formats.volume_format import Grid
+from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.background import AUTO, Background, find_background
 from unet3d.data.preprocessing.cache import digest_contents
 from unet3d.data.preprocessing.lock import lock_cache
@@ -50,7 +51,7 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, flo
     """Compute the median spacing along each axis from the headers."""
     spacings = []
     for case in cases:
-        affine = open_image(case.images[0]).affine
+        affine = open_header(case.images[0]).affine
         spacings.append(get_spacing(affine, find_orientation(affine, code)[0]))
     d, h, w = np.median(spacings, axis=0)
     return float(d), float(h), float(w)
@@ -129,7 +130,7 @@ def _load(folder: Path) -> CaseFingerprint:
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
     """Read a case and compute its fingerprint."""
     channels, affine = read_channels(case.images)
-    labels = read_label(case.label, channels.shape[1:])
+    labels = read_label(case.label, Grid(shape=channels.shape[1:], affine=affine))
     axes, flips = find_orientation(affine, code)
     channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)

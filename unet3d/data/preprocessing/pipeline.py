@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.nifti.reader import read_volume
+from unet3d.data.formats.volume_format import Grid
+from unet3d.data.formats.volumes import read_volume
 from unet3d.data.preprocessing.background import Background, check_background, find_background
 from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
 from unet3d.data.preprocessing.resampling import (
@@ -151,7 +152,8 @@ class Preprocessing:
 
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
         """Preprocess a label to (D, H, W), uint8, on the scan's grid, with IGNORE_LABEL."""
-        values = self._to_classes(read_label(file, scan.grid.file_shape), file)
+        grid = Grid(shape=scan.grid.file_shape, affine=scan.affine)
+        values = self._to_classes(read_label(file, grid), file)
         values = crop(reorient(values, scan.grid.axes, scan.grid.flips), scan.grid)
         orders = choose_interpolation_orders(scan.file_spacing_mm, scan.spacing_mm, 1)
         return np.ascontiguousarray(resample_labels(values, scan.grid.shape, orders))
@@ -225,14 +227,14 @@ def _is_finite(channel: np.ndarray) -> bool:
         return bool(np.isfinite(channel.astype(np.float32, copy=False)).all())
 
 
-def read_label(file: Path, shape: Sequence[int]) -> np.ndarray:
-    """Return labels (D, H, W) in the file's grid, which must have its image's shape."""
-    channels, _ = read_volume(file)
+def read_label(file: Path, grid: Grid) -> np.ndarray:
+    """Return labels (D, H, W) in the grid of their image, whose shape they must have."""
+    channels, _ = read_volume(file, grid)
     if len(channels) != 1:
         raise UsageError(f"{file} must hold one label per voxel, but has {len(channels)} channels")
-    if channels.shape[1:] != tuple(shape):
+    if channels.shape[1:] != grid.shape:
         raise UsageError(
-            f"{file} has shape {list(channels.shape[1:])}, but its image {list(shape)}: "
+            f"{file} has shape {list(channels.shape[1:])}, but its image {list(grid.shape)}: "
             "they must be equal"
         )
     return channels[0]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.nifti.labels import list_files_by_name
-from unet3d.data.nifti.reader import read_volume
+from unet3d.data.formats.labels import list_files_by_name
+from unet3d.data.formats.volumes import is_volume, read_volume
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
 from unet3d.metric import bootstrap
@@ -151,11 +151,11 @@ def make_legend(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
     """Return the first channel of a case's image."""
-    if images.is_dir():
+    if images.is_dir() and not is_volume(images):
         files = list_files_by_name(images)
         candidates = files.get(name) or files.get(f"{name}_0000")
         if not candidates:
-            raise UsageError(f"{images} has neither {name}.nii.gz nor {name}_0000.nii.gz")
+            raise UsageError(f"{images} has no volume named {name} or {name}_0000")
         images = candidates[0]
     image = read_volume(images)[0][0]
     if image.shape != tuple(shape):

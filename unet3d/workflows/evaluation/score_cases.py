@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.config.settings.evaluation import EvaluationSettings
+from unet3d.data.formats.labels import list_files_by_name, read_label_pair
+from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.label_names import LabelNames
-from unet3d.data.nifti.labels import list_files_by_name, read_labels
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
 from unet3d.metric.case_metric import ClassMetric
@@ -126,8 +127,9 @@ class Evaluation:
             if len(files) > 1:
                 raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
         (prediction_file,), (reference_file,) = pair.prediction, pair.reference
-        prediction, prediction_affine = read_labels(prediction_file)
-        reference, affine = read_labels(reference_file)
+        (prediction, prediction_affine), (reference, affine) = read_label_pair(
+            prediction_file, reference_file
+        )
         if prediction.shape != reference.shape:
             raise UsageError(
                 f"{prediction_file} has shape {list(prediction.shape)}, {reference_file} has "
@@ -190,10 +192,11 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
             raise UsageError(f"predictions: {path} is neither a file nor a folder")
     if not references.exists():
         raise UsageError(f"references: {references} is neither a file nor a folder")
-    if any(path.is_file() != references.is_file() for path in predictions):
+    is_file = _is_file(references)
+    if any(_is_file(path) != is_file for path in predictions):
         raise UsageError("predictions and references must be folders, or two files")
-    if references.is_file():
-        name = references.name.removesuffix(".gz").removesuffix(".nii")
+    if is_file:
+        name = split_suffix(references)[0]
         return [CasePair(name=name, prediction=predictions, reference=[references])], []
     predicted: dict[str, list[Path]] = {}
     for folder in predictions:
@@ -203,7 +206,7 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     if not predicted.keys() & expected.keys():
         folders = ", ".join(map(str, predictions))
         raise UsageError(
-            f"no .nii or .nii.gz in {folders} ({len(predicted)} files) has the name of one in "
+            f"no volume in {folders} ({len(predicted)} files) has the name of one in "
             f"{references} ({len(expected)} files)"
         )
     pairs = [
@@ -211,3 +214,7 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
         for name, files in sorted(expected.items())
     ]
     return pairs, sorted(predicted.keys() - expected.keys())
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or is_volume(path)  # some formats are folders

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from unet3d.config.settings.inference import InferenceSettings
+from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, find_scans
-from unet3d.data.nifti.stream import NIFTI_SUFFIXES
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
@@ -33,7 +33,11 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
-        scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
+        scans,
+        settings.input,
+        settings.output,
+        save_probabilities=settings.save_probabilities,
+        output_format=settings.output_format,
     )
     pending = [task for task in tasks if settings.overwrite or not task.done]
     predictor, precision = build_predictor(
@@ -105,15 +109,26 @@ def find_largest_component_labels(classes: Sequence[str] | None, ensemble: Ensem
 
 
 def plan_outputs(
-    scans: Sequence[ScanFiles], source: Path, output: Path, *, save_probabilities: bool
+    scans: Sequence[ScanFiles],
+    source: Path,
+    output: Path,
+    *,
+    save_probabilities: bool,
+    output_format: str = "auto",
 ) -> list[ScanTask]:
     """Return where each scan's results go, and make the folder for them."""
-    is_file = output.name.endswith(NIFTI_SUFFIXES)
+    if output_format not in ("auto", *OUTPUT_FORMATS):
+        raise UsageError(
+            f"output_format must be auto, {', '.join(OUTPUT_FORMATS)}, got {output_format!r}"
+        )
+    is_file = bool(split_suffix(output)[1])
+    if is_file and output_format != "auto":
+        raise UsageError(f"output={output} names a format: leave out output_format={output_format}")
     folder = output.parent if is_file else output
     if is_file and len(scans) > 1:
         raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
     if not is_file and output.exists() and not output.is_dir():
-        raise UsageError(f"output={output} must be a folder, a .nii or a .nii.gz")
+        raise UsageError(f"output={output} must be a folder, or end in {SUFFIX_LIST}")
     if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise UsageError(f"output={output} must not be the folder of the images")
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +138,9 @@ def plan_outputs(
     return [
         ScanTask(
             scan=scan,
-            labels=output if is_file else folder / f"{scan.name}{scan.suffix}",
+            labels=output
+            if is_file
+            else folder / f"{scan.name}{OUTPUT_FORMATS.get(output_format, scan.suffix)}",
             probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
         )
         for scan in scans

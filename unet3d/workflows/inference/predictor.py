@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
 from unet3d.data.layouts.scans import ScanFiles
-from unet3d.data.nifti.writer import get_probability_bytes, open_probability_file, write_labels
+from unet3d.data.nifti.writer import get_probability_bytes
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.data.preprocessing.resampling import crop, reorient
@@ -114,6 +115,7 @@ class Predictor:
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
+        check_target(task.labels, task.scan.files[0])
         budget = self._budget()
         preprocessing_ram = estimate_preprocessing_cost(
             task.scan.files, self.ensemble.preprocessing
@@ -221,7 +223,7 @@ class Predictor:
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
-        write_labels(task.labels, labels, task.scan.files[0])
+        write_labels(task.labels, labels, task.scan.files[0], self.ensemble.classes)
 
     def segment(
         self,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.formats.volumes import list_volumes, read_orientation
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
-from unet3d.data.nifti.reader import read_orientation
-from unet3d.data.nifti.stream import list_volumes
 from unet3d.errors import UsageError
 from unet3d.model.pretrained import get_axes_of_nnunet
 from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS

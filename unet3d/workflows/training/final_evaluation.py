@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from unet3d.checkpoint_file import update_metadata
+from unet3d.data.formats.labels import read_label_pair
+from unet3d.data.formats.volumes import write_labels
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
-from unet3d.data.nifti.labels import read_labels
-from unet3d.data.nifti.writer import write_labels
 from unet3d.errors import DoesNotFitError
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.workflows.evaluation.evaluate import run_evaluation
@@ -96,8 +96,8 @@ def iter_predictions(
     for volume in volumes:
         path = folder / f"{volume.name}.nii.gz"
         if path.exists():
-            prediction = read_labels(path)[0].astype(np.uint8)
-            yield prediction, read_labels(volume.case.label)[0], path
+            (prediction, _), (reference, _) = read_label_pair(path, volume.case.label)
+            yield prediction.astype(np.uint8), reference, path
 
 
 def _dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:

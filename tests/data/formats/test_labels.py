@@ -2,7 +2,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from unet3d.data.nifti.labels import list_files_by_name, read_labels
+from unet3d.data.formats.labels import list_files_by_name, read_labels
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([2.0, 1.0, 3.0, 1.0])

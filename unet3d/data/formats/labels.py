@@ -4,24 +4,33 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.nifti.reader import read_volume
-from unet3d.data.nifti.stream import list_volumes, split_nifti_suffix
+from unet3d.data.formats.volume_format import Grid
+from unet3d.data.formats.volumes import (
+    SEG_SUFFIX,
+    list_volumes,
+    open_header,
+    read_volume,
+    split_suffix,
+)
 from unet3d.errors import UsageError
 
 MAX_LABEL = 2**16 - 1
 
 
 def list_files_by_name(folder: Path) -> dict[str, list[Path]]:
-    """Return a folder's NIfTI files by name without suffix; hidden files are ignored."""
+    """Return a folder's volumes by name without suffix; hidden files are ignored."""
     files: dict[str, list[Path]] = {}
     for file in list_volumes(folder):
-        files.setdefault(split_nifti_suffix(file)[0], []).append(file)
+        files.setdefault(split_suffix(file)[0], []).append(file)
     return files
 
 
-def read_labels(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (D, H, W), uint8 if they fit and else int32, and their affine (4, 4)."""
-    channels, affine = read_volume(file)
+def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels (D, H, W), uint8 if they fit and else int32, and their affine (4, 4).
+
+    Labels that may hold a part of their image's grid are put on `grid`, if they are a part of it.
+    """
+    channels, affine = read_volume(file, grid)
     if len(channels) != 1 or channels.dtype.kind not in "iuf":
         raise UsageError(
             f"{file} must hold one real number per voxel, but holds {len(channels)} of type "
@@ -42,3 +51,15 @@ def read_labels(file: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{file}: labels must be within -{MAX_LABEL}..{MAX_LABEL}, found {label:g}"
         )
     return values.astype(np.uint8 if low >= 0 and high < 256 else np.int32, copy=False), affine
+
+
+def read_label_pair(
+    first: Path, second: Path
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the labels and the affine of two files, each on the grid of the other if it is a part.
+
+    Only DICOM SEG may hold a part of a grid.
+    """
+    is_cropped = any(file.name.endswith(SEG_SUFFIX) for file in (first, second))
+    grids = [open_header(file) if is_cropped else None for file in (first, second)]
+    return read_labels(first, grids[1]), read_labels(second, grids[0])

@@ -1,0 +1,258 @@
+"""What every format must do."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.helpers.formats import (
+    turn,
+    write_itk,
+    write_nifti,
+    write_numpy,
+    write_series,
+    write_tiff,
+    write_zarr,
+)
+from unet3d.data.formats.volume_format import UnreadableFileError
+from unet3d.data.formats.volumes import (
+    FORMATS,
+    get_label_suffix,
+    is_volume,
+    iter_voxels,
+    list_files,
+    list_volumes,
+    open_header,
+    read_header,
+    read_volume,
+    split_suffix,
+    write_labels,
+)
+from unet3d.errors import UsageError
+
+STRAIGHT = np.diag([0.0003, 0.0004, 0.0012, 1.0])
+OBLIQUE = turn(0.7, 0.8, 2.5)
+
+WRITERS = {
+    "a.nii.gz": (write_nifti, OBLIQUE.astype(np.float32).astype(float)),
+    "a.nii": (write_nifti, OBLIQUE.astype(np.float32).astype(float)),
+    "a.nrrd": (write_itk, OBLIQUE),
+    "a.mha": (write_itk, OBLIQUE),
+    "a.mhd": (write_itk, OBLIQUE),
+    "a.tif": (write_tiff, STRAIGHT),
+    "a.tiff": (write_tiff, STRAIGHT),
+    "a.ome.zarr": (write_zarr, STRAIGHT),
+    "a.zarr": (write_zarr, STRAIGHT),
+    "a.npy": (write_numpy, np.eye(4)),
+    "a": (write_series, OBLIQUE),
+}
+
+every_format = pytest.mark.parametrize("name", WRITERS)
+
+
+@pytest.fixture
+def voxels():
+    return np.random.default_rng(0).integers(0, 1000, (10, 9, 7)).astype(np.int16)
+
+
+@pytest.fixture
+def labels(voxels):
+    return (voxels % 3).astype(np.uint8)
+
+
+def write(folder: Path, name: str, voxels: np.ndarray) -> Path:
+    writer, affine = WRITERS[name]
+    if name.endswith((".tif", ".tiff")):
+        voxels = voxels.astype(np.uint16)
+    return writer(folder / name, voxels, affine)
+
+
+def test_every_suffix_of_every_format_has_a_writer_here():
+    assert {suffix for format in FORMATS for suffix in format.suffixes} == {
+        *(name[1:] for name in WRITERS if name != "a"),
+        *(".ome.tif", ".ome.tiff", ".dcm"),  # test_tiff.py, test_dicom.py
+    }
+
+
+@every_format
+def test_voxels_and_geometry_are_read_as_they_were_written(tmp_path, voxels, name):
+    file = write(tmp_path, name, voxels)
+    channels, affine = read_volume(file)
+    assert channels.dtype.kind in "iu"
+    np.testing.assert_array_equal(channels, voxels[None])
+    np.testing.assert_allclose(affine, WRITERS[name][1], rtol=1e-6, atol=1e-9)
+    assert split_suffix(file) == ("a", name[1:])
+
+
+@every_format
+def test_the_header_agrees_with_what_is_read(tmp_path, voxels, name):
+    file = write(tmp_path, name, voxels)
+    header, (channels, affine) = open_header(file), read_volume(file)
+    assert header.shape == channels.shape[1:]
+    assert header.dtype == channels.dtype
+    np.testing.assert_array_equal(header.affine, affine)
+    assert header.num_channels == 1
+    assert (header.assumption is None) == (name != "a.npy")
+
+
+@every_format
+def test_streamed_voxels_are_those_of_the_volume(tmp_path, voxels, name):
+    file = write(tmp_path, name, voxels)
+    header = read_header(file)
+    pieces = list(iter_voxels(file, header))
+    assert {channel for channel, _ in pieces} == {0}
+    assert {values.dtype for _, values in pieces} == {np.dtype(np.float32)}
+    streamed = np.concatenate([values for _, values in pieces])
+    np.testing.assert_array_equal(streamed.reshape(header.shape, order=header.order), voxels)
+
+
+@every_format
+def test_labels_have_the_affine_of_their_image_exactly(tmp_path, voxels, labels, name):
+    image = write(tmp_path, name, voxels)
+    path = tmp_path / f"labels{get_label_suffix(image)}"
+    for values in (labels, labels[::-1]):  # written, then replaced
+        write_labels(path, values, image, ["background", "organ", "lesion"])
+        read, affine = read_volume(path)
+        assert read.dtype == np.uint8
+        np.testing.assert_array_equal(read, values[None])
+        np.testing.assert_array_equal(affine, read_volume(image)[1])
+    assert {p.name for p in tmp_path.iterdir() if p.name.startswith((".", "labels"))} == {path.name}
+
+
+@every_format
+def test_a_missing_volume_is_one_line(tmp_path, name):
+    with pytest.raises(UnreadableFileError, match=r"^is missing$"):
+        read_header(tmp_path / name)
+    with pytest.raises(UsageError, match=r"a.* is missing$"):
+        read_volume(tmp_path / name)
+
+
+@every_format
+def test_a_truncated_volume_is_one_line_that_names_it(tmp_path, voxels, name, capfd):
+    file = write(tmp_path, name, voxels)
+    part = max(list_files(file), key=lambda part: part.stat().st_size)
+    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    with pytest.raises(UsageError) as error:
+        read_volume(file)
+    assert str(error.value).startswith(f"{file} cannot be read as a volume: ")
+    assert "\n" not in str(error.value)
+    with pytest.raises(UnreadableFileError):
+        list(iter_voxels(file, read_header(file)))
+    assert capfd.readouterr().err == ""
+
+
+@every_format
+def test_a_hostile_file_is_one_line_that_names_it(tmp_path, name):
+    for content in (b"", b"\0" * 200, b"\xff" * 4096, b"NRRD0004\ntype: int\n" * 20):
+        file = tmp_path / name
+        if name.endswith("zarr"):
+            file.mkdir(exist_ok=True)
+            (file / "zarr.json").write_bytes(content)
+        elif name == "a":
+            file.mkdir(exist_ok=True)
+            (file / "1.dcm").write_bytes(b"\0" * 128 + b"DICM" + content)
+        else:
+            file.write_bytes(content)
+        with pytest.raises(UsageError, match=rf"{name} cannot be read as a volume: .+") as error:
+            read_volume(file)
+        assert "\n" not in str(error.value)
+
+
+@every_format
+def test_a_volume_is_found_in_its_folder(tmp_path, voxels, name):
+    file = write(tmp_path, name, voxels)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    assert is_volume(file)
+    assert list_volumes(tmp_path) == [file]
+
+
+def test_the_same_data_has_the_same_axes_in_every_format_that_has_axes(tmp_path, labels):
+    """A volume that is converted must be segmented alike."""
+    affine = np.diag([0.5, 0.75, 2.0, 1.0])
+    affine[:3, 3] = 8, -4, 16
+    image = write_nifti(tmp_path / "a.nii", labels, affine)
+    for name in ("b.nrrd", "b.mha", "b.ome.zarr"):
+        write_labels(tmp_path / name, labels, image)
+    write_series(tmp_path / "b", labels.astype(np.int16), affine)
+    write_labels(tmp_path / "b.dcm", labels, tmp_path / "b", ["background", "a", "b"])
+    for file in list_volumes(tmp_path):
+        channels, written = read_volume(file)
+        np.testing.assert_array_equal(channels[0], labels)
+        np.testing.assert_array_equal(written, affine)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("b.tif", r"b\.tif cannot hold the orientation of .*a\.nrrd: .*output_format=nii\.gz"),
+        ("b.ome.zarr", "cannot hold the orientation"),
+        ("b.dcm", r"DICOM SEG, which refers to DICOM images, and .*a\.nrrd is none"),
+    ],
+)
+def test_a_format_that_cannot_hold_the_geometry_is_refused(tmp_path, labels, name, problem):
+    image = write_itk(tmp_path / "a.nrrd", labels, OBLIQUE)
+    with pytest.raises(UsageError, match=problem):
+        write_labels(tmp_path / name, labels, image)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_tiff_cannot_hold_a_position(tmp_path, labels):
+    affine = np.diag([0.7, 0.7, 2.3, 1.0])  # other numbers in micrometers, after rounding
+    image = write_itk(tmp_path / "a.nrrd", labels, affine)
+    write_labels(tmp_path / "b.tif", labels, image)
+    assert (open_header(tmp_path / "b.tif").affine == open_header(image).affine).all()
+    affine[0, 3] = 1
+    write_itk(image, labels, affine)
+    with pytest.raises(UsageError, match=r"b\.tif cannot hold the position of .*a\.nrrd"):
+        write_labels(tmp_path / "b.tif", labels, image)
+
+
+def test_skewed_axes_are_refused_by_formats_of_itk(tmp_path, labels):
+    skewed = np.array([[1, 0.4, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+    image = write_nifti(tmp_path / "a.nii", labels, skewed)
+    with pytest.raises(UsageError, match="cannot hold the skewed axes"):
+        write_labels(tmp_path / "b.mha", labels, image)
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "extra"),
+    [
+        ("a.nrrd", ["SimpleITK"], "itk"),
+        ("a.tif", ["tifffile"], "tiff"),
+        ("a.zarr", ["zarr"], "zarr"),
+        ("a", ["pydicom", "pydicom.config"], "dicom"),
+        ("a.dcm", ["highdicom"], "dicom"),
+    ],
+)
+def test_a_missing_package_is_one_line_with_its_extra(
+    tmp_path, voxels, name, packages, extra, monkeypatch
+):
+    if name in WRITERS:
+        write(tmp_path, name, voxels)
+    else:
+        (tmp_path / name).touch()
+    for package in packages:
+        monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(UsageError, match=rf'needs {packages[0]}.*pip install "unet3d\[{extra}\]"'):
+        open_header(tmp_path / name)
+
+
+def test_several_channels_follow_one_another(tmp_path):
+    voxels = np.random.default_rng(0).integers(0, 99, (2, 6, 5, 4)).astype(np.uint8)
+    np.save(tmp_path / "a.npy", voxels)
+    np.save(tmp_path / "b.npy", np.asfortranarray(voxels[0]))
+    write_zarr(tmp_path / "a.zarr", voxels, STRAIGHT)
+    write_zarr(tmp_path / "b.zarr", voxels, STRAIGHT, version=2, chunks=(3, 5, 6))
+    for name, expected in itertools.product(("a.npy", "a.zarr", "b.zarr", "b.npy"), [voxels]):
+        header = read_header(tmp_path / name)
+        expected = expected[:1] if name == "b.npy" else expected
+        np.testing.assert_array_equal(read_volume(tmp_path / name)[0], expected)
+        assert header.num_channels == len(expected)
+        pieces = [[], []]
+        for channel, values in iter_voxels(tmp_path / name, header):
+            pieces[channel].append(values)
+        for streamed, channel in zip(pieces, expected, strict=False):
+            flat = np.concatenate(streamed)
+            np.testing.assert_array_equal(flat.reshape(channel.shape, order=header.order), channel)

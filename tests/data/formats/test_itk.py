@@ -1,0 +1,105 @@
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK
+
+from tests.data.helpers.formats import turn, write_itk
+from unet3d.data.formats.volumes import iter_voxels, list_files, open_header, read_volume
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+
+OBLIQUE = turn(0.7, 0.8, 2.5)
+
+
+@pytest.fixture
+def voxels():
+    return np.random.default_rng(0).integers(0, 99, (9, 8, 7)).astype(np.int16)
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha", ".nii"])
+def test_the_axes_are_those_of_nibabel(tmp_path, voxels, suffix):
+    """ITK writes NIfTI too: nibabel reads the same voxels and axes from it."""
+    file = write_itk(tmp_path / f"a{suffix}", voxels, OBLIQUE)
+    write_itk(tmp_path / "b.nii", voxels, OBLIQUE)
+    expected = nibabel.load(tmp_path / "b.nii")
+    np.testing.assert_array_equal(read_volume(file)[0][0], np.asarray(expected.dataobj))
+    np.testing.assert_allclose(read_volume(file)[1], expected.affine, atol=1e-5)
+
+
+def test_the_axes_of_nrrd_are_read_as_written(tmp_path, voxels):
+    text = (
+        "NRRD0005\ntype: short\ndimension: 3\nspace: right-anterior-superior\nsizes: 9 8 7\n"
+        "space directions: (0.7,0.1,0) (-0.1,0.8,0) (0,0,2.3)\nspace origin: (1.1,-2.2,3.3)\n"
+        "endian: little\nencoding: raw\n\n"
+    )
+    (tmp_path / "a.nrrd").write_bytes(text.encode() + voxels.tobytes(order="F"))
+    channels, affine = read_volume(tmp_path / "a.nrrd")
+    np.testing.assert_array_equal(channels[0], voxels)
+    expected = [[0.7, -0.1, 0, 1.1], [0.1, 0.8, 0, -2.2], [0, 0, 2.3, 3.3], [0, 0, 0, 1]]
+    np.testing.assert_array_equal(affine, expected)
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_vectors_and_a_fourth_axis_are_channels(tmp_path, suffix):
+    voxels = np.random.default_rng(0).random((3, 7, 8, 9)).astype(np.float32)  # (C, Z, Y, X)
+    vectors = SimpleITK.GetImageFromArray(np.moveaxis(voxels, 0, -1), isVector=True)
+    volumes = SimpleITK.GetImageFromArray(voxels, isVector=False)
+    for image in (vectors, volumes):
+        SimpleITK.WriteImage(image, str(tmp_path / f"a{suffix}"))
+        header = open_header(tmp_path / f"a{suffix}")
+        channels, _ = read_volume(tmp_path / f"a{suffix}")
+        np.testing.assert_array_equal(channels, voxels.transpose(0, 3, 2, 1))
+        assert header.shape == (9, 8, 7, 3)
+        assert [c for c, _ in iter_voxels(tmp_path / f"a{suffix}", header)] == [0, 1, 2]
+
+
+def test_complex_voxels_have_a_type_that_check_refuses(tmp_path, voxels):
+    image = SimpleITK.GetImageFromArray(voxels.astype(np.complex64))
+    SimpleITK.WriteImage(image, str(tmp_path / "a.nrrd"))
+    assert open_header(tmp_path / "a.nrrd").dtype.kind not in "iuf"
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_a_compressed_file_that_ends_early_is_refused(tmp_path, voxels, suffix, capfd):
+    file = tmp_path / f"a{suffix}"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(UsageError, match=r"cannot be read as a volume: it .*(ends after|received)"):
+        read_volume(file)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_header_without_its_voxels_is_refused(tmp_path, voxels):
+    file = write_itk(tmp_path / "a.mhd", voxels, OBLIQUE)
+    assert list_files(file) == [file, tmp_path / "a.raw"]
+    (tmp_path / "a.raw").unlink()
+    with pytest.raises(UsageError, match=r"a\.mhd .*names a\.raw for its voxels, which is missing"):
+        open_header(file)
+
+
+def test_an_image_is_refused(tmp_path):
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.zeros((8, 8))), str(tmp_path / "a.mha"))
+    with pytest.raises(UsageError, match=r"a\.mha must be a 3D volume, but has shape \[8, 8\]"):
+        open_header(tmp_path / "a.mha")
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_an_absurd_size_is_refused_before_memory_is_allocated(tmp_path, voxels, suffix):
+    file = tmp_path / f"a{suffix}"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
+    content = file.read_bytes()
+    for size in (b"7 8 9", b"9 8 7"):
+        content = content.replace(size, b"20000 20000 20000")
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"it ends after [\d,]+ of [\d,]+ bytes of voxels"):
+        read_volume(file)
+
+
+def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
+    voxels = np.zeros((16, 60, 60, 60))
+    file = tmp_path / "a.mha"
+    image = SimpleITK.GetImageFromArray(np.moveaxis(voxels, 0, -1), isVector=True)
+    SimpleITK.WriteImage(image, str(file), True)
+    cost = estimate_preprocessing_cost([file], Preprocessing(num_classes=2))
+    assert cost.ram >= 2 * voxels.nbytes

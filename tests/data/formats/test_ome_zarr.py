@@ -1,0 +1,112 @@
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tests.data.helpers.formats import write_zarr
+from unet3d.data.formats.volumes import iter_voxels, open_header, read_volume, write_labels
+from unet3d.errors import UsageError
+
+AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
+
+
+@pytest.fixture
+def voxels():
+    return np.random.default_rng(0).integers(0, 99, (9, 8, 7)).astype(np.uint16)
+
+
+def edit(folder, change):
+    """Change the first image of an OME-Zarr 0.5."""
+    content = json.loads((folder / "zarr.json").read_text())
+    change(content["attributes"]["ome"]["multiscales"][0])
+    (folder / "zarr.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_both_versions_are_read_and_labels_keep_version_numbers_and_units(
+    tmp_path, voxels, version
+):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE, version=version)
+    np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
+    assert open_header(image).spacing_mm == pytest.approx((0.0005, 0.0005, 0.002))
+    write_labels(tmp_path / "b.zarr", (voxels % 2).astype(np.uint8), image)
+    file = ".zattrs" if version == 2 else "zarr.json"
+    (written, first) = ((tmp_path / name / file).read_text() for name in ("b.zarr", "a.zarr"))
+    for text in ('"micrometer"', "0.5", '"0.4"' if version == 2 else '"0.5"'):
+        assert text in written
+        assert text in first
+
+
+def test_axes_in_another_order_are_turned(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels.T, AFFINE)
+    edit(image, lambda content: content["axes"].reverse())
+    edit(image, lambda content: content["datasets"][0].pop("coordinateTransformations"))
+    np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
+    streamed = np.concatenate([values for _, values in iter_voxels(image, open_header(image))])
+    np.testing.assert_array_equal(streamed, voxels.ravel(order="F"))
+
+
+def test_a_translation_is_the_origin(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+
+    def move(content):
+        transforms = content["datasets"][0]["coordinateTransformations"]
+        transforms.append({"type": "translation", "translation": [30.0, 20.0, 10.0]})
+
+    edit(image, move)
+    affine = open_header(image).affine
+    np.testing.assert_allclose(affine[:3, 3], [0.01, 0.02, 0.03])
+    write_labels(tmp_path / "b.zarr", voxels.astype(np.uint8), image)
+    assert (open_header(tmp_path / "b.zarr").affine == affine).all()
+
+
+def test_only_a_row_of_chunks_is_held_while_streaming(tmp_path):
+    voxels = np.random.default_rng(0).integers(0, 9, (64, 64, 128)).astype(np.float32)
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE, chunks=(4, 64, 64))
+    header = open_header(image)
+    assert header.buffer_bytes == 4 * 64 * 64 * 4
+    for _ in iter_voxels(image, header):  # imports and caches
+        pass
+    tracemalloc.start()
+    for _ in iter_voxels(image, header):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < voxels.nbytes / 4
+
+
+def test_missing_units_and_scales_are_said(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    edit(image, lambda content: [axis.pop("unit") for axis in content["axes"]])
+    assert open_header(image).assumption == "no unit of its voxel spacing: mm is assumed"
+    assert open_header(image).spacing_mm == pytest.approx((0.5, 0.5, 2))
+    edit(image, lambda content: content["datasets"][0].pop("coordinateTransformations"))
+    assert open_header(image).assumption == "no voxel spacing: 1 mm is assumed"
+    assert open_header(image).spacing_mm == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda c: c["axes"][0].update(name="t"), "has the axes tyx: they must be z, y, x"),
+        (lambda c: c["axes"][0].update(unit="parsec"), "has the unit parsec: it must be one of"),
+        (lambda c: c["axes"].pop(), "has the axes zy"),
+        (lambda c: c["datasets"][0].update(path="9"), "it cannot be decoded"),
+        (lambda c: c.clear(), "it "),
+    ],
+)
+def test_invalid_attributes_are_one_line(tmp_path, voxels, change, problem):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    edit(image, change)
+    with pytest.raises(UsageError, match=rf"a\.zarr cannot be read as a volume: .*{problem}"):
+        open_header(image)
+
+
+def test_an_array_without_attributes_is_refused(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    content = json.loads((image / "zarr.json").read_text())
+    content["attributes"].clear()
+    (image / "zarr.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="has no multiscales in its attributes"):
+        open_header(image)

@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+import tifffile
+
+from unet3d.data.formats.tiff import NO_SPACING
+from unet3d.data.formats.volumes import iter_voxels, open_header, read_volume, write_labels
+from unet3d.errors import UsageError
+
+UM = "\u00b5m"
+
+
+@pytest.fixture
+def stack():
+    """Slices as they are on disk: (Z, Y, X)."""
+    return np.random.default_rng(0).integers(0, 255, (5, 12, 9)).astype(np.uint8)
+
+
+def check_voxels(file, expected):
+    """Expect channels (C, X, Y, Z), read and streamed."""
+    np.testing.assert_array_equal(read_volume(file)[0], expected)
+    pieces = [values for _, values in iter_voxels(file, open_header(file))]
+    flat = np.concatenate([channel.ravel(order="F") for channel in expected])
+    np.testing.assert_array_equal(np.concatenate(pieces), flat)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"metadata": None},
+        {"bigtiff": True, "byteorder": ">"},
+        {"compression": "lzw"},
+        {"compression": "zlib", "tile": (16, 16)},
+        {"ome": True},
+        {"imagej": True},
+    ],
+)
+def test_a_stack_of_slices_is_x_y_z(tmp_path, stack, options):
+    tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack", **options)
+    check_voxels(tmp_path / "a.tif", stack.T[None])
+    header = open_header(tmp_path / "a.tif")
+    assert header.spacing_mm == (1, 1, 1)
+    assert header.assumption == NO_SPACING
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape"), [("ZCYX", (5, 3, 12, 9)), ("CZYX", (3, 5, 12, 9)), ("ZYXS", (5, 12, 9, 3))]
+)
+def test_channels_and_colors_are_channels(tmp_path, axes, shape):
+    voxels = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
+    order = [axes.replace("S", "C").index(axis) for axis in "CXYZ"]
+    for compression in (None, "zlib"):
+        tifffile.imwrite(
+            tmp_path / "a.tif",
+            voxels,
+            photometric="rgb" if "S" in axes else "minisblack",
+            ome="S" not in axes,
+            compression=compression,
+            metadata={"axes": axes},
+        )
+        check_voxels(tmp_path / "a.tif", voxels.transpose(order))
+
+
+def test_a_mask_becomes_bytes(tmp_path, stack):
+    tifffile.imwrite(tmp_path / "a.tif", stack > 99, photometric="minisblack")
+    check_voxels(tmp_path / "a.tif", (stack > 99).astype(np.uint8).T[None])
+    assert read_volume(tmp_path / "a.tif")[0].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("unit", "size", "spacing_mm"),
+    [("um", 0.5, 5e-4), ("micron", 0.5, 5e-4), ("mm", 0.25, 0.25), ("nm", 125, 1.25e-4)],
+)
+def test_the_spacing_of_imagej_is_read(tmp_path, stack, unit, size, spacing_mm):
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        stack,
+        imagej=True,
+        resolution=(1 / size, 2 / size),
+        metadata={"spacing": 4 * size, "unit": unit, "axes": "ZYX"},
+    )
+    header = open_header(tmp_path / "a.tif")
+    expected = (spacing_mm, spacing_mm / 2, 4 * spacing_mm)
+    assert header.spacing_mm == pytest.approx(expected, rel=1e-6)
+    assert header.assumption is None
+
+
+def test_the_spacing_of_ome_is_read_and_written_exactly(tmp_path, stack):
+    metadata = {"axes": "ZYX"}
+    for axis, size in zip("XYZ", (0.1234567890123, 0.3, 1.7), strict=True):
+        metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": UM}
+    image = tmp_path / "a.ome.tif"
+    tifffile.imwrite(image, stack, metadata=metadata)
+    expected = tuple(size * 1e-3 for size in (0.1234567890123, 0.3, 1.7))
+    assert open_header(image).spacing_mm == pytest.approx(expected, rel=1e-15)
+    write_labels(tmp_path / "b.ome.tif", stack.T, image)
+    assert (open_header(tmp_path / "b.ome.tif").affine == open_header(image).affine).all()
+    with tifffile.TiffFile(tmp_path / "b.ome.tif") as written:
+        assert f'PhysicalSizeXUnit="{UM}"' in written.ome_metadata
+
+
+def test_slices_without_a_distance_get_that_of_the_columns(tmp_path, stack):
+    tifffile.imwrite(
+        tmp_path / "a.tif", stack, imagej=True, resolution=(2, 2), metadata={"unit": "um"}
+    )
+    header = open_header(tmp_path / "a.tif")
+    assert header.spacing_mm == pytest.approx((5e-4, 5e-4, 5e-4))
+    assert "no spacing of its slices" in header.assumption
+    write_labels(tmp_path / "b.tif", stack.T, tmp_path / "a.tif")
+    assert (open_header(tmp_path / "b.tif").affine == header.affine).all()
+
+
+@pytest.mark.parametrize("axes", ["TZYX", "TYX"])
+def test_time_series_are_refused(tmp_path, axes):
+    voxels = np.zeros((3, 4, 8, 8)[-len(axes) :], np.uint8)
+    tifffile.imwrite(tmp_path / "a.ome.tif", voxels, metadata={"axes": axes})
+    with pytest.raises(UsageError, match=r"a\.ome\.tif .* has the axes .*\(T\).*: save one stack"):
+        open_header(tmp_path / "a.ome.tif")
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.6])
+@pytest.mark.parametrize("options", [{"imagej": True}, {"metadata": None}, {"compression": "lzw"}])
+def test_a_file_that_lost_slices_is_refused_without_a_log(
+    tmp_path, stack, options, fraction, capfd
+):
+    tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack", **options)
+    content = (tmp_path / "a.tif").read_bytes()
+    (tmp_path / "a.tif").write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(UsageError, match=r"a\.tif cannot be read as a volume: it "):
+        read_volume(tmp_path / "a.tif")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_single_slice_has_one_plane(tmp_path, stack):
+    tifffile.imwrite(tmp_path / "a.tif", stack[0])
+    assert open_header(tmp_path / "a.tif").shape == (9, 12, 1)

@@ -1,0 +1,177 @@
+"""DICOM files that hold a volume: segmentations (SEG) and enhanced images, by highdicom."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d import __version__
+from unet3d.atomic_write import atomic_write
+from unet3d.data.formats.dicom_series import (
+    compute_affine,
+    get_normal,
+    is_series,
+    open_series,
+    read_dataset,
+)
+from unet3d.data.formats.volume_format import (
+    UnreadableFileError,
+    VolumeHeader,
+    describe_read_errors,
+    get_spacing_mm,
+    need_extra,
+)
+from unet3d.errors import UsageError
+
+SUFFIX = ".dcm"
+
+SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+
+
+def open_image(file: Path) -> tuple[Any, Any]:
+    """Return highdicom's image without voxels, and the geometry of its frames."""
+    with need_extra("dicom", file):
+        import highdicom
+    if not file.is_file():
+        raise UnreadableFileError("is missing")
+    with describe_read_errors(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about values that other programs wrote
+        dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
+        if "NumberOfFrames" not in dataset:
+            raise UnreadableFileError("is one slice of a series: give the folder of its series")
+        if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
+            image: Any = highdicom.seg.segread(file, lazy_frame_retrieval=True)
+        else:
+            image = highdicom.imread(file, lazy_frame_retrieval=True)
+        geometry = image.get_volume_geometry(allow_missing_positions=True)
+    if geometry is None:
+        raise UnreadableFileError("has frames that are not the slices of one volume")
+    return image, geometry
+
+
+def read_file_header(file: Path) -> VolumeHeader:
+    """Read the geometry of the frames."""
+    image, geometry = open_image(file)
+    affine, _ = _orient(image, geometry)
+    slices, rows, columns = geometry.spatial_shape
+    is_segmentation = image.SOPClassUID in SEGMENTATIONS
+    dtype = np.dtype(np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16)
+    return VolumeHeader(
+        shape=(columns, rows, slices),
+        affine=affine,
+        pixdim=get_spacing_mm(affine),
+        dtype=dtype if is_segmentation else np.dtype(np.float32),
+        may_be_cropped=is_segmentation,
+        buffer_bytes=8 * slices * rows * columns,
+    )
+
+
+def read_file(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return (channels (1, D, H, W), affine); the label of a segment is its number."""
+    image, geometry = open_image(file)
+    affine, is_flipped = _orient(image, geometry)
+    header = read_file_header(file)
+    with describe_read_errors(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if header.may_be_cropped:
+            volume = image.get_volume(combine_segments=True, allow_missing_positions=True)
+        else:
+            volume = image.get_volume()
+    if volume.array.ndim != 3:
+        raise UnreadableFileError("has colors: it must have one number per voxel")
+    slices = volume.array[::-1] if is_flipped else volume.array
+    return slices.astype(header.dtype).transpose(2, 1, 0)[None], affine
+
+
+def _orient(image: Any, geometry: Any) -> tuple[np.ndarray, bool]:
+    """Return the affine as of a series, and whether highdicom's slices run the other way."""
+    orientation, positions = _read_positions(image)
+    with describe_read_errors():
+        groups = [
+            image.SharedFunctionalGroupsSequence[0],
+            *image.PerFrameFunctionalGroupsSequence,
+        ]
+        measures = next(g.PixelMeasuresSequence for g in groups if "PixelMeasuresSequence" in g)
+        pixel_spacing = np.array(measures[0].PixelSpacing, float)
+    positions = positions[np.argsort(positions @ get_normal(orientation))]
+    positions = np.linspace(positions[0], positions[-1], geometry.spatial_shape[0])  # no gaps
+    thickness = float(geometry.spacing_between_slices)
+    affine = compute_affine(orientation, pixel_spacing, positions, thickness)
+    is_flipped = bool(geometry.affine[:3, 0] @ get_normal(orientation) < 0)
+    return affine, is_flipped
+
+
+def _read_positions(image: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the axes of the rows and columns, and the position of each frame (N, 3)."""
+    with describe_read_errors():
+        frames = image.PerFrameFunctionalGroupsSequence
+        groups = [image.SharedFunctionalGroupsSequence[0], *frames]
+        planes = next(g.PlaneOrientationSequence for g in groups if "PlaneOrientationSequence" in g)
+        positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
+        return np.array(planes[0].ImageOrientationPatient, float), np.array(positions, float)
+
+
+def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]) -> None:
+    """Write a binary segment for each class, which refers to the images.
+
+    Slices without labels are written too, so that the file has the grid of the images.
+    """
+    with need_extra("dicom", path):
+        import highdicom
+        from pydicom.sr.codedict import codes
+    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
+    check_source(path, like)
+    planes = labels.T  # in the order of the slices
+    if like.name.endswith(SUFFIX):
+        sources = [read_dataset(like, stop_before_pixels=True)]
+        orientation, positions = _read_positions(sources[0])
+        planes = planes[np.argsort(np.argsort(positions @ get_normal(orientation)))]  # of frames
+    else:
+        sources = open_series(like, tags=None).datasets
+    names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about names and dates of the images
+        algorithm = highdicom.AlgorithmIdentificationSequence(
+            name="unet3d", version=__version__, family=codes.cid7162.ArtificialIntelligence
+        )
+        segments = [
+            highdicom.seg.SegmentDescription(
+                segment_number=number,
+                segment_label=name[:64],
+                segmented_property_category=codes.SCT.Tissue,
+                segmented_property_type=codes.SCT.Tissue,
+                algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+                algorithm_identification=algorithm,
+            )
+            for number, name in enumerate(names, start=1)
+        ]
+        segmentation = highdicom.seg.Segmentation(
+            source_images=sources,
+            pixel_array=np.ascontiguousarray(planes),
+            segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+            segment_descriptions=segments,
+            series_instance_uid=highdicom.UID(),
+            series_number=1000,
+            sop_instance_uid=highdicom.UID(),
+            instance_number=1,
+            series_description="unet3d",
+            omit_empty_frames=False,
+            manufacturer="unet3d",
+            manufacturer_model_name="unet3d",
+            software_versions=__version__,
+            device_serial_number="0",
+        )
+        with atomic_write(path) as draft:
+            segmentation.save_as(draft)
+
+
+def check_source(path: Path, like: Path) -> None:
+    """Refuse a volume that is not DICOM: a segmentation refers to images."""
+    if not (like.name.endswith(SUFFIX) or is_series(like)):
+        raise UsageError(
+            f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
+            "output_format=nii.gz"
+        )

@@ -1,0 +1,256 @@
+"""A folder with one series of DICOM images, one slice each, by pydicom."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.data.formats.volume_format import (
+    LPS_TO_RAS,
+    UnreadableFileError,
+    VolumeHeader,
+    describe_read_errors,
+    get_spacing_mm,
+    need_extra,
+)
+from unet3d.text import join_first
+
+TAGS = [
+    *("SOPClassUID", "SeriesInstanceUID", "SeriesDescription", "Modality"),
+    *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "BitsAllocated"),
+    *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "PixelSpacing"),
+    *("SliceThickness", "ImageOrientationPatient", "ImagePositionPatient"),
+]
+"""What a header needs of each image."""
+
+GAP_TOLERANCE = 0.02
+"""Tolerated difference between distances of slices, as a fraction of them."""
+
+MULTIFRAME = [
+    f"1.2.840.10008.5.1.4.1.1.{number}"
+    for number in ("2.1", "2.2", "4.1", "4.4", "66.4", "66.7", "128.1", "130")
+]
+"""Classes of files that hold a whole volume: enhanced images and segmentations."""
+
+HEAD_BYTES = 512
+"""Bytes at a file's start that name its class."""
+
+MAX_TRIED = 16
+"""Files of a folder that are opened to find out whether it holds a series."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The images of a series in the order of their slices, without voxels."""
+
+    files: list[Path]
+    datasets: list[Any]
+    affine: np.ndarray
+
+    @property
+    def scaling(self) -> list[tuple[float, float]]:
+        """Return slope and intercept of each slice."""
+        return [
+            (float(d.get("RescaleSlope", 1)), float(d.get("RescaleIntercept", 0)))
+            for d in self.datasets
+        ]
+
+    @property
+    def stored_type(self) -> np.dtype:
+        """Return the type of the voxels before scaling."""
+        first = self.datasets[0]
+        kind = "i" if first.get("PixelRepresentation") else "u"
+        return np.dtype(f"{kind}{first.BitsAllocated // 8}")
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether any slice must be scaled."""
+        return set(self.scaling) != {(1.0, 0.0)}
+
+    def iter_slices(self) -> Iterator[np.ndarray]:
+        """Yield slices (Y, X), scaled to float32 if any of them must be."""
+        is_scaled = self.is_scaled
+        for file, (slope, intercept) in zip(self.files, self.scaling, strict=True):
+            with describe_read_errors():
+                plane = read_dataset(file).pixel_array
+            if is_scaled:
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                    plane = (plane.astype(np.float64) * slope + intercept).astype(np.float32)
+            yield plane
+
+
+def is_series(path: Path) -> bool:
+    """Return whether a path is a folder with DICOM images of one slice each."""
+    if not path.is_dir():
+        return False
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(e.name for e in entries if e.is_file() and e.name[0] != ".")
+        return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
+    except PermissionError:
+        return False
+
+
+def list_dicom_files(folder: Path) -> list[Path]:
+    """Return the DICOM files of a folder, sorted by name."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
+    return [file for file in files if file.name != "DICOMDIR" and _read_head(file) is not None]
+
+
+def read_dataset(file: Path, **options: Any) -> Any:
+    """Read a file; values that break the standard are read as they are."""
+    with need_extra("dicom", file):
+        import pydicom
+        from pydicom.config import IGNORE, settings
+
+    settings.reading_validation_mode = IGNORE
+    return pydicom.dcmread(file, **options)
+
+
+def open_series(folder: Path, tags: Sequence[str] | None = TAGS) -> Series:
+    """Read the headers of the images of a folder, and sort them along the axis of the slices.
+
+    `tags` are the fields that are read; None: all.
+    """
+    options = {} if tags is None else {"specific_tags": list(tags)}
+    found: dict[str, list[tuple[Path, Any]]] = {}
+    for file in list_dicom_files(folder):
+        with describe_read_errors():
+            dataset = read_dataset(file, stop_before_pixels=True, **options)
+        if "Rows" in dataset:  # not a report or a presentation state
+            found.setdefault(str(dataset.get("SeriesInstanceUID")), []).append((file, dataset))
+    if len(found) > 1:
+        listed = [
+            f"{images[0][1].get('SeriesDescription') or images[0][1].get('Modality')} "
+            f"({len(images)} images, {images[0][0].name}, ...)"
+            for images in found.values()
+        ]
+        raise UnreadableFileError(
+            f"holds {len(found)} series: {join_first(listed)}; give each a folder of its own"
+        )
+    if not found:
+        raise UnreadableFileError("holds no DICOM images")
+    (images,) = found.values()
+    check_images(images)
+    files, datasets, affine = sort_slices(images)
+    return Series(files=files, datasets=datasets, affine=affine)
+
+
+def check_images(images: Sequence[tuple[Path, Any]]) -> None:
+    """Refuse images that do not form one volume."""
+    name, first = images[0][0].name, images[0][1]
+    for file, dataset in images:
+        for tag in ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient"):
+            if not dataset.get(tag):
+                raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
+        if int(dataset.get("NumberOfFrames") or 1) > 1 or int(dataset.SamplesPerPixel) != 1:
+            raise UnreadableFileError(f"has {file.name}, which is not one gray slice: remove it")
+        for tag in ("Rows", "Columns", "PixelSpacing", "BitsAllocated", "PixelRepresentation"):
+            if dataset.get(tag) != first.get(tag):
+                raise UnreadableFileError(
+                    f"has {tag} {first.get(tag)} in {name}, {dataset.get(tag)} in {file.name}: "
+                    "separate the images"
+                )
+        turned = np.subtract(dataset.ImageOrientationPatient, first.ImageOrientationPatient)
+        if np.abs(turned.astype(float)).max() > 1e-3:
+            raise UnreadableFileError(
+                f"has {name} and {file.name} in different orientations, as of a localizer: "
+                "separate the images"
+            )
+
+
+def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[Any], np.ndarray]:
+    """Return files and datasets in the order of their slices, and the affine."""
+    first = images[0][1]
+    orientation = np.array(first.ImageOrientationPatient, float)
+    positions = np.array([d.ImagePositionPatient for _, d in images], float)
+    order = np.argsort(positions @ get_normal(orientation), kind="stable")
+    names = [images[n][0].name for n in order]
+    check_positions(positions[order], orientation, names)
+    thickness = float(first.get("SliceThickness") or 1)
+    affine = compute_affine(
+        orientation, np.array(first.PixelSpacing, float), positions[order], thickness
+    )
+    return [images[n][0] for n in order], [images[n][1] for n in order], affine
+
+
+def get_normal(orientation: np.ndarray) -> np.ndarray:
+    """Return the axis of the slices, given those of the rows and columns."""
+    return np.cross(orientation[:3], orientation[3:])
+
+
+def check_positions(positions: np.ndarray, orientation: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse slices that are missing, twice at one position, or at uneven distances."""
+    if len(positions) < 3:
+        return
+    gaps = np.diff(positions @ get_normal(orientation))
+    usual = float(np.median(gaps))
+    for n in np.flatnonzero(gaps < GAP_TOLERANCE * usual)[:1]:
+        raise UnreadableFileError(
+            f"has {names[n]} and {names[n + 1]} at the same position: remove one of them, or "
+            "separate the phases"
+        )
+    uneven = np.abs(gaps - usual) > GAP_TOLERANCE * usual
+    for n in np.flatnonzero(uneven)[:1]:
+        missing = round(float(gaps[n]) / usual) - 1
+        if missing > 0 and abs(gaps[n] - (missing + 1) * usual) <= GAP_TOLERANCE * usual:
+            raise UnreadableFileError(
+                f"misses {missing} of its slices, between {names[n]} and {names[n + 1]}: copy the "
+                "series again"
+            )
+        raise UnreadableFileError(
+            f"has slices {gaps.min():.4g} to {gaps.max():.4g} mm apart, as between {names[n]} and "
+            f"{names[n + 1]}: resample it to even distances, into a file of another format"
+        )
+    even = np.linspace(positions[0], positions[-1], len(positions))
+    if np.linalg.norm(positions - even, axis=1).max() > GAP_TOLERANCE * usual:
+        raise UnreadableFileError("has slices that are shifted against each other: resample it")
+
+
+def compute_affine(
+    orientation: np.ndarray, pixel_spacing: np.ndarray, positions: np.ndarray, thickness: float
+) -> np.ndarray:
+    """Return the affine of (columns, rows, slices), given the sorted positions (N, 3)."""
+    affine = np.eye(4)
+    affine[:3, 0] = orientation[:3] * pixel_spacing[1]
+    affine[:3, 1] = orientation[3:] * pixel_spacing[0]
+    affine[:3, 2] = get_normal(orientation) * thickness
+    if len(positions) > 1:
+        affine[:3, 2] = (positions[-1] - positions[0]) / (len(positions) - 1)
+    affine[:3, 3] = positions[0]
+    return LPS_TO_RAS @ affine
+
+
+def read_series_header(folder: Path) -> VolumeHeader:
+    """Read the headers of all images."""
+    series = open_series(folder)
+    first = series.datasets[0]
+    shape = int(first.Columns), int(first.Rows), len(series.files)
+    plane = shape[0] * shape[1] * series.stored_type.itemsize
+    for file, dataset in zip(series.files, series.datasets, strict=True):
+        syntax = dataset.file_meta.get("TransferSyntaxUID")
+        if (syntax is None or not syntax.is_compressed) and file.stat().st_size < plane:
+            raise UnreadableFileError(f"has {file.name}, which ends before its last voxel")
+    return VolumeHeader(
+        shape=shape,
+        affine=series.affine,
+        pixdim=get_spacing_mm(series.affine),
+        dtype=np.dtype(np.float32) if series.is_scaled else series.stored_type,
+        buffer_bytes=4 * plane,
+    )
+
+
+def _is_single_image(file: Path) -> bool:
+    head = _read_head(file)
+    return head is not None and not any(uid.encode() in head for uid in MULTIFRAME)
+
+
+def _read_head(file: Path) -> bytes | None:
+    """Return a DICOM file's first bytes; None if it is another."""
+    with file.open("rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    return head if head[128:132] == b"DICM" else None

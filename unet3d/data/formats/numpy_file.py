@@ -1,0 +1,71 @@
+"""NumPy arrays (D, H, W) or (C, D, H, W) in .npy files, which have no spacing."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.atomic_write import atomic_write
+from unet3d.data.formats.volume_format import (
+    UnreadableFileError,
+    VolumeHeader,
+    describe_read_errors,
+    get_number_type,
+    iter_slabs,
+)
+
+
+class NumPy:
+    """Files that end in .npy: their axes are taken as they are, with 1 mm between voxels."""
+
+    name = "NumPy"
+    suffixes = (".npy",)
+
+    def list_files(self, file: Path) -> list[Path]:
+        """Return the file."""
+        return [file]
+
+    def read_header(self, file: Path) -> VolumeHeader:
+        """Map the file."""
+        channels = _map(file)
+        spatial = channels.shape[1:]
+        return VolumeHeader(
+            shape=spatial if len(channels) == 1 else (*spatial, len(channels)),
+            affine=np.eye(4),
+            pixdim=(1.0, 1.0, 1.0),
+            dtype=channels.dtype,
+            assumption="no voxel spacing: 1 mm is assumed",
+            order="F" if channels.flags.f_contiguous else "C",
+        )
+
+    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield slabs across the slowest axis."""
+        return iter_slabs(_map(file), header.order)
+
+    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Map the file."""
+        return _map(file), np.eye(4)
+
+    def check_target(self, path: Path, like: Path) -> None:
+        """Accept every grid: none is written."""
+
+    def write_labels(
+        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+    ) -> None:
+        """Write the array alone."""
+        with atomic_write(path) as draft, draft.open("wb") as file:
+            np.save(file, labels)
+
+
+def _map(file: Path) -> np.ndarray:
+    """Return channels (C, D, H, W), mapped."""
+    if not file.exists():
+        raise UnreadableFileError("is missing")
+    with describe_read_errors():
+        array = np.load(file, mmap_mode="c", allow_pickle=False)
+    if array.ndim not in (3, 4) or not array.size:
+        raise UnreadableFileError(
+            f"has shape {list(array.shape)}: it must be (D, H, W) or (C, D, H, W)"
+        )
+    array = array.view(get_number_type(array.dtype))
+    return array[None] if array.ndim == 3 else array

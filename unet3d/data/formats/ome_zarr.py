@@ -1,0 +1,226 @@
+"""OME-Zarr 0.4 and 0.5, read and written chunk by chunk by zarr."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.atomic_write import create_folder
+from unet3d.data.formats.volume_format import (
+    UnreadableFileError,
+    VolumeHeader,
+    check_straight,
+    describe_read_errors,
+    get_number_type,
+    iter_slabs,
+    make_scaled_affine,
+    need_extra,
+)
+
+MM_PER_UNIT = {
+    "angstrom": 1e-7,
+    "nanometer": 1e-6,
+    "micrometer": 1e-3,
+    "millimeter": 1.0,
+    "centimeter": 10.0,
+    "meter": 1000.0,
+}
+
+CHUNK = 64
+"""Voxels along each axis of the chunks of labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """The full resolution of an image; its axes are some of t, c, z, y and x."""
+
+    array: Any
+    axes: str
+    scale: tuple[float, ...]  # of z, y and x, in their units
+    translation: tuple[float, ...]
+    units: tuple[str | None, ...]
+    assumption: str | None
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        """Return the spacing along x, y and z."""
+        z, y, x = self._to_mm(self.scale)
+        return x, y, z
+
+    @property
+    def origin_mm(self) -> tuple[float, float, float]:
+        """Return the position of the first voxel along x, y and z."""
+        z, y, x = self._to_mm(self.translation)
+        return x, y, z
+
+    def _to_mm(self, lengths: Sequence[float]) -> list[float]:
+        factors = [MM_PER_UNIT[unit or "millimeter"] for unit in self.units]
+        return [length * factor for length, factor in zip(lengths, factors, strict=True)]
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Return the size of each axis."""
+        return dict(zip(self.axes, self.array.shape, strict=True))
+
+    @property
+    def rows(self) -> int:
+        """Return the planes of a chunk along z."""
+        return self.array.chunks[self.axes.index("z")]
+
+    def iter_chunk_rows(self) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """Yield (channel, slice of z, (z, y, x)): all that one row of chunks holds of a channel."""
+        for channel in range(self.size.get("c", 1)):
+            for start in range(0, self.size["z"], self.rows):
+                part = slice(start, start + self.rows)
+                index = {"t": 0, "c": channel, "z": part}
+                block = self.array[tuple(index.get(axis, slice(None)) for axis in self.axes)]
+                order = [axis for axis in self.axes if axis in "zyx"]
+                yield channel, part, block.transpose([order.index(axis) for axis in "zyx"])
+
+
+class OmeZarr:
+    """Folders that end in .zarr; arrays are (x, y, z), as those of NIfTI."""
+
+    name = "OME-Zarr"
+    suffixes = (".ome.zarr", ".zarr")
+
+    def __init__(self, open_header: Callable[[Path], VolumeHeader]):
+        self.open_header = open_header  # of any format
+
+    def list_files(self, file: Path) -> list[Path]:
+        """Return all files of the folder."""
+        return sorted(path for path in file.rglob("*") if path.is_file())
+
+    def read_header(self, file: Path) -> VolumeHeader:
+        """Read the attributes of the full resolution."""
+        level = open_level(file)
+        size, channels = level.size, level.size.get("c", 1)
+        shape = size["x"], size["y"], size["z"]
+        return VolumeHeader(
+            shape=shape if channels == 1 else (*shape, channels),
+            affine=make_scaled_affine(level.spacing_mm, level.origin_mm),
+            pixdim=level.spacing_mm,
+            dtype=get_number_type(level.array.dtype),
+            assumption=level.assumption,
+            buffer_bytes=level.rows * size["y"] * size["x"] * level.array.dtype.itemsize,
+        )
+
+    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield slabs, and hold one row of chunks."""
+        with describe_read_errors():
+            for channel, _, block in open_level(file).iter_chunk_rows():
+                for _, values in iter_slabs(block.T[None]):
+                    yield channel, values
+
+    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Fill an array, one row of chunks after the other."""
+        level, header = open_level(file), self.read_header(file)
+        size = level.size
+        stored = (size.get("c", 1), size["z"], size["y"], size["x"])
+        with describe_read_errors():
+            channels = np.empty(stored, header.dtype)
+            for channel, part, block in level.iter_chunk_rows():
+                channels[channel, part] = block
+        return channels.transpose(0, 3, 2, 1), header.affine
+
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse a grid that is not along the axes."""
+        with need_extra("zarr", path):
+            import zarr  # noqa: F401
+        check_straight(path, self.open_header(like), like)
+
+    def write_labels(
+        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+    ) -> None:
+        """Write labels in the version of the image, or 0.5."""
+        self.check_target(path, like)
+        import zarr
+
+        if like.name.endswith(self.suffixes):  # as it is: viewers compare the numbers
+            level = open_level(like)
+            scale, translation, units = level.scale, level.translation, level.units
+            version = zarr.open_group(like, mode="r").metadata.zarr_format
+        else:
+            header = self.open_header(like)
+            scale = header.spacing_mm[::-1]
+            translation = tuple(header.affine[2::-1, 3].tolist())
+            units, version = (None if header.assumption else "millimeter",) * 3, 3
+        axes: list[dict[str, str]] = [
+            {"name": name, "type": "space"} | ({"unit": unit} if unit else {})
+            for name, unit in zip("zyx", units, strict=True)
+        ]
+        transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
+        if any(translation):
+            transforms.append({"type": "translation", "translation": list(translation)})
+        image = {
+            "axes": axes,
+            "datasets": [{"path": "0", "coordinateTransformations": transforms}],
+        }
+        with create_folder(path) as draft:
+            group = zarr.open_group(draft, mode="w", zarr_format=version)
+            if version == 3:
+                group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+            else:
+                group.attrs["multiscales"] = [{"version": "0.4", **image}]
+            shape = labels.T.shape
+            chunks = tuple(min(CHUNK, n) for n in shape)
+            array = group.create_array("0", shape=shape, chunks=chunks, dtype=labels.dtype)
+            array[:] = labels.T
+            if path.exists():  # a folder cannot be replaced
+                shutil.rmtree(path)
+
+
+def open_level(file: Path) -> Level:
+    """Open the full resolution of an image."""
+    with need_extra("zarr", file):
+        import zarr
+    if not file.is_dir():
+        raise UnreadableFileError("is missing")
+    with describe_read_errors():
+        group = zarr.open_group(file, mode="r")
+        attributes: dict[str, Any] = dict(group.attrs)
+        images = (attributes.get("ome") or attributes).get("multiscales")
+        if not images:
+            raise UnreadableFileError("has no multiscales in its attributes: it is no OME-Zarr")
+        axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in images[0]["axes"]]
+        names = "".join(str(axis["name"]) for axis in axes)
+        first = images[0]["datasets"][0]
+        array: Any = group[first["path"]]
+        if not {*"zyx"} <= {*names} <= {*"tczyx"} or len(names) != len(array.shape):
+            raise UnreadableFileError(f"has the axes {names}: they must be z, y, x, and c if any")
+        if "t" in names and array.shape[names.index("t")] > 1:
+            count = array.shape[names.index("t")]
+            raise UnreadableFileError(f"has {count} time points: save each as a volume")
+        transforms = [
+            *first.get("coordinateTransformations", ()),
+            *images[0].get("coordinateTransformations", ()),
+        ]
+        scale, origin = np.ones(len(names)), np.zeros(len(names))
+        for transform in transforms:
+            if transform["type"] == "scale":
+                scale, origin = scale * transform["scale"], origin * transform["scale"]
+            elif transform["type"] == "translation":
+                origin = origin + transform["translation"]
+        units = {axis["name"]: axis.get("unit") for axis in axes if axis["name"] in "zyx"}
+        unknown = [unit for unit in units.values() if unit and unit not in MM_PER_UNIT]
+        if unknown:
+            raise UnreadableFileError(
+                f"has the unit {unknown[0]}: it must be one of {', '.join(MM_PER_UNIT)}"
+            )
+    at = [names.index(name) for name in "zyx"]
+    assumption = None
+    if not any(transform["type"] == "scale" for transform in transforms):
+        assumption = "no voxel spacing: 1 mm is assumed"
+    elif not all(units.values()):
+        assumption = "no unit of its voxel spacing: mm is assumed"
+    return Level(
+        array=array,
+        axes=names,
+        scale=tuple(float(scale[n]) for n in at),
+        translation=tuple(float(origin[n]) for n in at),
+        units=tuple(units[name] for name in "zyx"),
+        assumption=assumption,
+    )

@@ -1,0 +1,162 @@
+"""What every format of volumes has: a header, voxels, labels to write."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from unet3d.errors import UsageError
+
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
+
+MAX_DEFLATE_RATIO = 1032
+"""Largest ratio of decompressed to compressed size that deflate can reach."""
+
+SLAB = 2**20
+"""Voxels of an array that are converted at a time, about."""
+
+
+class UnreadableFileError(ValueError):
+    """A file cannot be read as a volume; the message continues a sentence about the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Voxels in space."""
+
+    shape: tuple[int, ...]  # (D, H, W), or (D, H, W, C)
+    affine: np.ndarray  # (4, 4), voxels -> mm; the axes point right, forward and up
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeHeader(Grid):
+    """What a file says of its voxels."""
+
+    pixdim: tuple[float, float, float]  # as written; the affine may disagree
+    dtype: np.dtype
+    assumption: str | None = None  # what the file does not say of its spacing
+    order: str = "F"  # of iter_voxels: F (first axis fastest) or C (last axis fastest)
+    may_be_cropped: bool = False  # it may hold only a part of its image's grid
+    buffer_bytes: int = 0  # held while reading, besides the array
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        """Return the voxel sizes that the affine gives."""
+        return get_spacing_mm(self.affine)
+
+    @property
+    def num_channels(self) -> int:
+        """Return the number of 3D volumes in the file."""
+        return prod(self.shape[3:])
+
+
+class VolumeFormat(Protocol):
+    """Files of one format. Errors are UnreadableFileError, or UsageError that names the file."""
+
+    @property
+    def name(self) -> str:
+        """Return the name that users know."""
+        ...
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Return the endings of its files."""
+        ...
+
+    def list_files(self, file: Path) -> list[Path]:
+        """Return the files that hold the volume; they may be missing."""
+        ...
+
+    def read_header(self, file: Path) -> VolumeHeader:
+        """Read the header without decoding any voxel."""
+        ...
+
+    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (channel, float32 values), channel after channel, each in `header.order`."""
+        ...
+
+    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Return (channels (C, D, H, W), affine)."""
+        ...
+
+    def check_target(self, path: Path, like: Path) -> None:
+        """Refuse to write labels to `path` if it cannot hold the grid of `like`."""
+        ...
+
+    def write_labels(
+        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+    ) -> None:
+        """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically."""
+        ...
+
+
+def get_spacing_mm(affine: np.ndarray) -> tuple[float, float, float]:
+    """Return the voxel sizes of an affine."""
+    x, y, z = np.sqrt((affine[:3, :3] ** 2).sum(axis=0)).tolist()
+    return x, y, z
+
+
+@contextmanager
+def need_extra(extra: str, file: Path) -> Generator[None]:
+    """Import packages of an extra in the body; say how to install it if one is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f'{file} needs {error.name}: install it with pip install "unet3d[{extra}]"'
+        ) from error
+
+
+@contextmanager
+def describe_read_errors() -> Generator[None]:
+    """Turn the errors of a library that reads a file into UnreadableFileError."""
+    try:
+        yield
+    except (UnreadableFileError, UsageError):
+        raise
+    except MemoryError as error:
+        raise UnreadableFileError(f"does not fit into memory: {error}") from error
+    except FileNotFoundError as error:
+        raise UnreadableFileError(f"has a part that is missing: {error}") from error
+    except Exception as error:  # damaged files raise anything
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else type(error).__name__
+        raise UnreadableFileError(f"cannot be decoded: {reason}") from error
+
+
+def make_scaled_affine(
+    spacing_mm: Sequence[float], origin: Sequence[float] = (0, 0, 0)
+) -> np.ndarray:
+    """Return the affine of a grid along the axes."""
+    affine = np.diag([*map(float, spacing_mm), 1.0])
+    affine[:3, 3] = origin
+    return affine
+
+
+def check_straight(path: Path, header: VolumeHeader, like: Path) -> None:
+    """Refuse axes that are turned or flipped, for a format that cannot hold them."""
+    if not np.array_equal(header.affine[:3, :3], np.diag(header.spacing_mm)):
+        raise UsageError(
+            f"{path} cannot hold the orientation of {like}: write another format, such as "
+            "output_format=nii.gz"
+        )
+
+
+def iter_slabs(channels: np.ndarray, order: str = "F") -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (channel, float32 values) of (C, D, H, W) in pieces of about SLAB voxels."""
+    for index, channel in enumerate(channels):
+        planes = channel.T if order == "F" else channel  # the slowest axis first
+        step = max(1, SLAB // planes[0].size)
+        for start in range(0, len(planes), step):
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                yield index, planes[start : start + step].astype(np.float32).ravel()
+
+
+def get_number_type(dtype: np.dtype) -> np.dtype:
+    """Return the type of voxels as numbers: masks of true and false become bytes."""
+    return np.dtype(np.uint8) if dtype.kind == "b" else dtype

@@ -1,0 +1,187 @@
+"""Find the format of a file by its name, and read or write it with errors that name the file."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.formats.dicom import Dicom
+from unet3d.data.formats.dicom_series import is_series
+from unet3d.data.formats.grids import find_offset, paste
+from unet3d.data.formats.itk import Itk
+from unet3d.data.formats.itk_text import MetaImageText, NrrdText
+from unet3d.data.formats.nifti import Nifti
+from unet3d.data.formats.numpy_file import NumPy
+from unet3d.data.formats.ome_zarr import OmeZarr
+from unet3d.data.formats.tiff import Tiff
+from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
+from unet3d.data.nifti import writer
+from unet3d.errors import UsageError
+
+SEG_SUFFIX = ".dcm"
+"""Ending of the labels of a folder of DICOM images, which has none."""
+
+OUTPUT_FORMATS = {
+    "nii.gz": ".nii.gz",
+    "nii": ".nii",
+    "nrrd": ".nrrd",
+    "mha": ".mha",
+    "tif": ".tif",
+    "zarr": ".ome.zarr",
+    "npy": ".npy",
+    "seg": SEG_SUFFIX,
+}
+"""Endings of labels by name."""
+
+
+def is_volume(path: Path) -> bool:
+    """Return whether a name is that of a volume and not hidden, or a folder a DICOM series."""
+    if path.name.startswith("."):
+        return False
+    return path.name.endswith(SUFFIXES) or is_series(path)
+
+
+def list_volumes(folder: Path) -> list[Path]:
+    """Return a folder's volumes sorted by name; an empty list if the folder is missing."""
+    return sorted(path for path in folder.glob("*") if is_volume(path))
+
+
+def split_suffix(path: Path) -> tuple[str, str]:
+    """Return a volume's name without and its suffix, which may be empty.
+
+    >>> split_suffix(Path("scans/case.1.nii.gz"))
+    ('case.1', '.nii.gz')
+    """
+    suffix = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
+    return path.name.removesuffix(suffix), suffix
+
+
+def get_label_suffix(path: Path) -> str:
+    """Return the suffix that the labels of a volume get."""
+    suffix = split_suffix(path)[1]
+    return {"": SEG_SUFFIX, ".mhd": ".mha"}.get(suffix, suffix)  # .mhd would be two files
+
+
+def find_format(path: Path) -> VolumeFormat:
+    """Return the format of a file or folder, which may be missing."""
+    for format in FORMATS:
+        if path.name.endswith(format.suffixes):
+            return format
+    if is_series(path):
+        return DICOM
+    if not path.exists():
+        raise UnreadableFileError("is missing")
+    if path.is_dir():
+        raise UnreadableFileError("is a folder without DICOM images")
+    raise UnreadableFileError(f"is not named {SUFFIX_LIST}")
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the files that hold a volume."""
+    with _name_file(path):
+        return find_format(path).list_files(path)
+
+
+def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
+    """Read a header without decoding any voxel; errors do not name the file.
+
+    A volume that may hold a part of its image's grid gets `grid`, if it is a part of it.
+    """
+    header = find_format(path).read_header(path)
+    if grid is None or not header.may_be_cropped or find_offset(header, grid) is None:
+        return header
+    return replace(header, shape=grid.shape[:3], affine=grid.affine)
+
+
+def open_header(path: Path) -> VolumeHeader:
+    """Read the header of a 3D volume."""
+    with _name_file(path):
+        header = read_header(path)
+    check_shape(path, header.shape)
+    return header
+
+
+def read_orientation(path: Path) -> str:
+    """Return the orientation of a file's axes, such as LPS."""
+    from nibabel.orientations import aff2axcodes
+
+    return "".join(map(str, aff2axcodes(open_header(path).affine)))
+
+
+def iter_voxels(path: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (channel, float32 values), channel after channel, each in `header.order`.
+
+    `header` is that of the file itself, not put on a grid.
+    """
+    return find_format(path).iter_voxels(path, header)
+
+
+def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers.
+
+    A volume that may hold a part of its image's grid is put on `grid`, if it is a part of it.
+    """
+    with _name_file(path):
+        format = find_format(path)
+        channels, affine = format.read_volume(path)
+        check_shape(path, channels.shape[1:])
+        header = None if grid is None else format.read_header(path)
+    if grid is not None and header is not None and header.may_be_cropped:
+        offset = find_offset(header, grid)
+        if offset is not None:
+            return paste(channels, offset, grid.shape[:3]), grid.affine
+    return channels, affine
+
+
+def check_target(path: Path, like: Path) -> None:
+    """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`."""
+    find_format(path).check_target(path, like)
+
+
+def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
+    """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`.
+
+    `classes` are the names of the labels 0, 1, 2, ...
+    """
+    find_format(path).write_labels(path, labels, like, classes)
+
+
+@contextmanager
+def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
+    """Yield an array (K, D, H, W), float32, mapped to a NIfTI file on the grid of `like`."""
+    with writer.open_probability_file(path, classes, NIFTI.find_template(like)) as array:
+        yield array
+
+
+def check_shape(path: Path, shape: Sequence[int]) -> None:
+    """Refuse what is not a 3D volume, with or without channels."""
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise UsageError(f"{path} must be a 3D volume, but has shape {list(shape)}")
+
+
+@contextmanager
+def _name_file(path: Path) -> Generator[None]:
+    try:
+        yield
+    except UnreadableFileError as error:
+        if str(error) == "is missing":
+            raise UsageError(f"{path.absolute()} is missing") from error
+        raise UsageError(f"{path} cannot be read as a volume: it {error}") from error
+
+
+NIFTI, DICOM = Nifti(open_header), Dicom()
+FORMATS: tuple[VolumeFormat, ...] = (
+    NIFTI,
+    Itk("NRRD", (".nrrd",), NrrdText(), open_header),
+    Itk("MetaImage", (".mha", ".mhd"), MetaImageText(), open_header),
+    Tiff(open_header),
+    OmeZarr(open_header),
+    NumPy(),
+    DICOM,
+)
+SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes)
+SUFFIX_LIST = (
+    ", ".join(s for s in SUFFIXES[:-1] if not s.startswith(".ome")) + f" or {SUFFIXES[-1]}"
+)
