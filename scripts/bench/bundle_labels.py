@@ -34,11 +34,16 @@ def run(*words: object, cwd: Path = ROOT) -> None:
     subprocess.run([sys.executable, "-W", "ignore", *map(str, words)], cwd=cwd, check=True)
 
 
+def read_voxels(path: Path) -> np.ndarray:
+    image: Any = nib.load(path)
+    return np.asarray(image.dataobj)
+
+
 def compare(labels: Path, reference: Path, probabilities: Path) -> dict[str, float]:
     """Count the voxels that differ, and find the largest distance of their two best logits."""
-    own, other = (np.asarray(nib.load(file).dataobj) for file in (reference, labels))
+    own, other, values = map(read_voxels, (reference, labels, probabilities))
     differs = own != other
-    values = np.asarray(nib.load(probabilities).dataobj)[differs].astype(np.float64)
+    values = values[differs].astype(np.float64)
     best = np.sort(np.log(np.maximum(values, 1e-300)), axis=-1)
     gap = best[:, -1] - best[:, -2]
     return {
