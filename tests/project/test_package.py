@@ -120,7 +120,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
     extras = PROJECT["optional-dependencies"]
     optional = {
         Requirement(line).name
-        for name in ("export", "mlflow", "nnunet", "search", "wandb")
+        for name in ("export", "mlflow", "nnunet", "openvino", "search", "wandb")
         for line in extras[name]
     }
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs

@@ -21,7 +21,8 @@ SIGNATURES = {
     "estimate_memory": "(model, input_shape, *, loss=None, optimizer=<AdamW>, precision='32', "
     "device='cuda')",
     "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
-    "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=())",
+    "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=(), "
+    "backend='torch')",
     "replace_pooling": "(model, pool=None)",
 }
 

@@ -11,6 +11,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
 from unet3d.config.values import is_number, read, read_bool, read_choice, read_paths
 from unet3d.errors import UsageError
+from unet3d.types import BACKENDS
 from unet3d.units import GIB
 
 
@@ -25,6 +26,7 @@ class InferenceSettings:
     flip_axes: tuple[int, ...]  # test-time augmentation
     precision: str | None  # None: as the first network was trained
     device: str
+    backend: str  # that runs the networks
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
     save_probabilities: bool
@@ -45,6 +47,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
+        backend=read_choice(config, "backend", BACKENDS),
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),

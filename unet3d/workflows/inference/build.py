@@ -13,6 +13,7 @@ from unet3d.data.nifti.stream import NIFTI_SUFFIXES
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
+from unet3d.workflows.inference.backend import resolve_backend_precision
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
@@ -46,6 +47,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         flip_axes=settings.flip_axes,
         keep_largest_component=settings.keep_largest_component,
         memory_bytes=settings.memory_bytes,
+        backend=settings.backend,
     )
     return InferenceJob(
         predictor=predictor,
@@ -66,10 +68,13 @@ def build_predictor(
     flip_axes: Sequence[int],
     keep_largest_component: Sequence[str] | None,
     memory_bytes: int | None,
+    backend: str = "torch",
 ) -> tuple[Predictor, Precision]:
     """Build a predictor on a device that exists; also return the precision that it computes in."""
     kind = resolve_device(device, "device")
-    used = resolve_inference_precision(precision, ensemble, kind)
+    used = resolve_backend_precision(
+        backend, kind, resolve_inference_precision(precision, ensemble, kind)
+    )
     predictor = Predictor(
         ensemble,
         device=torch.device(kind),
@@ -79,6 +84,7 @@ def build_predictor(
         flip_axes=flip_axes,
         largest_component_labels=find_largest_component_labels(keep_largest_component, ensemble),
         ram=memory_bytes,
+        backend=backend,
     )
     return predictor, used
 
@@ -152,7 +158,10 @@ def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"
     patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(predictor.window_bytes)
+    device = predictor.device.type
+    if predictor.backend != "torch":
+        device += f" with backend={predictor.backend}"
     return (
-        f"{summary}, on {predictor.device.type}; windows of {patch} take {window}\n"
+        f"{summary}, on {device}; windows of {patch} take {window}\n"
         f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
     )

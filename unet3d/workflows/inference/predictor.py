@@ -1,14 +1,13 @@
 """Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.nifti.writer import get_probability_bytes, open_probability_file, write_labels
@@ -18,7 +17,7 @@ from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.inference.accumulate import Network, list_flips
+from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
@@ -28,12 +27,10 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
-from unet3d.memory.autocast import AUTOCAST_TYPES
-from unet3d.model.half_precision import cast_to_half
 from unet3d.units import MIB, format_bytes
+from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.window_memory import measure_window_memory
-from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
@@ -76,7 +73,7 @@ class Predictor:
 
     `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
     of `largest_component_labels` only the largest component is kept; a case may take `ram` bytes,
-    or, if None, what is free.
+    or, if None, what is free; `backend` runs the networks.
     """
 
     def __init__(
@@ -90,8 +87,9 @@ class Predictor:
         flip_axes: Sequence[int] = (),
         largest_component_labels: Sequence[int] = (),
         ram: int | None = None,
+        backend: str = "torch",
     ):
-        self.ensemble, self.device = ensemble, device
+        self.ensemble, self.device, self.backend = ensemble, device, backend
         self.overlap, self.batch_size = overlap, batch_size
         self.flips, self.largest_component_labels, self.ram = (
             list_flips(flip_axes),
@@ -99,7 +97,12 @@ class Predictor:
             ram,
         )
         self.networks = [
-            get_inference_fn(network, precision, device) for network in ensemble.networks
+            open_network(
+                *(network, backend, precision, device),
+                channels=len(ensemble.channels),
+                patch=ensemble.patch_size,
+            )
+            for network in ensemble.networks
         ]
         shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
         self.classes, self.window_bytes = measure_window_memory(
@@ -290,22 +293,6 @@ def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
     """Return the part of an array (..., D, H, W) in a file's grid that is segmented, as a view."""
     grid = prepared.scan.grid
     return crop(reorient(array, grid.axes, grid.flips), grid)
-
-
-def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
-    """Move a network to its device and precision; return its forward without gradients."""
-    dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
-    if dtype != torch.float32:
-        cast_to_half(network, dtype)
-    network.to(device)
-
-    def forward(batch: Tensor) -> Tensor:
-        mixed = AUTOCAST_TYPES.get(precision.used)
-        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
-        with torch.inference_mode(), autocast:
-            return network(batch.to(dtype))
-
-    return forward
 
 
 def describe_cost(plan: InferencePlan) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.errors import UsageError
-from unet3d.types import ACCELERATORS, PRECISIONS
+from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
 from unet3d.units import GIB
 from unet3d.workflows.inference.build import build_predictor, plan_outputs, resolve_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble
@@ -113,6 +113,7 @@ def load(
     memory_gib: float | None = None,
     keep_largest_component: Sequence[str] | None = None,
     allow_targets: Sequence[str] = (),
+    backend: str = "torch",
 ) -> Segmenter:
     """Load trained networks to segment with.
 
@@ -129,6 +130,7 @@ def load(
         keep_largest_component: classes of which only the largest component is kept; as chosen in
             training by default.
         allow_targets: your own packages that the network may use.
+        backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
     """
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
@@ -137,6 +139,8 @@ def load(
         raise UsageError(f"device must be auto, cpu or gpu, got {device!r}")
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if backend not in BACKENDS:
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not set(flip_axes) <= {0, 1, 2}:
         raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
     if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
@@ -154,6 +158,7 @@ def load(
         flip_axes=tuple(flip_axes),
         keep_largest_component=keep_largest_component,
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+        backend=backend,
     )
     return Segmenter(predictor)
 
