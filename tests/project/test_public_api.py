@@ -22,7 +22,7 @@ SIGNATURES = {
     "device='cuda')",
     "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
     "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=(), "
-    "backend='torch')",
+    "backend='torch', skip_background=None)",
     "replace_pooling": "(model, pool=None)",
 }
 

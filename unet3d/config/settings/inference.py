@@ -27,6 +27,7 @@ class InferenceSettings:
     precision: str | None  # None: as the first network was trained
     device: str
     backend: str  # that runs the networks
+    skip_background: float | None  # level up to which a window is background; None: skip none
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
     save_probabilities: bool
@@ -48,6 +49,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         precision=None if precision is None else parse_precision(precision),
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
         backend=read_choice(config, "backend", BACKENDS),
+        skip_background=_parse_level(read(config, "skip_background")),
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),
@@ -65,6 +67,14 @@ def _parse_flip_axes(value: Any) -> tuple[int, ...]:
     if not are_axes or len(set(axes)) < len(axes):
         raise UsageError(f"tta must be true, false or a list of the axes 0, 1 and 2, got {value!r}")
     return tuple(axes)
+
+
+def _parse_level(value: Any) -> float | None:
+    if value is False:
+        return None
+    if not is_number(value) or not 0 <= value < 1:
+        raise UsageError(f"skip_background must be false or a number in [0, 1), got {value!r}")
+    return float(value)
 
 
 def _parse_memory(value: Any) -> int | None:

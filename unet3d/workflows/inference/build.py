@@ -48,6 +48,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         keep_largest_component=settings.keep_largest_component,
         memory_bytes=settings.memory_bytes,
         backend=settings.backend,
+        skip_background=settings.skip_background,
     )
     return InferenceJob(
         predictor=predictor,
@@ -69,6 +70,7 @@ def build_predictor(
     keep_largest_component: Sequence[str] | None,
     memory_bytes: int | None,
     backend: str = "torch",
+    skip_background: float | None = None,
 ) -> tuple[Predictor, Precision]:
     """Build a predictor on a device that exists; also return the precision that it computes in."""
     kind = resolve_device(device, "device")
@@ -85,6 +87,7 @@ def build_predictor(
         largest_component_labels=find_largest_component_labels(keep_largest_component, ensemble),
         ram=memory_bytes,
         backend=backend,
+        skip_background=skip_background,
     )
     return predictor, used
 

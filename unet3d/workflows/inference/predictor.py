@@ -18,6 +18,7 @@ from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.accumulate import list_flips
+from unet3d.inference.background import make_background_test
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
@@ -73,7 +74,9 @@ class Predictor:
 
     `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
     of `largest_component_labels` only the largest component is kept; a case may take `ram` bytes,
-    or, if None, what is free; `backend` runs the networks.
+    or, if None, what is free; `backend` runs the networks. Windows without
+    a voxel above the level `skip_background` are not computed
+    (:func:`unet3d.inference.background.make_background_test`); None: all are.
     """
 
     def __init__(
@@ -88,9 +91,10 @@ class Predictor:
         largest_component_labels: Sequence[int] = (),
         ram: int | None = None,
         backend: str = "torch",
+        skip_background: float | None = None,
     ):
         self.ensemble, self.device, self.backend = ensemble, device, backend
-        self.overlap, self.batch_size = overlap, batch_size
+        self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
         self.flips, self.largest_component_labels, self.ram = (
             list_flips(flip_axes),
             list(largest_component_labels),
@@ -250,16 +254,28 @@ class Predictor:
         on_windows: Callable[[int], None],
         log: Callable[[str], None],
     ) -> None:
+        image, background = torch.from_numpy(prepared.scan.image), None
+        if self.skip_background is not None:
+            background = make_background_test(
+                image,
+                self.skip_background,
+                outputs=self.classes,
+                overlapping=self.ensemble.regions is not None,
+            )
+
         def run(plan: InferencePlan) -> None:
-            segment(
-                torch.from_numpy(prepared.scan.image),
+            num_skipped = segment(
+                image,
                 self.networks,
                 plan,
                 outputs,
                 flips=self.flips,
                 device=self.device,
                 on_windows=on_windows,
+                background=background,
             )
+            if num_skipped:
+                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
 
         try:
             run(prepared.plan)

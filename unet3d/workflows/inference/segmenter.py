@@ -114,6 +114,7 @@ def load(
     keep_largest_component: Sequence[str] | None = None,
     allow_targets: Sequence[str] = (),
     backend: str = "torch",
+    skip_background: float | None = None,
 ) -> Segmenter:
     """Load trained networks to segment with.
 
@@ -131,6 +132,8 @@ def load(
             training by default.
         allow_targets: your own packages that the network may use.
         backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
+        skip_background: skip windows without a voxel brighter than this level in [0, 1), between
+            the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
     """
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
@@ -143,6 +146,8 @@ def load(
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not set(flip_axes) <= {0, 1, 2}:
         raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
+    if skip_background is not None and not 0 <= skip_background < 1:
+        raise UsageError(f"skip_background must be in [0, 1), got {skip_background}")
     if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
         raise UsageError(
             "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
@@ -159,6 +164,7 @@ def load(
         keep_largest_component=keep_largest_component,
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
         backend=backend,
+        skip_background=skip_background,
     )
     return Segmenter(predictor)
 
