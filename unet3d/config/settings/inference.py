@@ -28,6 +28,7 @@ class InferenceSettings:
     device: str
     backend: str  # that runs the networks
     skip_background: float | None  # level up to which a window is background; None: skip none
+    prefetch: bool  # read the next scan while one is segmented
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
     save_probabilities: bool
@@ -50,6 +51,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
         backend=read_choice(config, "backend", BACKENDS),
         skip_background=_parse_level(read(config, "skip_background")),
+        prefetch=read_bool(config, "prefetch"),
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),

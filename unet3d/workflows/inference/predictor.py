@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class PreparedScan:
     volume: VolumeToSegment
     plan: InferencePlan
     max_ram: int  # with reading and postprocessing
+    spare_ram: int  # that is left of what a case may take
     memory_summary: str  # one line
     differences: list[str]  # from the training cases of every network
 
@@ -121,25 +123,33 @@ class Predictor:
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
-        budget = self._budget()
-        preprocessing_ram = estimate_preprocessing_cost(
-            task.scan.files, self.ensemble.preprocessing
-        ).ram
-        if preprocessing_ram > budget.ram_bytes:
+        return self.plan(task, self.read(task, self._budget().ram_bytes))
+
+    def estimate_reading(self, task: ScanTask) -> int:
+        """Return the bytes of RAM that reading and preprocessing a scan takes."""
+        return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
+
+    def read(self, task: ScanTask, ram: int) -> PreprocessedScan:
+        """Read and preprocess a scan, if that fits in `ram` bytes."""
+        needed = self.estimate_reading(task)
+        if needed > ram:
             raise DoesNotFitError(
-                f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
-                f"{format_bytes(budget.ram_bytes)} are available: {self._ram_advice}"
+                f"preprocessing needs {format_bytes(needed)} of RAM, "
+                f"{format_bytes(ram)} are available: {self._ram_advice}"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
-        files = ", ".join(file.name for file in task.scan.files)
-        self._check_channels(files, len(scan.image))
-        return self._plan(task.scan.name, task, scan, budget, preprocessing_ram)
+        self._check_channels(", ".join(file.name for file in task.scan.files), len(scan.image))
+        return scan
+
+    def plan(self, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
+        """Plan the segmentation of a scan that was read, within the free memory."""
+        return self._plan(task.scan.name, task, scan, self.estimate_reading(task))
 
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         self._check_channels("the image", len(channels))
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
-        return self._plan("the image", None, scan, self._budget(), 0)
+        return self._plan("the image", None, scan, 0)
 
     def _check_channels(self, name: str, count: int) -> None:
         channels = self.ensemble.channels
@@ -154,10 +164,10 @@ class Predictor:
         name: str,
         task: ScanTask | None,
         scan: PreprocessedScan,
-        budget: Budget,
         preprocessing_ram: int,
     ) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan."""
+        budget = self._budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
@@ -192,6 +202,7 @@ class Predictor:
             volume=volume,
             plan=plan,
             max_ram=max_ram,
+            spare_ram=max(0, budget.ram_bytes - max_ram),
             memory_summary=memory_summary,
             differences=self._find_differences(scan),
         )
@@ -213,6 +224,16 @@ class Predictor:
         log: Callable[[str], None],
     ) -> None:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
+        self.compute(prepared, on_windows=on_windows, log=log)()
+
+    def compute(
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
+    ) -> Callable[[], None]:
+        """Segment a scan, as `predict` does; return what writes the labels."""
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
         more = []
@@ -228,7 +249,7 @@ class Predictor:
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
-        write_labels(task.labels, labels, task.scan.files[0])
+        return partial(write_labels, task.labels, labels, task.scan.files[0])
 
     def segment(
         self,
@@ -295,11 +316,12 @@ class Predictor:
     def _ram_advice(self) -> str:
         return "close other programs" if self.ram is None else "raise memory_gib"
 
-    def _budget(self) -> Budget:
+    def _budget(self, held: int = 0) -> Budget:
+        """Return what a case may take, of which it holds some bytes of RAM already."""
         ram = self.ram
         if ram is None:
             free = get_available_bytes(torch.device("cpu"))
-            ram = 2**62 if free is None else int(USABLE_FRACTION * free)
+            ram = 2**62 if free is None else int(USABLE_FRACTION * free) + held
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))

@@ -12,6 +12,7 @@ from unet3d.units import GIB
 from unet3d.workflows.inference.build import build_predictor, plan_outputs, resolve_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
+from unet3d.workflows.inference.prefetch import CaseQueue
 
 PathLike = str | Path
 
@@ -93,9 +94,12 @@ class Segmenter:
         source = Path(images)
         scans = find_scans(source, self.channels)
         tasks = plan_outputs(scans, source, Path(output), save_probabilities=False)
-        for task in tasks:
-            if overwrite or not task.done:
-                self._write(task)
+        pending = [task for task in tasks if overwrite or not task.done]
+        with CaseQueue(self._predictor, pending, prefetch=True) as queue:
+            for task in pending:
+                queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
+                for _, error in queue.take_failures(wait=task is pending[-1]):
+                    raise error
         return [task.labels for task in tasks]
 
     def _write(self, task: ScanTask) -> None:
