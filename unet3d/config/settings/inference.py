@@ -26,6 +26,7 @@ class InferenceSettings:
     flip_axes: tuple[int, ...]  # test-time augmentation
     precision: str | None  # None: as the first network was trained
     device: str
+    devices: int | None  # processes that share the scans; None: one per GPU
     backend: str  # that runs the networks
     skip_background: float | None  # level up to which a window is background; None: skip none
     prefetch: bool  # read the next scan while one is segmented
@@ -35,6 +36,7 @@ class InferenceSettings:
     overwrite: bool
     allow_targets: tuple[str, ...]
     debug: bool
+    share: tuple[int, int] = (0, 1)  # (n, count): every count-th scan from the n-th on
 
 
 def parse_inference(composed: ComposedConfig) -> InferenceSettings:
@@ -49,6 +51,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
+        devices=_parse_devices(read(config, "devices")),
         backend=read_choice(config, "backend", BACKENDS),
         skip_background=_parse_level(read(config, "skip_background")),
         prefetch=read_bool(config, "prefetch"),
@@ -71,11 +74,19 @@ def _parse_flip_axes(value: Any) -> tuple[int, ...]:
     return tuple(axes)
 
 
+def _parse_devices(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    if type(value) is not int or value < 1:
+        raise UsageError(f"devices must be auto or an int >= 1, got {value!r}")
+    return value
+
+
 def _parse_level(value: Any) -> float | None:
-    if value is False:
+    if value is None:
         return None
     if not is_number(value) or not 0 <= value < 1:
-        raise UsageError(f"skip_background must be false or a number in [0, 1), got {value!r}")
+        raise UsageError(f"skip_background must be null or a number in [0, 1), got {value!r}")
     return float(value)
 
 

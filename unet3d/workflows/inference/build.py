@@ -25,7 +25,6 @@ class InferenceJob:
     predictor: Predictor
     tasks: list[ScanTask]  # without those that are already done
     num_skipped: int
-    output: Path
     summary: str
 
 
@@ -37,6 +36,8 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     tasks = plan_outputs(
         scans, settings.input, settings.output, save_probabilities=settings.save_probabilities
     )
+    index, count = settings.share
+    tasks = tasks[index::count]
     pending = [task for task in tasks if settings.overwrite or not task.done]
     predictor, precision = build_predictor(
         ensemble,
@@ -54,7 +55,6 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
-        output=settings.output,
         summary=summarize_job(ensemble, predictor, precision),
     )
 
