@@ -19,6 +19,9 @@ PRECISIONS = ("32", "16", "bf16", "16-true", "bf16-true")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 """Values of `trainer.accelerator=`."""
 
+BACKENDS = ("torch", "onnx", "openvino")
+"""Values of `backend=`: what runs networks in inference."""
+
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 

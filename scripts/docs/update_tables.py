@@ -158,6 +158,54 @@ def predict(folder: Path) -> str:
     )
 
 
+def predict_speed(folder: Path) -> str:
+    """Compare the time of a scan with MONAI's sliding window, as ratios."""
+    report = result(folder, "cpu-predict-speed")
+    networks = {"unet_tiny": "`unet_tiny`", "dynunet": "MONAI's DynUNet"}
+    ways = {
+        "MONAI, fused blocks": "MONAI",
+        "unet3d": "default",
+        "skip_background": "`skip_background=0.1`",
+        "backend=onnx": "`backend=onnx`",
+        "backend=openvino": "`backend=openvino`",
+        "all": "all",
+    }
+    lines = [
+        f"| network and scan | {' | '.join(ways.values())} | labels that differ |",
+        f"| --- |{' --- |' * (len(ways) + 1)}",
+    ]
+    for name, row in report.items():
+        if not isinstance(row, dict) or "one_scan" not in row:
+            continue
+        network, scan = name.split(", ")
+        size = " x ".join(map(str, row["size"]))
+        cells = [row["one_scan"].get(way, {}).get("ratio") for way in ways]
+        if "MONAI, fused blocks" not in row["one_scan"]:
+            cells[0] = 1.0
+        numbers = " | ".join("" if n is None else f"{n:.2f}" for n in cells)
+        same = [w for n, w in row["one_scan"].items() if n not in ("skip_background", "all")]
+        differ = max(way["labels_that_differ"] for way in same)
+        label = f"{networks[network]}, {scan} ({size}, {row['windows']} windows)"
+        lines.append(f"| {label} | {numbers} | {differ:,} of {row['voxels']:,} |")
+    return "\n".join(lines)
+
+
+def skip_background(folder: Path) -> str:
+    """Compare Dice and windows with and without skipped windows."""
+    report = result(folder, "cpu-skip-background")
+    lines = ["| scans | `skip_background=` | windows skipped | Dice |", "| --- | --- | --- | --- |"]
+    for name, found in report.items():
+        if name == "versions":
+            continue
+        for row in found["rows"]:
+            level = "null" if row["level"] is None else f"{row['level']:g}"
+            share = f"{row['skipped']} of {found['windows']}"
+            lines.append(
+                f"| {found['scans']} of {name} | `{level}` | {share} | {row['dice']:.4f} |"
+            )
+    return "\n".join(lines)
+
+
 def hippocampus(folder: Path) -> str:
     """Compare folds and pooling methods, as far as they are measured."""
     measured = result(folder, "cpu-hippocampus")
@@ -867,6 +915,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
             pooling_bytes,
             pooling,
             predict,
+            predict_speed,
+            skip_background,
             hippocampus,
             quality,
             quality_screen,

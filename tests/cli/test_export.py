@@ -194,7 +194,7 @@ def test_the_intensities_of_normalization_are_in_the_metadata():
         "channels": ["CT"],
     }
     trained = export_checkpoint.TrainedNetwork(
-        network=torch.nn.Identity(), metadata=card, patch_size=(8, 8, 8)
+        path=Path("best.ckpt"), network=torch.nn.Identity(), metadata=card, patch_size=(8, 8, 8)
     )
     facts = export_checkpoint.make_export_metadata(trained)
     message = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}

@@ -268,6 +268,40 @@ def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
     assert [p.name for p in output.parent.iterdir()] == [output.name]
 
 
+def test_processes_share_the_scans_and_give_the_files_of_one(
+    predict, checkpoint, images, tmp_path, capfd
+):
+    folder = images("a.nii", "b.nii", "c.nii", "d.nii", "e.nii")
+    (folder / "c.nii").write_bytes(b"no scan")
+    words = {"checkpoint": checkpoint("one"), "input": folder}
+    assert predict(**words) == 1
+    alone = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    (tmp_path / "out" / "b.nii").unlink()
+    capfd.readouterr()
+    assert predict(**words, output=tmp_path / "shared", devices=2) == 1
+    assert {p.name: p.read_bytes() for p in (tmp_path / "shared").iterdir()} == alone
+    captured = capfd.readouterr()
+    assert captured.out.count("UNet3D, ") == 1
+    assert "4 of 5 scans segmented" in captured.out
+    assert "1 failed:\n  c: " in captured.err
+
+
+def test_windows_of_background_are_skipped_and_counted(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a.nii", size=(40, 40, 40))
+    voxels = labels(folder / "a.nii") + 10
+    voxels[:, :, 10:] = -5
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / "a.nii")
+    words = {"checkpoint": checkpoint("one"), "input": folder}
+    assert predict(**words) == 0
+    assert predict(**words, output=tmp_path / "fewer", skip_background=0.1) == 0
+    assert "a: skipped 32 of 64 windows" in capsys.readouterr().out
+    expected, found = labels(tmp_path / "out" / "a.nii"), labels(tmp_path / "fewer" / "a.nii")
+    np.testing.assert_array_equal(found[:, :, :10], expected[:, :, :10])
+    assert found[:, :, 24:].max() == 0 < expected[:, :, 24:].max()
+
+
 def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
     predict, checkpoint, images, tmp_path, monkeypatch
 ):
@@ -311,6 +345,13 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"device": "gpu"}, "device=gpu"),
         ({"device": "tpu"}, "device must be one of auto"),
         ({"memory_gib": -1}, "memory_gib must be"),
+        ({"backend": "tensorrt"}, "backend must be one of torch, onnx, openvino"),
+        ({"skip_background": "true"}, "skip_background must be null or a number in [0, 1)"),
+        ({"skip_background": 1}, "skip_background must be"),
+        ({"prefetch": "much"}, "prefetch must be"),
+        ({"devices": "few"}, "devices must be auto or an int >= 1"),
+        ({"devices": 0}, "devices must be auto or an int >= 1"),
+        ({"devices": 2, "checkpoint": "none.ckpt"}, "no checkpoint at"),
         ({"memory_gib": "much"}, "memory_gib must be"),
         (
             {"keep_largest_component": "lung"},

@@ -23,8 +23,8 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.workflows.export.export_checkpoint import to_plain_operators
 from unet3d.workflows.shared.network import build_network
+from unet3d.workflows.shared.plain_operators import to_plain_operators
 
 FORMATS = {
     ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),

@@ -126,6 +126,11 @@ def test_ensembles_flips_batches_and_regions_give_the_same_labels(options):
     check_plans(make_grid(*UP), step=7, **options)
 
 
+def test_of_equal_logits_the_first_class_is_the_label():
+    logits = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 1.0], [0.0, 3.0, 2.0]])[..., None]
+    assert argmax_labels(logits).flatten().tolist() == [0, 1, 0]
+
+
 def test_a_later_region_overwrites_an_earlier_one():
     logits = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, 1.0, 1.0, -1.0]])[..., None]
     assert RegionsToLabels([5, 7])(logits).flatten().tolist() == [5, 7, 7, 0]

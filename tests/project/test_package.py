@@ -129,6 +129,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
             "itk",
             "mlflow",
             "nnunet",
+            "openvino",
             "search",
             "tiff",
             "wandb",

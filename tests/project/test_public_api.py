@@ -26,7 +26,8 @@ SIGNATURES = {
     "regions=None, annotated=None, ignore_label=None, tolerance_mm=1.0, metrics=(), "
     "missing_predictions='error', draw_worst=5, workers=1, allow_targets=())",
     "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
-    "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=())",
+    "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=(), "
+    "backend='torch', skip_background=None)",
     "replace_pooling": "(model, pool=None)",
     "train": "(overrides=(), *, folder=None, config_dir=None, log=<lambda>)",
 }

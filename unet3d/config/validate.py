@@ -19,7 +19,10 @@ from unet3d.config.compose import (
 )
 from unet3d.errors import UsageError
 
-MIXED_TYPES = ("precision", "fold", "seed", "budget_gib", "trainer.devices", "data.background")
+MIXED_TYPES = (
+    *("precision", "fold", "seed", "budget_gib"),
+    *("devices", "trainer.devices", "data.background"),
+)
 """Keys that take strings and numbers; they are checked where they are parsed."""
 
 DATASET_COMMANDS = ("check", "plan", "train")

@@ -2,8 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
 from io import StringIO
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
-from unet3d.errors import RunError
+from unet3d.errors import RunError, UsageError, summarize_error
 from unet3d.types import Triple
 
 INPUT, OUTPUT = "image", "logits"
@@ -52,6 +53,19 @@ def check_operators(graph: torch.fx.GraphModule) -> None:
                 f"the network uses {node.target}, a custom operator that cannot be exported: "
                 "replace it in the network with standard torch operators"
             )
+
+
+def require_packages(key: str, packages: Sequence[str], extra: str) -> None:
+    """Refuse what `key` asks for if packages of this extra are not installed."""
+    try:
+        with suppress_output():
+            for package in packages:
+                import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f"{key} needs {', '.join(packages)}: pip install 'unet3d[{extra}]' "
+            f"({summarize_error(error)})"
+        ) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unet3d.inference.background import BackgroundTest, fill_uncovered
 from unet3d.inference.window_order import OutputTile, Span, WindowSchedule, compute_span_length
 from unet3d.types import Triple
 
@@ -43,8 +44,13 @@ class Accumulator:
     The last channel of a tile's sum is the sum of the weights.
     """
 
-    def __init__(self, schedule: WindowSchedule, device: torch.device):
-        self.schedule = schedule
+    def __init__(
+        self,
+        schedule: WindowSchedule,
+        device: torch.device,
+        background: BackgroundTest | None = None,
+    ):
+        self.schedule, self.background = schedule, background
         self.weights = make_gaussian_importance(schedule.patch).to(device)
         self.active: dict[tuple[Span, Span], Tensor] = {}
 
@@ -71,8 +77,13 @@ class Accumulator:
 
     def finalize(self, tile: OutputTile) -> Tensor:
         """Return the mean logits (K, D, H, W) of a completed tile and release its sums."""
-        sums = self.active.pop((tile.rows, tile.columns))
+        sums = self.active.pop((tile.rows, tile.columns), None)
+        if sums is None:  # all of its windows are background
+            assert self.background is not None
+            sums = self._make_sums(tile.rows, tile.columns, len(self.background.logits))
         sums[:-1] /= sums[-1]
+        if self.background is not None:
+            fill_uncovered(sums[:-1], sums[-1], self.background.logits)
         return sums[:-1]
 
     def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
@@ -91,34 +102,52 @@ def run_windows(
     device: torch.device,
     sum_device: torch.device,
     on_windows: Callable[[int], None] = lambda count: None,
-) -> None:
+    background: BackgroundTest | None = None,
+) -> int:
     """Call `on_tile` with each tile and its mean logits (K, D, H, W) over networks and flips.
 
     `image` is (C, D, H, W). Windows are computed on `device` and summed on `sum_device`.
-    `on_windows` is called with the size of each completed batch.
+    `on_windows` is called with the size of each completed batch. Windows that `background` finds
+    are not computed, and their number is returned: a voxel has the mean of the others.
     """
-    sums = Accumulator(schedule, sum_device)
-    tiles = deque(schedule.tiles)
+    sums = Accumulator(schedule, sum_device, background)
+    tiles, num_skipped = deque(schedule.tiles), 0
     for begin in range(0, len(schedule.windows), schedule.batch_size):
-        windows = schedule.windows[begin : begin + schedule.batch_size]
-        batch = torch.stack([extract_window(image, w, schedule.patch) for w in windows]).to(device)
-        for network, axes in product(networks, flips):
-            logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
-            for index, window in enumerate(windows):
-                sums.add(window, logits[index], axes)
-            del logits  # before the network computes the next ones
-        on_windows(len(windows))
-        while tiles and tiles[0].last < begin + len(windows):
+        scheduled = schedule.windows[begin : begin + schedule.batch_size]
+        windows = [
+            window
+            for window in scheduled
+            if background is None
+            or not background.is_background(crop_window(image, window, schedule.patch))
+        ]
+        num_skipped += len(scheduled) - len(windows)
+        if windows:
+            parts = [extract_window(image, window, schedule.patch) for window in windows]
+            batch = torch.stack(parts).to(device)
+            del parts
+            for network, axes in product(networks, flips):
+                logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
+                for index, window in enumerate(windows):
+                    sums.add(window, logits[index], axes)
+                del logits  # before the network computes the next ones
+        on_windows(len(scheduled))
+        while tiles and tiles[0].last < begin + len(scheduled):
             tile = tiles.popleft()
             on_tile(tile, sums.finalize(tile))
+    return num_skipped
+
+
+def crop_window(image: Tensor, start: Triple, patch: Triple) -> Tensor:
+    """Return the part of a window of (C, D, H, W) that is inside the image."""
+    spans = zip(image.shape[1:], start, patch, strict=True)
+    inside = [slice(max(first, 0), min(first + side, n)) for n, first, side in spans]
+    return image[(slice(None), *inside)]
 
 
 def extract_window(image: Tensor, start: Triple, patch: Triple) -> Tensor:
     """Return a window of (C, D, H, W), padded with 0 outside the image."""
-    inside, missing = [], []
-    for n, first, side in zip(image.shape[1:], start, patch, strict=True):
-        inside.append(slice(max(first, 0), min(first + side, n)))
-        missing.append((max(-first, 0), max(first + side - n, 0)))
-    window = image[(slice(None), *inside)]
-    padding = [n for sides in reversed(missing) for n in sides]
+    padding: list[int] = []
+    for n, first, side in zip(image.shape[:0:-1], start[::-1], patch[::-1], strict=True):
+        padding += [max(-first, 0), max(first + side - n, 0)]
+    window = crop_window(image, start, patch)
     return pad(window, padding) if any(padding) else window

@@ -9,12 +9,13 @@ from unet3d.config.settings.export import ExportSettings
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.errors import UsageError
-from unet3d.types import ACCELERATORS, PRECISIONS
+from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
 from unet3d.workflows.inference.build import build_predictor, plan_outputs
 from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
+from unet3d.workflows.inference.prefetch import CaseQueue
 
 PathLike = str | Path
 
@@ -99,9 +100,12 @@ class Segmenter:
         source = Path(images)
         scans = find_scans(source, self.channels)
         tasks = plan_outputs(scans, source, Path(output), save_probabilities=False)
-        for task in tasks:
-            if overwrite or not task.done:
-                self._write(task)
+        pending = [task for task in tasks if overwrite or not task.done]
+        with CaseQueue(self._predictor, pending, prefetch=True) as queue:
+            for task in pending:
+                queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
+                for _, error in queue.take_failures(wait=task is pending[-1]):
+                    raise error
         return [task.labels for task in tasks]
 
     def save(self, folder: PathLike) -> Path:
@@ -140,6 +144,8 @@ def load(
     memory_gib: float | None = None,
     keep_largest_component: Sequence[str] | None = None,
     allow_targets: Sequence[str] = (),
+    backend: str = "torch",
+    skip_background: float | None = None,
 ) -> Segmenter:
     """Load trained networks to segment with.
 
@@ -157,6 +163,9 @@ def load(
         keep_largest_component: classes of which only the largest component is kept; as chosen in
             training by default.
         allow_targets: your own packages that the network may use.
+        backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
+        skip_background: skip windows without a voxel brighter than this level in [0, 1), between
+            the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
     """
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
@@ -165,8 +174,12 @@ def load(
         raise UsageError(f"device must be auto, cpu or gpu, got {device!r}")
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if backend not in BACKENDS:
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not set(flip_axes) <= {0, 1, 2}:
         raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
+    if skip_background is not None and not 0 <= skip_background < 1:
+        raise UsageError(f"skip_background must be in [0, 1), got {skip_background}")
     if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
         raise UsageError(
             "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
@@ -182,6 +195,8 @@ def load(
         flip_axes=tuple(flip_axes),
         keep_largest_component=keep_largest_component,
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+        backend=backend,
+        skip_background=skip_background,
     )
     return Segmenter(predictor, files, allow_targets)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,7 +57,9 @@ def build(composed, words, **metadata):
         if tensor.dim() == 1:
             torch.nn.init.uniform_(tensor, 0.5, 1.5)
     metadata = make_metadata(**metadata)
-    return TrainedNetwork(network=network.eval(), metadata=metadata, patch_size=(8, 16, 12))
+    return TrainedNetwork(
+        path=Path("best.ckpt"), network=network.eval(), metadata=metadata, patch_size=(8, 16, 12)
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -11,6 +11,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
 from unet3d.config.values import is_number, read, read_bool, read_choice, read_paths
 from unet3d.errors import UsageError
+from unet3d.types import BACKENDS
 from unet3d.units import GIB
 
 
@@ -25,6 +26,10 @@ class InferenceSettings:
     flip_axes: tuple[int, ...]  # test-time augmentation
     precision: str | None  # None: as the first network was trained
     device: str
+    devices: int | None  # processes that share the scans; None: one per GPU
+    backend: str  # that runs the networks
+    skip_background: float | None  # level up to which a window is background; None: skip none
+    prefetch: bool  # read the next scan while one is segmented
     memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
     keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
     save_probabilities: bool
@@ -32,6 +37,7 @@ class InferenceSettings:
     overwrite: bool
     allow_targets: tuple[str, ...]
     debug: bool
+    share: tuple[int, int] = (0, 1)  # (n, count): every count-th scan from the n-th on
 
 
 def parse_inference(composed: ComposedConfig) -> InferenceSettings:
@@ -46,6 +52,10 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
+        devices=_parse_devices(read(config, "devices")),
+        backend=read_choice(config, "backend", BACKENDS),
+        skip_background=_parse_level(read(config, "skip_background")),
+        prefetch=read_bool(config, "prefetch"),
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),
@@ -64,6 +74,22 @@ def _parse_flip_axes(value: Any) -> tuple[int, ...]:
     if not are_axes or len(set(axes)) < len(axes):
         raise UsageError(f"tta must be true, false or a list of the axes 0, 1 and 2, got {value!r}")
     return tuple(axes)
+
+
+def _parse_devices(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    if type(value) is not int or value < 1:
+        raise UsageError(f"devices must be auto or an int >= 1, got {value!r}")
+    return value
+
+
+def _parse_level(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not is_number(value) or not 0 <= value < 1:
+        raise UsageError(f"skip_background must be null or a number in [0, 1), got {value!r}")
+    return float(value)
 
 
 def _parse_memory(value: Any) -> int | None:

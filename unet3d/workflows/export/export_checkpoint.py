@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import ExportedProgram
 
 from unet3d import __version__
@@ -21,13 +18,11 @@ from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
 from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format, torch_export_format
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
-from unet3d.export.program import export_program, suppress_output
+from unet3d.export.program import export_program, require_packages
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import choose_decision
 from unet3d.machine.device import Precision
-from unet3d.pool.export_modules import replace_with_plain
-from unet3d.types import HasRetention
 from unet3d.units import MIB
 from unet3d.workflows.export import bundle, nnunet_folder
 from unet3d.workflows.export.sample_patches import SamplePatches, load_sample_patches
@@ -36,9 +31,10 @@ from unet3d.workflows.export.trained_network import (
     list_normalizations,
     load_trained,
 )
+from unet3d.workflows.inference.backend import get_inference_fn
 from unet3d.workflows.inference.ensemble import find_largest_component_classes
-from unet3d.workflows.inference.predictor import get_inference_fn
 from unet3d.workflows.inference.window_memory import measure_window_memory
+from unet3d.workflows.shared.plain_operators import to_plain_operators
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ def export(settings: ExportSettings) -> ExportResult:
     """Write the file, and keep it only if its outputs are the network's."""
     format, output = FORMATS[settings.format], settings.output
     check_output(output)
-    require_packages(format, settings.format)
+    require_packages(f"format={settings.format}", format.packages, format.extra)
     with temporary_output(output) as draft:
         networks = load_trained(settings)
         if len(networks) > 1 and not format.holds_several:
@@ -191,19 +187,6 @@ def commit_output(draft: Path, output: Path) -> list[Path]:
     return [output.with_name(file.name) for file in reversed(files)]
 
 
-def require_packages(format: ExportFormat, name: str) -> None:
-    """Refuse a format whose packages are not installed."""
-    try:
-        with suppress_output():
-            for package in format.packages:
-                import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"format={name} needs {', '.join(format.packages)}: pip install "
-            f"'unet3d[{format.extra}]' ({summarize_error(error)})"
-        ) from error
-
-
 def check_patch(forward: Network, trained: TrainedNetwork) -> None:
     """Refuse a patch that the network cannot take, and outputs that are not its classes."""
     shape = (1, len(trained.channels), *trained.patch_size)
@@ -227,16 +210,6 @@ def trace(trained: TrainedNetwork) -> ExportedProgram:
     """Return the network's graph of plain operators."""
     network = to_plain_operators(trained.network)
     return export_program(network, len(trained.channels), trained.patch_size)
-
-
-def to_plain_operators(network: nn.Module) -> nn.Module:
-    """Return the network in plain modules and operators; its weights are shared, not copied."""
-    weights = [*network.parameters(), *network.buffers()]
-    copy = deepcopy(network, {id(weight): weight for weight in weights})
-    replace_with_plain(copy)
-    if isinstance(copy, HasRetention):
-        copy.retention = None
-    return copy
 
 
 def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from unet3d.data.layouts.scans import ScanFiles, find_scans
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
+from unet3d.workflows.inference.backend import resolve_backend_precision
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
@@ -24,7 +25,6 @@ class InferenceJob:
     predictor: Predictor
     tasks: list[ScanTask]  # without those that are already done
     num_skipped: int
-    output: Path
     summary: str
 
 
@@ -39,6 +39,8 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         save_probabilities=settings.save_probabilities,
         output_format=settings.output_format,
     )
+    index, count = settings.share
+    tasks = tasks[index::count]
     pending = [task for task in tasks if settings.overwrite or not task.done]
     predictor, precision = build_predictor(
         ensemble,
@@ -49,12 +51,13 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         flip_axes=settings.flip_axes,
         keep_largest_component=settings.keep_largest_component,
         memory_bytes=settings.memory_bytes,
+        backend=settings.backend,
+        skip_background=settings.skip_background,
     )
     return InferenceJob(
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
-        output=settings.output,
         summary=summarize_job(ensemble, predictor, precision),
     )
 
@@ -69,10 +72,14 @@ def build_predictor(
     flip_axes: Sequence[int],
     keep_largest_component: Sequence[str] | None,
     memory_bytes: int | None,
+    backend: str = "torch",
+    skip_background: float | None = None,
 ) -> tuple[Predictor, Precision]:
     """Build a predictor on a device that exists; also return the precision that it computes in."""
     kind = resolve_device(device, "device")
-    used = resolve_inference_precision(precision, ensemble, kind)
+    used = resolve_backend_precision(
+        backend, kind, resolve_inference_precision(precision, ensemble, kind)
+    )
     predictor = Predictor(
         ensemble,
         device=torch.device(kind),
@@ -82,6 +89,8 @@ def build_predictor(
         flip_axes=flip_axes,
         largest_component_labels=find_largest_component_labels(keep_largest_component, ensemble),
         ram=memory_bytes,
+        backend=backend,
+        skip_background=skip_background,
     )
     return predictor, used
 
@@ -156,7 +165,10 @@ def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"
     patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(predictor.window_bytes)
+    device = predictor.device.type
+    if predictor.backend != "torch":
+        device += f" with backend={predictor.backend}"
     return (
-        f"{summary}, on {predictor.device.type}; windows of {patch} take {window}\n"
+        f"{summary}, on {device}; windows of {patch} take {window}\n"
         f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
     )

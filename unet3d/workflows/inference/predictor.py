@@ -1,14 +1,14 @@
 """Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
 from unet3d.data.layouts.scans import ScanFiles
@@ -19,7 +19,8 @@ from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.inference.accumulate import Network, list_flips
+from unet3d.inference.accumulate import list_flips
+from unet3d.inference.background import make_background_test
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
@@ -29,12 +30,10 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
-from unet3d.memory.autocast import AUTOCAST_TYPES
-from unet3d.model.half_precision import cast_to_half
 from unet3d.units import MIB, format_bytes
+from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.window_memory import measure_window_memory
-from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
@@ -68,6 +67,7 @@ class PreparedScan:
     volume: VolumeToSegment
     plan: InferencePlan
     max_ram: int  # with reading and postprocessing
+    spare_ram: int  # that is left of what a case may take
     memory_summary: str  # one line
     differences: list[str]  # from the training cases of every network
 
@@ -77,7 +77,9 @@ class Predictor:
 
     `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
     of `largest_component_labels` only the largest component is kept; a case may take `ram` bytes,
-    or, if None, what is free.
+    or, if None, what is free; `backend` runs the networks. Windows without
+    a voxel above the level `skip_background` are not computed
+    (:func:`unet3d.inference.background.make_background_test`); None: all are.
     """
 
     def __init__(
@@ -91,16 +93,23 @@ class Predictor:
         flip_axes: Sequence[int] = (),
         largest_component_labels: Sequence[int] = (),
         ram: int | None = None,
+        backend: str = "torch",
+        skip_background: float | None = None,
     ):
-        self.ensemble, self.device = ensemble, device
-        self.overlap, self.batch_size = overlap, batch_size
+        self.ensemble, self.device, self.backend = ensemble, device, backend
+        self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
         self.flips, self.largest_component_labels, self.ram = (
             list_flips(flip_axes),
             list(largest_component_labels),
             ram,
         )
         self.networks = [
-            get_inference_fn(network, precision, device) for network in ensemble.networks
+            open_network(
+                *(network, backend, precision, device),
+                channels=len(ensemble.channels),
+                patch=ensemble.patch_size,
+            )
+            for network in ensemble.networks
         ]
         shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
         self.classes, self.window_bytes = measure_window_memory(
@@ -115,26 +124,34 @@ class Predictor:
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
+        return self.plan(task, self.read(task, self._budget().ram_bytes))
+
+    def estimate_reading(self, task: ScanTask) -> int:
+        """Return the bytes of RAM that reading and preprocessing a scan takes."""
+        return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
+
+    def read(self, task: ScanTask, ram: int) -> PreprocessedScan:
+        """Read and preprocess a scan, if that fits in `ram` bytes."""
         check_target(task.labels, task.scan.files[0])
-        budget = self._budget()
-        preprocessing_ram = estimate_preprocessing_cost(
-            task.scan.files, self.ensemble.preprocessing
-        ).ram
-        if preprocessing_ram > budget.ram_bytes:
+        needed = self.estimate_reading(task)
+        if needed > ram:
             raise DoesNotFitError(
-                f"preprocessing needs {format_bytes(preprocessing_ram)} of RAM, "
-                f"{format_bytes(budget.ram_bytes)} are available: {self._ram_advice}"
+                f"preprocessing needs {format_bytes(needed)} of RAM, "
+                f"{format_bytes(ram)} are available: {self._ram_advice}"
             )
         scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
-        files = ", ".join(file.name for file in task.scan.files)
-        self._check_channels(files, len(scan.image))
-        return self._plan(task.scan.name, task, scan, budget, preprocessing_ram)
+        self._check_channels(", ".join(file.name for file in task.scan.files), len(scan.image))
+        return scan
+
+    def plan(self, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
+        """Plan the segmentation of a scan that was read, within the free memory."""
+        return self._plan(task.scan.name, task, scan, self.estimate_reading(task))
 
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         self._check_channels("the image", len(channels))
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
-        return self._plan("the image", None, scan, self._budget(), 0)
+        return self._plan("the image", None, scan, 0)
 
     def _check_channels(self, name: str, count: int) -> None:
         channels = self.ensemble.channels
@@ -149,10 +166,10 @@ class Predictor:
         name: str,
         task: ScanTask | None,
         scan: PreprocessedScan,
-        budget: Budget,
         preprocessing_ram: int,
     ) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan."""
+        budget = self._budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
@@ -187,6 +204,7 @@ class Predictor:
             volume=volume,
             plan=plan,
             max_ram=max_ram,
+            spare_ram=max(0, budget.ram_bytes - max_ram),
             memory_summary=memory_summary,
             differences=self._find_differences(scan),
         )
@@ -208,6 +226,16 @@ class Predictor:
         log: Callable[[str], None],
     ) -> None:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
+        self.compute(prepared, on_windows=on_windows, log=log)()
+
+    def compute(
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
+    ) -> Callable[[], None]:
+        """Segment a scan, as `predict` does; return what writes the labels."""
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
         more = []
@@ -223,7 +251,8 @@ class Predictor:
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
-        write_labels(task.labels, labels, task.scan.files[0], self.ensemble.classes)
+        labels_file, like = task.labels, task.scan.files[0]
+        return partial(write_labels, labels_file, labels, like, self.ensemble.classes)
 
     def segment(
         self,
@@ -249,16 +278,28 @@ class Predictor:
         on_windows: Callable[[int], None],
         log: Callable[[str], None],
     ) -> None:
+        image, background = torch.from_numpy(prepared.scan.image), None
+        if self.skip_background is not None:
+            background = make_background_test(
+                image,
+                self.skip_background,
+                outputs=self.classes,
+                overlapping=self.ensemble.regions is not None,
+            )
+
         def run(plan: InferencePlan) -> None:
-            segment(
-                torch.from_numpy(prepared.scan.image),
+            num_skipped = segment(
+                image,
                 self.networks,
                 plan,
                 outputs,
                 flips=self.flips,
                 device=self.device,
                 on_windows=on_windows,
+                background=background,
             )
+            if num_skipped:
+                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
 
         try:
             run(prepared.plan)
@@ -278,11 +319,12 @@ class Predictor:
     def _ram_advice(self) -> str:
         return "close other programs" if self.ram is None else "raise memory_gib"
 
-    def _budget(self) -> Budget:
+    def _budget(self, held: int = 0) -> Budget:
+        """Return what a case may take, of which it holds some bytes of RAM already."""
         ram = self.ram
         if ram is None:
             free = get_available_bytes(torch.device("cpu"))
-            ram = 2**62 if free is None else int(USABLE_FRACTION * free)
+            ram = 2**62 if free is None else int(USABLE_FRACTION * free) + held
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
@@ -292,22 +334,6 @@ def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
     """Return the part of an array (..., D, H, W) in a file's grid that is segmented, as a view."""
     grid = prepared.scan.grid
     return crop(reorient(array, grid.axes, grid.flips), grid)
-
-
-def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
-    """Move a network to its device and precision; return its forward without gradients."""
-    dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
-    if dtype != torch.float32:
-        cast_to_half(network, dtype)
-    network.to(device)
-
-    def forward(batch: Tensor) -> Tensor:
-        mixed = AUTOCAST_TYPES.get(precision.used)
-        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
-        with torch.inference_mode(), autocast:
-            return network(batch.to(dtype))
-
-    return forward
 
 
 def describe_cost(plan: InferencePlan) -> str:

@@ -1,0 +1,119 @@
+"""Share scans among processes: one per GPU, or several on a CPU."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from unet3d.config.settings.inference import InferenceSettings
+from unet3d.errors import Interrupted, RunError, UsageError
+from unet3d.machine.device import resolve_device
+from unet3d.machine.memory import get_available_bytes
+from unet3d.workflows.inference.predictor import USABLE_FRACTION
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceResult:
+    """What became of the scans of a process."""
+
+    num_tasks: int
+    num_skipped: int  # of scans that had an output
+    num_different: int  # of scans that differ from the training data
+    failures: tuple[str, ...]
+    seconds: float  # without loading the networks
+
+
+Work = Callable[[InferenceSettings], InferenceResult]
+
+
+def count_processes(settings: InferenceSettings) -> int:
+    """Return how many processes share the scans."""
+    has_gpu = resolve_device(settings.device, "device") == "cuda"
+    num_gpus = torch.cuda.device_count() if has_gpu else None
+    if settings.devices is None:
+        return num_gpus or 1
+    if num_gpus is not None and settings.devices > num_gpus:
+        raise UsageError(f"devices={settings.devices}, but there are {num_gpus} GPUs")
+    return settings.devices
+
+
+def split_settings(settings: InferenceSettings, count: int) -> list[InferenceSettings]:
+    """Return the settings of each process: every count-th scan, and its part of the RAM."""
+    ram = settings.memory_bytes
+    if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
+        ram = int(USABLE_FRACTION * free)
+    part = None if ram is None else ram // count
+    return [replace(settings, share=(n, count), memory_bytes=part) for n in range(count)]
+
+
+def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> InferenceResult:
+    """Call `work` in `count` processes, each with its share of the scans; add up the results.
+
+    An error of a process, not of one of its scans, is raised when the others have ended.
+    """
+    context, processes, pipes = get_context("spawn"), [], []
+    threads = max(1, torch.get_num_threads() // count)
+    try:
+        for n, part in enumerate(split_settings(settings, count)):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_run_share, args=(work, part, n, threads, sender), daemon=True
+            )
+            process.start()
+            sender.close()  # or the death of the process would not end the pipe
+            processes.append(process)
+            pipes.append(receiver)
+        return add_results([_receive(pipe) for pipe in pipes])
+    finally:
+        for process in processes:
+            if process.is_alive() and process.pid is not None:
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGINT)  # it removes what it has half written
+            process.join()
+
+
+def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResult:
+    """Return the sums; raise the first error."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    done = [result for result in results if isinstance(result, InferenceResult)]
+    return InferenceResult(
+        num_tasks=sum(result.num_tasks for result in done),
+        num_skipped=sum(result.num_skipped for result in done),
+        num_different=sum(result.num_different for result in done),
+        failures=tuple(failure for result in done for failure in result.failures),
+        seconds=max(result.seconds for result in done),
+    )
+
+
+def _receive(pipe: Any) -> InferenceResult | Exception:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return RunError(
+            "a process of devices= ended before its scans were done, perhaps because the machine "
+            "is out of memory; run the same command again for those that are left"
+        )
+
+
+def _run_share(
+    work: Work, settings: InferenceSettings, index: int, threads: int, sender: Connection
+) -> None:
+    """Work on a share of the scans, in a process of its own."""
+    try:
+        if resolve_device(settings.device, "device") == "cuda":
+            torch.cuda.set_device(index)
+        else:
+            torch.set_num_threads(threads)
+        sender.send(work(settings))
+    except (Interrupted, KeyboardInterrupt):
+        pass
+    except Exception as error:
+        sender.send(error)
