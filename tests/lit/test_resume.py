@@ -103,6 +103,7 @@ def read_results(folder):
             position,
             content["callbacks"]["BestCheckpoint"],
             content["callbacks"]["TrainingWarnings"],
+            content["callbacks"]["Curves"],
             content["global_step"],
             content["callbacks"].get("TorchSchedule"),
             content.get("averaged_steps"),

@@ -15,6 +15,7 @@ from unet3d.data.loading.datasets import read_classes
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from unet3d.lit.callbacks.curves import Curves
 from unet3d.lit.callbacks.dashboard import Dashboard
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.lr import LRSchedule, TorchSchedule
@@ -48,6 +49,7 @@ class RunCallbacks:
     memory: StepMemory
     timing: StepTimer
     dashboard: Dashboard
+    curves: Curves
     training_warnings: TrainingWarnings
 
 
@@ -78,6 +80,7 @@ def build_callbacks(
     timing = StepTimer(settings.data.num_workers)
     hparams = select_hparams(settings, config)
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
+    curves = Curves()
     absent = find_absent_classes(
         module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
     )
@@ -113,6 +116,7 @@ def build_callbacks(
         memory,
         timing,
         dashboard,
+        curves,
         training_warnings,
         limits,
         resume_state,
@@ -129,6 +133,7 @@ def build_callbacks(
         memory=memory,
         timing=timing,
         dashboard=dashboard,
+        curves=curves,
         training_warnings=training_warnings,
     )
 
