@@ -61,6 +61,10 @@ FILES = {
             "report.json": "results and resources of the run: `finished`, `steps`, `metrics`, "
             "`memory` in bytes by phase, `speed`, `evaluation`, `parameters`, `skipped_cases`, "
             "`skipped_steps`, `warnings`, `precision`, `choices`, `config`, `versions`, `device`",
+            "report.html": "the same for people, in one file without network: curves, memory, "
+            "scores, the worst cases in a viewer, config, machine and command",
+            "curves.json": "loss, learning rate and scores of validations over the steps, at most "
+            "512 points of each",
             "config.yaml": "the config of the run with all references resolved",
             "checkpoints/last.ckpt": "everything needed to resume (`resume=auto`) or to predict; "
             "at most `save_every_seconds=` old. With `ema_decay=` the weights of checkpoints are "
@@ -94,6 +98,7 @@ FILES = {
             "multirun.yaml": "Hydra's config of the sweep",
             "comparison.png": "Dice against memory and time, if at least two runs have results; "
             "`unet3d compare` draws it again",
+            "comparison.html": "the same for people, with the table and the curves of the runs",
         },
     ),
     "Search folder": (
@@ -102,7 +107,7 @@ FILES = {
             "trial-000/, trial-001/, ...": "the folder of each trial's run, as above",
             "search.json": "the trials: `state`, `value`, `values` of the keys, `predicted_gib`",
             "search.db": "the study, from which a search goes on: an SQLite database of Optuna",
-            "comparison.png": "as in a sweep folder",
+            "comparison.png, .html": "as in a sweep folder",
         },
     ),
     "Predictions": (
@@ -115,11 +120,15 @@ FILES = {
     ),
     "Scores": (
         "`unet3d evaluate` writes into `output`:",
-        {"evaluation.json, .csv, .png, worst/": "as in `evaluation/` of a run"},
+        {
+            "evaluation.json, .csv, .png, worst/": "as in `evaluation/` of a run",
+            "report.html": "the same for people, with the worst cases in a viewer",
+        },
     ),
     "Working folder": (
         "These files are relative to the working folder:",
         {
+            "comparison.html": "the result of `unet3d compare`; `report=` names another file",
             "conf/experiment/planned.yaml, .png": "the result of `unet3d plan`, and a figure of "
             "the dataset",
             "data/synthetic/": "the volumes of the default run, generated when they are missing",

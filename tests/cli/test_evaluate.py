@@ -66,7 +66,7 @@ def test_every_case_is_scored_and_files_are_written(folder, capsys):
     assert [w["case"] for w in found["worst"]] == ["b", "a", "c"]
     written = {str(p.relative_to(folder / "out")) for p in (folder / "out").rglob("*.*")}
     assert written == {
-        *("evaluation.json", "evaluation.csv", "evaluation.png"),
+        *("evaluation.json", "evaluation.csv", "evaluation.png", "report.html"),
         *("worst/1_b.png", "worst/2_a.png", "worst/3_c.png"),
     }
     message = capsys.readouterr()
@@ -208,7 +208,8 @@ def test_results_of_an_earlier_evaluation_are_overwritten(folder):
     assert evaluated("draw_worst=1") == 0
     assert [p.name for p in (folder / "out" / "worst").iterdir()] == ["1_b.png"]
     assert evaluated("classes=[background,head]") == 1  # no case is without fault
-    assert {p.name for p in (folder / "out").iterdir()} == {"evaluation.json", "worst"}
+    left = {p.name for p in (folder / "out").iterdir()}
+    assert left == {"evaluation.json", "worst", "report.html"}
     assert list((folder / "out" / "worst").iterdir()) == []
 
 

@@ -132,6 +132,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
             "openvino",
             "search",
             "tiff",
+            "view",
             "wandb",
             "zarr",
         )

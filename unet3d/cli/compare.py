@@ -1,9 +1,10 @@
-"""`unet3d compare RUN ...`: compare runs in a table and a figure."""
+"""`unet3d compare RUN ...`: compare runs in a table, a page and a figure."""
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import join
 
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
@@ -36,6 +37,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if settings.figure is not None:
         draw_runs(runs, settings.figure)
         print(settings.figure, file=sys.stderr)
+    if settings.report is not None:
+        print(write_page(runs, settings.report, settings.runs, errors), file=sys.stderr)
     return 1 if errors else 0
 
 
@@ -46,6 +49,16 @@ def format_comparison(runs: Sequence[RunSummary]) -> str:
         text += "\nPareto-optimal in Dice, peak memory and step time: no other run is better in one"
         text += " of them and as good in the others"
     return text
+
+
+def write_page(
+    runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
+) -> str:
+    """Write the page and return its path, or what prevented it."""
+    from unet3d.workflows.comparison import try_write_comparison_page  # after the table is printed
+
+    command = join(["unet3d", "compare", *map(str, compared)])
+    return try_write_comparison_page(runs, path, problems=problems, command=command)
 
 
 def print_sweep_summary(folder: Path) -> None:
@@ -61,3 +74,4 @@ def print_sweep_summary(folder: Path) -> None:
             print(figure)
         except (OSError, UsageError) as reason:
             print(f"no figure: {reason}")
+    print(write_page(runs, folder / "comparison.html", [folder], []))

@@ -1,5 +1,7 @@
 """Compose a command's config with Hydra; imports nothing that takes long."""
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +10,11 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+QUOTED_PATH = re.compile(
+    r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
+)
+"""An override whose value is the same without its quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +30,17 @@ class Composition:
         """Return whether the command line sets this key or a key below it."""
         keys = [o.lstrip("+~").split("=")[0].split("@")[0] for o in self.overrides]
         return any(k == key or k.startswith(key + ".") for k in keys)
+
+    def format_command(self, *more: str) -> str:
+        """Return the command line, as a shell takes it, with more overrides at its end.
+
+        >>> words = ("a=[1,2]", "data.root='x/y'", "b='1'")
+        >>> print(Composition(command="train", choices={}, overrides=words).format_command("c=d"))
+        unet3d train 'a=[1,2]' data.root=x/y 'b='"'"'1'"'"'' c=d
+        """
+        own = [word for word in self.overrides if not word.startswith("hydra.")]
+        bare = [QUOTED_PATH.sub(r"\1=\2", word) for word in own]
+        return shlex.join(["unet3d", self.command, *bare, *more])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ PATH_KEYS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
     *("hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
-    *("images", "root", "url", "md5", "task", "figure"),
+    *("images", "root", "url", "md5", "task", "figure", "report", "image"),
 )
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 

@@ -25,10 +25,11 @@ def collect_versions() -> dict[str, str]:
     }
 
 
-def write_report(report: Mapping[str, Any], path: Path) -> None:
+def write_report(report: Mapping[str, Any], path: Path, *, indent: int | None = 2) -> None:
     """Write a report as JSON; NaN and infinities become null."""
+    text = json.dumps(replace_nan(report), indent=indent, allow_nan=False)
     with atomic_write(path) as draft:
-        draft.write_text(json.dumps(replace_nan(report), indent=2, allow_nan=False) + "\n", "utf-8")
+        draft.write_text(text + "\n", "utf-8")
 
 
 def replace_nan(value: Any) -> Any:

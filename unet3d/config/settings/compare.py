@@ -15,6 +15,7 @@ class CompareSettings:
 
     runs: tuple[Path, ...]
     output: OutputSettings
+    report: Path | None
     figure: Path | None
 
 
@@ -30,4 +31,9 @@ def parse_compare(composed: ComposedConfig) -> CompareSettings:
     for path in runs:
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-    return CompareSettings(runs=runs, output=output, figure=read_optional_path(config, "figure"))
+    return CompareSettings(
+        runs=runs,
+        output=output,
+        report=read_optional_path(config, "report"),
+        figure=read_optional_path(config, "figure"),
+    )

@@ -38,6 +38,7 @@ class EvaluationSettings:
     draw_worst: int
     workers: int
     debug: bool
+    command: str  # the command line that asks for this
 
 
 def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
@@ -64,6 +65,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         draw_worst=read_int(config, "draw_worst", minimum=0),
         workers=read_int(config, "workers", minimum=1),
         debug=read_bool(config, "debug"),
+        command=composed.composition.format_command(),
     )
 
 

@@ -47,7 +47,10 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         else tolerance,
         "mean": mean,
         "per_class": per_class,
-        "worst": rank_worst_cases(scored, evaluation.draw_worst),
+        "worst": [
+            {**entry, "files": list_files(evaluation, entry["case"])}
+            for entry in rank_worst_cases(scored, evaluation.draw_worst)
+        ],
         "cases": cases,
         "errors": {case.name: case.error for case in scored if case.error is not None},
         "predictions_without_reference": list(evaluation.without_reference),
@@ -86,6 +89,17 @@ def rank_worst_cases(scored: Sequence[CaseScores], count: int) -> list[dict[str,
         {"case": name, "dice": dice, "picture": f"worst/{rank}_{name}.png"}
         for rank, (dice, name) in enumerate(ranked[:count], start=1)
     ]
+
+
+def list_files(evaluation: Evaluation, name: str) -> dict[str, str | None]:
+    """Return where a case's prediction, reference and image are; the image may be a folder."""
+    pair = next(pair for pair in evaluation.pairs if pair.name == name)
+    image = pair.image or evaluation.images
+    return {
+        "prediction": str(pair.prediction[0]),
+        "reference": str(pair.reference[0]),
+        "image": None if image is None else str(image),
+    }
 
 
 def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:

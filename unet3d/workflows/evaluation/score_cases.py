@@ -74,6 +74,7 @@ class Evaluation:
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
+    command: str | None = None  # that asked for it; None: part of a run, which has the page
 
     @property
     def scores(self) -> dict[str, str]:
@@ -182,6 +183,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         ignore_labels=resolve_ignore_labels(settings, names),
         tolerance_mm=resolve_tolerance(settings, names),
         metrics=resolve_metrics(settings),
+        command=settings.command,
     )
 
 

@@ -156,6 +156,8 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
             unwritten += try_write_report(report, path) if is_main else []
             if not finished:
                 run.callbacks.dashboard.finish({}, 0, finished=False)
+                if is_main:
+                    write_page(run, report, log)
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not is_main:
         return make_result(run, report)
@@ -165,6 +167,7 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     result = make_result(run, report)
     run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)
     log("\n" + run_report.format_report_table(report))
+    write_page(run, report, log)
     if unwritten:
         raise RunError("; ".join(unwritten))
     return result
@@ -193,6 +196,13 @@ def try_write_report(report: dict[str, Any], path: Path) -> list[str]:
     except OSError as error:
         return [f"{path}: {error.strerror}"]
     return []
+
+
+def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
+    """Write report.html; what it needs is imported now, so that runs start as soon as before."""
+    from unet3d.workflows.training.page import try_write_run_page
+
+    try_write_run_page(run, report, log)
 
 
 def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:

@@ -1,0 +1,58 @@
+"""A run ends with a page that a browser opens without network."""
+
+import json
+
+import pytest
+
+from tests.helpers.browser import needs_browser, open_page, turn_slices
+from unet3d.cli.main import main
+from unet3d.report.html.page import MAX_BYTES
+
+OPTIONS = ("trainer.max_steps=2", "evaluation.enabled=true", "memory.estimate=true", "logger=none")
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_of_a_run_turns_slices_without_network(unet3d, tmp_path):
+    assert unet3d(*OPTIONS) == 0
+    path = tmp_path / "run" / "report.html"
+    assert path.stat().st_size <= MAX_BYTES
+    with open_page(path.as_uri()) as (page, messages, requests):
+        assert page.locator("#viewer").get_attribute("data-ready") == "niivue"
+        first, last = turn_slices(page)
+        assert first != last
+        page.get_by_role("button", name="errors", exact=True).click()
+        page.get_by_role("button", name="coronal").click()
+        page.wait_for_timeout(300)
+        assert page.locator("#viewer canvas").screenshot() not in (first, last)
+        assert page.get_by_role("heading", name="Memory of a step").is_visible()
+        assert page.locator("figure svg").count() >= 5
+        assert messages == []
+        assert [url for url in requests if not url.startswith("blob:")] == [path.as_uri()]
+
+
+def test_an_interrupted_run_has_a_page_with_its_curves(unet3d, tmp_path, capsys):
+    assert unet3d("optimizer.lr=1e30", "trainer.max_steps=9", "logger=none") == 4
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "stopped after" in page
+    assert "hydra.run.dir=" in page
+    assert json.loads((tmp_path / "run" / "curves.json").read_text())["curves"]["train/lr"]
+
+
+def test_a_run_does_not_fail_because_of_its_page(unet3d, tmp_path, capsys):
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    assert unet3d("logger=none") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"{tmp_path}/run/report.html was not written: ")
+    assert (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_comparison_ends_with_a_page_unless_it_is_turned_off(unet3d, tmp_path, capsys):
+    assert unet3d("logger=none") == 0
+    assert main(["compare", "run", "report=null"]) == 0
+    assert not (tmp_path / "comparison.html").exists()
+    assert main(["compare", "run"]) == 0
+    assert "comparison.html" in capsys.readouterr().err
+    assert "training loss" in (tmp_path / "comparison.html").read_text()
+    assert main(["compare", "run", "report=no/folder.html"]) == 0
+    assert "no/folder.html was not written" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""The page of a comparison: Dice against memory and time, a table, and validation curves."""
+
+from collections.abc import Mapping, Sequence
+
+from unet3d.report.curves import Points
+from unet3d.report.html.charts import Mark, Series, draw_curves, draw_marks, make_legend
+from unet3d.report.html.elements import fold, make_table, tag
+from unet3d.report.html.evaluation_page import make_warnings, to_hex
+from unet3d.report.html.page import Section, make_empty, render_page
+from unet3d.report.run_comparison import (
+    RunSummary,
+    collect_keys,
+    find_pareto_optimal,
+    make_comparison_rows,
+)
+from unet3d.report.slices import get_palette
+from unet3d.text import pluralize
+
+AXES = {"peak_mib": "peak memory of a step (MiB)", "step_seconds": "step time (s)"}
+
+MAX_CURVES = 30
+"""Runs whose curves are drawn."""
+
+PARETO = (
+    "Pareto-optimal in Dice, peak memory and step time: no other run is better in one of them and "
+    "as good in the others. The dashed line is the front of the chart."
+)
+
+
+def render_comparison(
+    runs: Sequence[RunSummary],
+    *,
+    curves: Sequence[Mapping[str, Points]],
+    problems: Sequence[str],
+    command: str,
+) -> str:
+    """Return the page of a comparison; `curves` holds those of each run."""
+    colors = [to_hex(rgb) for rgb in get_palette(len(runs) + 1)[1:]]
+    sections = []
+    if problems:
+        sections.append(Section(title="Not compared", content=[make_warnings(problems)]))
+    note = [tag("p", PARETO, class_="note")] if len(runs) > 1 else []
+    sections += [
+        Section(title="Dice against cost", content=make_charts(runs, colors)),
+        Section(title="Runs, highest Dice first", content=[make_runs_table(runs), *note]),
+        Section(title="Validations", content=make_curves(runs, curves, colors)),
+        Section(
+            title="How it was made",
+            content=[tag("pre", command), fold("Machines and versions", make_machine_table(runs))],
+        ),
+    ]
+    subtitle = pluralize(len(runs), "run")
+    if len(runs) > 1:
+        subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
+    return render_page(
+        kind="Comparison", title="Runs compared", subtitle=subtitle, sections=sections
+    )
+
+
+def make_runs_table(runs: Sequence[RunSummary]) -> object:
+    """Return the rows that the command prints."""
+    return make_table(make_comparison_rows(runs), left=1 + len(runs[0].differs))
+
+
+def make_machine_table(runs: Sequence[RunSummary]) -> object:
+    """Return the device and the versions of each run."""
+    names = collect_keys([run.report.get("versions", {}) for run in runs])
+    rows = [("run", "device", *names)]
+    for run in runs:
+        versions = [str(run.report.get("versions", {}).get(name, "-")) for name in names]
+        rows.append((str(run.folder), str(run.report.get("device", "-")), *versions))
+    return make_table(rows, left=2 + len(names))
+
+
+def make_charts(runs: Sequence[RunSummary], colors: Sequence[str]) -> list[object]:
+    """Return Dice against memory and against time, with the Pareto front of each."""
+    charts, marks = [], []
+    for key, label in AXES.items():
+        marks = []
+        for run, color in zip(runs, colors, strict=True):
+            metrics = run.headline_metrics
+            if "dice" in metrics and key in metrics:
+                place = {"x": metrics[key], "y": metrics["dice"], "interval": run.interval}
+                marks.append(Mark(name=run.label, color=color, **place))
+        if marks:
+            front = find_front([(mark.x, mark.y) for mark in marks])
+            charts.append(draw_marks(marks, x_label=label, y_label="mean Dice", front=front))
+    if not charts:
+        return [make_empty("No run has Dice and peak memory or step time.")]
+    return [tag("div", *charts, class_="charts"), make_legend(marks)]
+
+
+def find_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points with a higher y than all with a smaller x.
+
+    >>> find_front([(3, 0.9), (1, 0.5), (2, 0.4)])
+    [(1, 0.5), (3, 0.9)]
+    """
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def make_curves(
+    runs: Sequence[RunSummary], curves: Sequence[Mapping[str, Points]], colors: Sequence[str]
+) -> list[object]:
+    """Return the mean Dice and the loss of all runs over their steps."""
+    charts, shown = [], list(zip(runs, curves, colors, strict=True))[:MAX_CURVES]
+    for name, label in (("val/dice", "mean Dice of validations"), ("train/loss", "training loss")):
+        series = [
+            Series(name=run.label, points=points[name], color=color)
+            for run, points, color in shown
+            if points.get(name)
+        ]
+        if series:
+            charts.append(draw_curves(series, x_label="step", y_label=label))
+    if not charts:
+        return [make_empty("These runs have no curves.json.")]
+    best = tag("p", f"The {MAX_CURVES} runs with the highest Dice are drawn.", class_="note")
+    return [tag("div", *charts, class_="charts"), *([best] if len(runs) > MAX_CURVES else [])]
