@@ -36,7 +36,8 @@ COMPOSED = (
     *("download", "trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
     *("trainer.accelerator=gpu", "device=gpu", "budget_gib=auto", "compile=true"),
 )
-"""A download, several processes, a GPU, minutes of compiling: only composed as well."""
+"""A download, several processes, a GPU, minutes of compiling: only composed as well, like view,
+which serves until Ctrl-C."""
 
 FLAGS = {"--help", "--version", "--cfg"}
 
@@ -125,7 +126,10 @@ class Reader:
         if command is None:
             assert words[0] in ELSEWHERE or OTHERS[words[0]](words), line
             return
-        if words[0] in ELSEWHERE or any(w.startswith(c) for w in command for c in COMPOSED):
+        is_composed = command[0] == "view" or any(
+            w.startswith(c) for w in command for c in COMPOSED
+        )
+        if words[0] in ELSEWHERE or is_composed:
             command = [*first_combination(command), "--cfg", "job"]
         as_written &= command[0] == "memory"
         if not as_written and not FLAGS & set(command):

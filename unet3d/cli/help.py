@@ -21,6 +21,9 @@ RUN_FOOTER = """hydra.run.dir=FOLDER sets the run folder
 -m key=a,b: one run per value, and one per combination of several such lists
 YAML files in ./conf/GROUP/ add options to that group"""
 
+POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
+"""The words without a key that a command takes."""
+
 READS = {"check": ("data", "experiment", "allow_targets", "debug")}
 """The config groups and keys of train that a command reads, if it does not read all."""
 
@@ -93,8 +96,7 @@ def format_usage(command: str, command_config: Mapping[str, Any]) -> str:
     'usage: unet3d export checkpoint=... [key=value ...]'
     """
     required = [f"{key}=..." for key, value in command_config.items() if value == "???"]
-    if command == "compare":
-        required = ["RUN ..."]  # words without a key are its runs
+    required = POSITIONAL.get(command, required)
     return " ".join(["usage: unet3d", command, *required, "[key=value ...]"])
 
 

@@ -22,12 +22,16 @@ COMMANDS = {
     "export": "export a checkpoint to ONNX or torch.export, and verify the file on scans",
     "evaluate": "score predictions against references: Dice, distances, volumes, figures",
     "compare": "compare runs: Dice, memory, step time, and how their configs differ",
+    "view": "look at an image and its labels in a browser on this machine",
     "memory": "estimate the memory of a training step, layer by layer, before it runs",
     "suggest": "find the batch, patch, precision and checkpointing that fit a GPU",
     "search": "find hyperparameters: train, prune and compare trials with Optuna",
     "lr": "find a learning rate: train for a few steps with one that rises",
     "doctor": "inspect this machine: GPUs, driver, torch, memory, disk, and what limits a run",
 }
+
+FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
+"""Flags of Hydra after which a word is no file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def print_sweep_summary(folder: Path) -> None:
         import_command("compare").print_sweep_summary(folder)
 
-    rest = collect_runs(rest) if command == "compare" else rest
+    rest = collect_files(command, rest)
     return run_app(command, run_command, rest, print_sweep_summary)
 
 
@@ -81,17 +85,27 @@ def import_command(command: str) -> ModuleType:
     return sys.modules[name]
 
 
-def collect_runs(args: Sequence[str]) -> list[str]:
-    """Turn arguments without a key into the value of `runs`.
+def collect_files(command: str, args: Sequence[str]) -> list[str]:
+    """Turn arguments without a key into the keys of `compare` and `view` that they stand for.
 
-    >>> collect_runs(["a", "b c", "format=json"])
+    >>> collect_files("compare", ["a", "b c", "format=json"])
     ['format=json', "runs=['a','b c']"]
+    >>> collect_files("view", ["image.nii.gz", "a.nii.gz"])
+    ["image='image.nii.gz'", "labels=['a.nii.gz']"]
+    >>> collect_files("compare", ["a", "--cfg", "job"])
+    ['--cfg', 'job', "runs=['a']"]
     """
-    runs = [a for a in args if a[:1] != "-" and ("=" not in a or Path(a).exists())]
-    if not runs:
+    values = {n + 1 for n, a in enumerate(args) if a in FLAGS_WITH_VALUES}
+    words = [a for n, a in enumerate(args) if a[:1] != "-" and n not in values]
+    files = [word for word in words if "=" not in word or Path(word).exists()]
+    if not files or command not in ("compare", "view"):
         return list(args)
-    quoted = ["'" + name.replace("'", "\\'") + "'" for name in runs]
-    return [*(a for a in args if a not in runs), f"runs=[{','.join(quoted)}]"]
+    quoted = ["'" + name.replace("'", "\\'") + "'" for name in files]
+    others = [a for n, a in enumerate(args) if a not in files or n in values]
+    if command == "compare":
+        return [*others, f"runs=[{','.join(quoted)}]"]
+    labels = [f"labels=[{','.join(quoted[1:])}]"] if len(quoted) > 1 else []
+    return [*others, f"image={quoted[0]}", *labels]
 
 
 def format_help() -> str:
