@@ -18,7 +18,8 @@ class OpenVinoSession:
     """A graph that OpenVINO has compiled for this CPU; it takes any batch size."""
 
     def __init__(self, program: ExportedProgram, *, dtype: torch.dtype = torch.float32):
-        import openvino
+        with suppress_output():  # absl, which it imports, would keep the stream, and close it
+            import openvino
 
         # Left alone, OpenVINO computes in bf16 where the CPU can.
         options = {

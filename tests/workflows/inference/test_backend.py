@@ -63,7 +63,6 @@ def segment(ensemble, task, backend):
 
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
 def test_every_backend_finds_the_same_labels(ensemble, task, backend):
-    pytest.importorskip("onnxruntime" if backend == "onnx" else backend)
     expected, _ = segment(ensemble, task, "torch")
     labels, predictor = segment(ensemble, task, backend)
     assert len(np.unique(expected)) > 1
@@ -75,7 +74,6 @@ def test_every_backend_finds_the_same_labels(ensemble, task, backend):
 
 
 def test_openvino_computes_in_float32_unless_bf16_is_asked_for(ensemble):
-    pytest.importorskip("openvino")
     used = []
     for precision in ("32", "bf16"):
         network = open_network(
@@ -110,7 +108,6 @@ def test_a_network_that_cannot_be_traced_is_named():
 def test_windows_of_another_backend_are_counted_without_a_peak_of_the_process(
     ensemble, task, monkeypatch
 ):
-    pytest.importorskip("openvino")
     monkeypatch.setattr(peak, "read_resident_peak", lambda: None)
     _, predictor = segment(ensemble, task, "openvino")
     assert predictor.window_bytes >= 4 * 5 * 3 * np.prod(PATCH)  # at least the logits
