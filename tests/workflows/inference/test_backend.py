@@ -91,7 +91,6 @@ def test_a_backend_for_cpus_is_refused_on_a_gpu():
 
 
 def test_onnx_says_that_it_computes_in_float32():
-    pytest.importorskip("onnxruntime")
     precision = resolve_backend_precision("onnx", "cpu", Precision("bf16", "bf16"))
     assert (precision.used, precision.reason) == ("32", "backend=onnx computes in float32")
 
