@@ -94,6 +94,9 @@ def test_scores_are_those_of_the_command(trained, tmp_path, capsys):
         json.loads((f / "evaluation.json").read_text()) for f in (tmp_path, tmp_path / "again")
     ]
     assert written[0] == written[1]
+    page = (tmp_path / "again" / "report.html").read_text()
+    assert "output=" + str(tmp_path / "again") in page
+    assert "=null" not in page
     assert written[0]["cases"].keys() == result.cases.keys()
     np.testing.assert_equal(result.mean["dice"], result.content["mean"]["dice"])
 

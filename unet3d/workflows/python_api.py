@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ def evaluate(
     required = [f"{key}=null" for key in ("predictions", "references", "output")]
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     composed, _ = compose_call("evaluate", [*required, *chosen])
-    return run_evaluation(build_evaluation(parse_evaluation(replace_values(composed, values))))
+    settings = parse_evaluation(replace_values(composed, values))
+    given = [f"{k}={format_value(v)}" for k, v in values.items() if v is not None and v != []]
+    command = replace(composed.composition, overrides=(*given, *chosen)).format_command()
+    return run_evaluation(build_evaluation(replace(settings, command=command)))
 
 
 def to_plain(value: Any) -> Any:
@@ -130,6 +134,19 @@ def to_plain(value: Any) -> Any:
         return str(value)
     is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
     return [to_plain(item) for item in value] if is_sequence else value
+
+
+def format_value(value: Any) -> str:
+    """Return a value as an override has it.
+
+    >>> format_value({"whole": [1, 2]})
+    '{whole:[1,2]}'
+    """
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{k}:{format_value(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
+    return str(value)
 
 
 class LineWriter(io.TextIOBase):
