@@ -135,24 +135,24 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, monkeypatch):
 
 
 def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
-    from unet3d.cli import train
+    from unet3d.workflows.training import fit
 
     def send_signal(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the run went on")
 
-    monkeypatch.setattr(train, "build_training", send_signal)
+    monkeypatch.setattr(fit, "build_training", send_signal)
     assert unet3d() == 143
 
 
 def test_a_run_interrupted_in_its_evaluation_is_evaluated_when_resumed(unet3d, monkeypatch, capsys):
-    from unet3d.cli import train
+    from unet3d.workflows.training import fit
 
     def send_signal(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate_best_checkpoint", send_signal)
+        patch.setattr(fit, "evaluate_best_checkpoint", send_signal)
         assert unet3d("evaluation.enabled=true") == 143
     assert unet3d("evaluation.enabled=true", "resume=auto") == 0
     assert "Dice, mean" in capsys.readouterr().out

@@ -118,12 +118,12 @@ def test_debug_shows_the_traceback(unet3d, capsys):
 
 
 def test_an_unexpected_error_is_one_line_with_exit_code_4(unet3d, capsys, monkeypatch):
-    from unet3d.cli import train
+    from unet3d.workflows.training import fit
 
     def broken(*_):
         raise RuntimeError("the disk\nis full")
 
-    monkeypatch.setattr(train, "build_training", broken)
+    monkeypatch.setattr(fit, "build_training", broken)
     assert unet3d() == 4
     assert (
         "RuntimeError: the disk is full (debug=true shows the traceback)" in capsys.readouterr().err
@@ -131,12 +131,12 @@ def test_an_unexpected_error_is_one_line_with_exit_code_4(unet3d, capsys, monkey
 
 
 def test_out_of_memory_has_exit_code_3(unet3d, monkeypatch):
-    from unet3d.cli import train
+    from unet3d.workflows.training import fit
 
     def broken(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(train, "build_training", broken)
+    monkeypatch.setattr(fit, "build_training", broken)
     assert unet3d() == 3
 
 

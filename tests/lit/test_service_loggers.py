@@ -14,6 +14,8 @@ from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.loggers.held_rows import HeldRows
+from unet3d.lit.loggers.mlflow import RunMlflowLogger
+from unet3d.lit.loggers.run_logger import RunFacts
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start
@@ -226,3 +228,32 @@ def test_a_new_run_in_the_folder_starts_at_its_first_step(tmp_path):
     fresh = HeldRows(tmp_path, lambda step, row: None)
     fresh.continue_from(0)
     assert (fresh.run_id, fresh.next_step) == (None, 0)
+
+
+@pytest.mark.slow
+def test_mlflow_knows_the_rows_that_a_kill_left_unnoted(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    def open_logger(step):
+        logger = RunMlflowLogger(tmp_path, experiment="shapes")
+        logger.rows.continue_from(step)
+        facts = RunFacts(config="", choices={}, final_metrics=(), device="cpu")
+        logger.start(facts, step)
+        return logger
+
+    first = open_logger(0)
+    for step in range(3):
+        first.rows.add({"loss": float(step)}, step)
+    first.rows.flush()
+    noted = tmp_path / "mlflow" / "held.json"
+    before = noted.read_text()
+    first.rows.add({"loss": 3.0}, 3)
+    first.rows.flush()
+    noted.write_text(before)  # as if the process were killed before it wrote this
+    resumed = open_logger(3)
+    for step in (3, 4):
+        resumed.rows.add({"loss": float(step)}, step)
+    resumed.rows.flush(all_rows=True)
+    client = MlflowClient(tracking_uri=resumed.tracking_uri)
+    points = client.get_metric_history(resumed.rows.run_id, "loss")
+    assert sorted(point.step for point in points) == [0, 1, 2, 3, 4]

@@ -126,5 +126,8 @@ def test_ctrl_c_ends_the_command(files):
         with urlopen(url, timeout=10) as answer:
             assert b"viewer-cases" in answer.read()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        try:
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
         assert (process.returncode, errors) == (130, "interrupted\n")

@@ -1,6 +1,7 @@
 """`unet3d view IMAGE [LABELS ...]`: look at volumes in a browser on this machine."""
 
 import os
+import signal
 import sys
 import webbrowser
 from pathlib import Path
@@ -13,6 +14,7 @@ from unet3d.workflows.view import build_server
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Serve the viewer until Ctrl-C."""
     settings = parse_view(composed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with build_server(
         settings.image, settings.labels, channel=settings.channel, port=settings.port
     ) as server:

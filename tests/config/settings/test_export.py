@@ -22,7 +22,7 @@ def test_each_format_has_its_ending():
         parse(format="torch_export")
     assert str(caught.value) == (
         "output=a.onnx does not fit format=torch_export: onnx writes .onnx, torch_export writes "
-        ".pt2, nnunet writes a folder, which has no ending"
+        ".pt2, nnunet writes a folder, bundle writes a folder, which has no ending"
     )
 
 
@@ -32,9 +32,10 @@ def test_each_format_has_its_ending():
         (
             "format",
             "onxx",
-            "format must be one of onnx, torch_export, nnunet, got 'onxx'; did you mean onnx?",
+            "format must be one of onnx, torch_export, nnunet, bundle, got 'onxx'; "
+            "did you mean onnx?",
         ),
-        ("format", "zip", "format must be one of onnx, torch_export, nnunet, got 'zip'"),
+        ("format", "zip", "format must be one of onnx, torch_export, nnunet, bundle, got 'zip'"),
         ("patch_size", [8, 8], "patch_size must be three ints >= 1, got [8, 8]"),
         (
             "allow_targets",

@@ -1,7 +1,7 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,11 +148,11 @@ def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[s
     find_format(path).write_labels(path, labels, like, classes)
 
 
-@contextmanager
-def open_probability_file(path: Path, classes: int, like: Path) -> Generator[np.ndarray]:
+def open_probability_file(
+    path: Path, classes: int, like: Path
+) -> AbstractContextManager[np.ndarray]:
     """Yield an array (K, D, H, W), float32, mapped to a NIfTI file on the grid of `like`."""
-    with writer.open_probability_file(path, classes, NIFTI.find_template(like)) as array:
-        yield array
+    return writer.open_probability_file(path, classes, NIFTI.find_template(like))
 
 
 def check_shape(path: Path, shape: Sequence[int]) -> None:

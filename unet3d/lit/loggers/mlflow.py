@@ -60,6 +60,8 @@ class RunMlflowLogger(HeldRowsLogger):
                 experiment_id = client.create_experiment(self.experiment, artifacts)
             run_name = self.run_name or self.folder.resolve().name
             self.rows.run_id = client.create_run(experiment_id, run_name=run_name).info.run_id
+        else:
+            self.rows.skip_to(self._find_next_step(self.rows.run_id))
         client.update_run(self.rows.run_id, status="RUNNING")
         self.log_hyperparams(facts.choices)
         self._call("log_text", facts.config, "config.yaml")
@@ -74,11 +76,19 @@ class RunMlflowLogger(HeldRowsLogger):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics = {n: v for n, v in row.items() if not isinstance(v, Path)}
-        self._call("log_batch", [Metric(n, v, now, step) for n, v in metrics.items()])
-        for name, value in row.items():
+        for name, value in row.items():  # first: a row whose metrics are there is complete
             if isinstance(value, Path):
                 self._call("log_artifact", str(value), f"images/{name}")
+        metrics = {n: v for n, v in row.items() if not isinstance(v, Path)}
+        self._call("log_batch", [Metric(n, v, now, step) for n, v in metrics.items()])
+
+    def _find_next_step(self, run_id: str) -> int:
+        """Return the step after the last held row that was sent: a kill may leave it unnoted."""
+        assert self.client is not None
+        rows = self.rows.rows.values()
+        names = {n for row in rows for n, value in row.items() if not isinstance(value, Path)}
+        histories = [self.client.get_metric_history(run_id, name) for name in names]
+        return 1 + max((point.step for points in histories for point in points), default=-1)
 
     def _call(self, method: str, *arguments: Any) -> None:
         getattr(self.client, method)(self.rows.run_id, *arguments)

@@ -9,7 +9,8 @@ import base64
 import gzip
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import distribution as find_distribution
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,15 +31,15 @@ class NiivueModule:
 def find_niivue() -> NiivueModule | None:
     """Return NiiVue's module, or None without ipyniivue or with one that has no such module."""
     try:
-        package = distribution("ipyniivue")
-        widget = Path(str(package.locate_file(WIDGET))).read_text("utf-8")
+        distribution = find_distribution("ipyniivue")
+        widget = Path(str(distribution.locate_file(WIDGET))).read_text("utf-8")
     except (PackageNotFoundError, OSError):
         return None
     module = extract_module(widget)
     if module is None:
         return None
     packed = gzip.compress(module.encode(), 9, mtime=0)
-    text = package.read_text("licenses/LICENSE") or package.read_text("LICENSE")
+    text = distribution.read_text("licenses/LICENSE") or distribution.read_text("LICENSE")
     return NiivueModule(
         packed=base64.b64encode(packed).decode("ascii"), license=text or "BSD-2-Clause"
     )
