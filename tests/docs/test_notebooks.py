@@ -19,6 +19,8 @@ TINY = [
 SHORT = {'"trainer.max_steps=80"': SMALL, '"trainer.max_steps=60"': TINY}
 """What is replaced in a notebook so that it ends in seconds."""
 
+PICTURES = {"compare_poolings": 2, "own_data": 1, "will_it_fit": 2}
+
 by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -46,5 +48,6 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == PICTURES[path.stem]
     assert not [output for output in outputs if output.get("name") == "stderr"]
