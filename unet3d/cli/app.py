@@ -15,7 +15,7 @@ from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir, read_choices
 from unet3d.config.overrides import quote_override
 from unet3d.config.user_configs import check_config_dirs
-from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
+from unet3d.config.validate import check_config
 from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
 from unet3d.machine.distributed_env import detect_launcher
 
@@ -154,9 +154,7 @@ class _Jobs:
                 "run folder: set hydra.run.dir=... (and resume=auto to resume after an "
                 "interruption)"
             )
-        check_unknown_keys(composed.config, self.command)
-        check_value_types(composed)
-        check_missing_keys(composed, [get_config_dir(), *self.config_dirs])
+        check_config(composed, self.config_dirs)
 
     def print_summary(self) -> None:
         """Print how many jobs succeeded, and what happened to the others."""

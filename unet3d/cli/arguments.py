@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 
-from unet3d.config.compose import get_config_dir
+from unet3d.config.user_configs import find_local_config_dir
 from unet3d.config.validate import list_known_keys
 from unet3d.errors import UsageError
 
@@ -27,9 +27,7 @@ def parse_config_dirs(args: Sequence[str]) -> list[Path]:
 
 def find_user_config_dirs(args: Sequence[str]) -> list[Path]:
     """Return folders with the user's options: --config-dir, else conf/ in the working folder."""
-    local = Path.cwd() / "conf"
-    has_local = local.is_dir() and local != get_config_dir()
-    return parse_config_dirs(args) or ([local] if has_local else [])
+    return parse_config_dirs(args) or find_local_config_dir()
 
 
 def check_flags(command: str, args: Sequence[str]) -> None:

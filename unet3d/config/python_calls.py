@@ -8,8 +8,8 @@ from hydra import initialize_config_dir
 from unet3d.config.compose import ComposedConfig, compose_with_folder, get_config_dir
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.config.overrides import quote_override
-from unet3d.config.user_configs import check_config_dirs
-from unet3d.config.validate import check_missing_keys, check_unknown_keys, check_value_types
+from unet3d.config.user_configs import check_config_dirs, find_local_config_dir
+from unet3d.config.validate import check_config
 from unet3d.errors import UsageError
 
 
@@ -21,20 +21,15 @@ def compose_call(
     `config_dir` holds options of the user's, by default those in conf/ in the working folder.
     """
     args = [quote_override(text, sweep=False) for text in overrides]
-    local = Path.cwd() / "conf"
-    user_dir = config_dir or (local if local.is_dir() and local != get_config_dir() else None)
-    user_dirs = [] if user_dir is None else [user_dir.absolute()]
-    missing = [folder for folder in user_dirs if not folder.is_dir()]
-    if missing:
-        raise UsageError(f"config_dir: no folder {missing[0]}")
+    if config_dir is not None and not config_dir.is_dir():
+        raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
+    user_dirs = find_local_config_dir() if config_dir is None else [config_dir.absolute()]
     check_config_dirs(user_dirs, args)
     path = [f"hydra.searchpath=['file://{folder}']" for folder in user_dirs]
     try:
         with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
             composed, folder = compose_with_folder([*path, *args], command)
-            check_unknown_keys(composed.config, command)
-            check_value_types(composed)
-            check_missing_keys(composed, [get_config_dir(), *user_dirs])
+            check_config(composed, user_dirs)
     except CONFIG_ERRORS as error:
         raise UsageError(format_config_error(error, command, args)) from error
     return composed, folder

@@ -17,6 +17,12 @@ ALLOWED_HYDRA_KEYS = ("run", "sweep")
 """The folders of runs. Other keys make Hydra set variables or call code before ours runs."""
 
 
+def find_local_config_dir() -> list[Path]:
+    """Return conf/ in the working folder, if it is there and is not ours."""
+    local = Path.cwd() / "conf"
+    return [local] if local.is_dir() and local != get_config_dir() else []
+
+
 def check_config_dirs(user_dirs: Sequence[Path], args: Sequence[str]) -> None:
     """Check the user's folders and ours, to which users of a checkout add options."""
     for folder in {get_config_dir(), *user_dirs}:

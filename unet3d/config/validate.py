@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -27,6 +28,13 @@ MIXED_TYPES = (
 
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
+
+
+def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
+    """Refuse keys that nothing reads, values of the wrong type, and missing values."""
+    check_unknown_keys(composed.config, composed.composition.command)
+    check_value_types(composed)
+    check_missing_keys(composed, [get_config_dir(), *user_dirs])
 
 
 def check_unknown_keys(config: DictConfig, command: str) -> None:
