@@ -18,6 +18,7 @@ from unet3d.cli.main import main as run_unet3d
 from unet3d.model.pretrained import rename_weights
 
 NAME = "Dataset001_Tiny"
+NEARLY_TIED = 2**-9  # of probabilities, from logits below 4 that are rounded to 11 bits
 
 
 def write_dataset(folder: Path) -> None:
@@ -56,14 +57,30 @@ def train(trainer: str, checkpoint: Path | None) -> Path:
     return Path(run.output_folder) / "checkpoint_final.pth"
 
 
-def predict(folder: Path, images: Path, output: Path) -> None:
-    """Predict with the network of a trainer's folder."""
+def predict(folder: Path, images: Path, output: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Predict with the network of a trainer's folder into OUTPUT.nii.gz.
+
+    Return labels and probabilities.
+    """
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     predictor = nnUNetPredictor(device=torch.device("cpu"), use_mirroring=False, verbose=False)
     predictor.initialize_from_trained_model_folder(str(folder), (0,), "checkpoint_final.pth")
     print("predicts with:", type(predictor.network).__name__)
-    predictor.predict_from_files_sequential([[str(images)]], [str(output)], overwrite=True)
+    predictor.predict_from_files_sequential([[str(images)]], [str(output)], save_probabilities=True)
+    stored = np.load(f"{output}.npz")["probabilities"]
+    return read_labels(Path(f"{output}.nii.gz")), stored.transpose(0, 3, 2, 1)
+
+
+def read_labels(file: Path) -> np.ndarray:
+    return np.asarray(nib.nifti1.load(file).dataobj)
+
+
+def describe_labels(ours: np.ndarray, theirs: np.ndarray, probabilities: np.ndarray) -> str:
+    """Compare labels but where nnU-Net's logits, which it keeps in half precision, nearly tie."""
+    decided = abs(probabilities[1] - probabilities[0]) > NEARLY_TIED
+    equal = bool((ours == theirs)[decided].all()) and decided.mean() > 0.99
+    return f"{equal} foreground: {theirs.any()}"
 
 
 def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
@@ -85,11 +102,9 @@ def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
         ],
     ]
     print("exit codes:", [run_unet3d(command) for command in commands])
-    predict(folder, image, root / "theirs")
-    name = image.name.replace("_0000", "")
-    files = (root / "labels" / name, root / "theirs.nii.gz")
-    ours, theirs = (np.asarray(nib.nifti1.load(file).dataobj) for file in files)
-    print("equal after export:", bool((ours == theirs).all()), "foreground:", theirs.any())
+    theirs = predict(folder, image, root / "theirs")
+    ours = read_labels(root / "labels" / image.name.replace("_0000", ""))
+    print("equal after export:", describe_labels(ours, *theirs))
 
 
 def main() -> None:
@@ -116,12 +131,10 @@ def main() -> None:
     first = rename_weights(load_checkpoint(again)["network_weights"], {}).weights
     print("init_from reads", first["encoder.0.convs.0.conv.weight"].shape[1], "channel")
     images, results = root / "raw" / NAME / "imagesTr" / "case0_0000.nii.gz", root / "results"
-    labels = []
-    for checkpoint in (again, theirs):
-        output = results / f"{checkpoint.parents[1].name}.nii.gz"
-        predict(checkpoint.parents[1], images, output)
-        labels.append(np.asarray(nib.nifti1.load(output).dataobj))
-    print("equal labels:", bool((labels[0] == labels[1]).all()), "foreground:", labels[0].any())
+    (fused, _), plain = (
+        predict(c.parents[1], images, results / c.parents[1].name) for c in (again, theirs)
+    )
+    print("equal labels:", describe_labels(fused, *plain))
     train_here_and_export(root, images, theirs)
 
 
