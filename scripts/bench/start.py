@@ -31,7 +31,8 @@ FIRST_STEP = """
 import os, sys, time
 ends = [("python", time.time())]
 from unet3d.cli.main import import_command, main
-train = import_command("train")
+import_command("train")
+from unet3d.workflows.training import fit
 from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.lit.callbacks.step_timing import StepTimer
 ends.append(("imports", time.time()))
@@ -48,7 +49,7 @@ def record_end(owner, name, phase, leave=False):
         return result
     setattr(owner, name, wrapped)
 
-record_end(train, "build_training", "build, with the memory estimate")
+record_end(fit, "build_training", "build, with the memory estimate")
 record_end(StepMemory, "on_validation_end", "first validation volume")
 record_end(StepTimer, "on_train_batch_end", "first step", leave=True)
 main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])
