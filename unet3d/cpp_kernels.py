@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unet3d.kernel_cache import create_private_folder, get_cpp_cache
+
 log = logging.getLogger(__name__)
 
 CPP_TYPES = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Float16"}
@@ -35,11 +37,6 @@ def supports_openmp(compiler: str) -> bool:
         source.write_text("int main() {}\n", "utf-8")
         command = [compiler, "-fopenmp", str(source), "-o", str(source.with_suffix(".out"))]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def get_cache_dir() -> Path:
-    """Return the folder that holds the compiled libraries."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unet3d"
 
 
 class CppKernels:
@@ -77,23 +74,23 @@ class CppKernels:
                 self.name,
             )
             return None
-        element = CPP_TYPES[dtype].strip("_").lower()
-        folder = get_cache_dir()
-        file = folder / f"{self.source.stem}-{element}-{self._fingerprint(command)}.so"
-        if not file.exists():
-            log.info(
-                "compiling the %s kernels for %s: takes about 5 s once, then cached in %s",
-                *(self.name, dtype, folder),
-            )
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                self.compile(command, CPP_TYPES[dtype], file)
-            except (OSError, subprocess.CalledProcessError) as error:
-                reason = getattr(error, "stderr", None) or str(error)
-                log.warning(
-                    "the %s kernels do not compile, using plain PyTorch: %.300s", self.name, reason
+        folder, element = get_cpp_cache(), CPP_TYPES[dtype].strip("_").lower()
+        name = f"{self.source.stem}-{element}-{self._fingerprint(command)}"
+        try:
+            create_private_folder(folder)
+            file = find_intact_library(folder, name)
+            if file is None:
+                log.info(
+                    "compiling the %s kernels for %s: takes about 5 s once, then cached in %s",
+                    *(self.name, dtype, folder),
                 )
-                return None
+                file = self._compile(command, CPP_TYPES[dtype], folder, name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or str(error)
+            log.warning(
+                "the %s kernels cannot be compiled, using plain PyTorch: %.300s", self.name, reason
+            )
+            return None
         try:
             return ctypes.CDLL(str(file))
         except OSError as error:
@@ -104,21 +101,25 @@ class CppKernels:
             )
             return None
 
-    def compile(self, compiler: str, element: str, target: Path) -> None:
+    def _compile(self, compiler: str, element: str, folder: Path, name: str) -> Path:
         """Compile to a temporary file, then rename: other processes may compile the same file."""
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            output = Path(folder) / target.name
-            command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
-            command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(output)]
-            native, openmp = ["-march=native"], ["-fopenmp"]
-            for flags in (native + openmp, openmp, native, []):
-                try:
-                    subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
-                    break
-                except subprocess.CalledProcessError:
-                    if not flags:
-                        raise
-            output.replace(target)
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            output = Path(draft) / "library.so"
+            self.compile(compiler, element, output)
+            return output.replace(folder / f"{name}-{digest_file(output)}.so")
+
+    def compile(self, compiler: str, element: str, output: Path) -> None:
+        """Compile to a file, for this processor and with several threads where that works."""
+        command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
+        command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(output)]
+        native, openmp = ["-march=native"], ["-fopenmp"]
+        for flags in (native + openmp, openmp, native, []):
+            try:
+                subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
+                break
+            except subprocess.CalledProcessError:
+                if not flags:
+                    raise
         if "-fopenmp" not in flags:
             log.warning(
                 "%s has no OpenMP: the %s kernels use one thread; install g++ and set CXX",
@@ -134,6 +135,17 @@ class CppKernels:
             lines = processor.read_text("utf-8").splitlines()
             parts += [next((line for line in lines if line.startswith("flags")), "").encode()]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def find_intact_library(folder: Path, name: str) -> Path | None:
+    """Return a cached library whose name has the digest of its content, if there is one."""
+    files = folder.glob(f"{name}-*.so")
+    return next((file for file in files if file.stem == f"{name}-{digest_file(file)}"), None)
+
+
+def digest_file(file: Path) -> str:
+    """Return a digest of a file's content."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def allows_exec(folder: Path) -> bool:

@@ -149,11 +149,14 @@ CODES = {
 }
 
 VARIABLES = {
-    "XDG_CACHE_HOME": "compiled kernels are stored in its `unet3d/`; default: `~/.cache/unet3d/`",
+    "XDG_CACHE_HOME": "compiled kernels are stored in its `unet3d/`, or in `unet3d-UID/` "
+    "where the folder belongs to another user; default: `~/.cache`",
     "CXX": "C++ compiler for CPU kernels; default: `g++`, `clang++` or `c++`. Without a compiler, "
     "plain torch computes the same, more slowly",
-    "TRITON_CACHE_DIR": "where Triton stores GPU kernels",
-    "TORCHINDUCTOR_CACHE_DIR": "where `compile=true` stores compiled code",
+    "TRITON_CACHE_DIR": "where Triton stores GPU kernels; default: `triton/` in the folder of "
+    "compiled kernels",
+    "TORCHINDUCTOR_CACHE_DIR": "where `compile=true` stores compiled code; default: `inductor/` "
+    "in the folder of compiled kernels",
     "OMP_NUM_THREADS": "threads of a process on a CPU; a run with several processes divides the "
     "cores itself",
     "RANK, SLURM_PROCID, ...": "set by torchrun and srun for their processes; such runs need "

@@ -117,13 +117,14 @@ row "root file system" "$(grep -qx read-only "$work/out" && echo yes || echo no)
 
 # --- compilation at run time
 
-kernels=$(find "$work/cache/unet3d" -name '*.so' | wc -l)
+kernels=$(find "$work/cache" -path '*/cpp/*.so' | wc -l)
 row "C++ kernels are compiled and cached" "$([ "$kernels" -gt 0 ] && echo yes || echo no)" \
-    "$kernels in /cache/unet3d"
+    "$kernels in /cache"
 code=0
 # shellcheck disable=SC2016
 inside sh -ec '
-    mkdir -p "$TRITON_CACHE_DIR" && cd "$TRITON_CACHE_DIR"
+    folder=$(python -c "from unet3d.machine.preflight import get_triton_cache as get; print(get())")
+    mkdir -p "$folder" && cd "$folder"
     cat >stub.c <<END
 #include <Python.h>
 static struct PyModuleDef stub = {PyModuleDef_HEAD_INIT, "stub"};

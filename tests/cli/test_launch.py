@@ -21,6 +21,13 @@ def test_ranks_share_the_cores_where_the_system_does_not_say_which_may_be_used(
     assert [process.wait() for process in start_ranks(["--help"], tmp_path, 2)] == [0, 0]
 
 
+def test_ranks_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    (process,) = start_ranks(["--help"], tmp_path, 1)
+    assert process.wait() == 0
+
+
 def test_a_signal_before_a_rank_handles_signals_stops_all_ranks():
     begun = time.monotonic()
     processes = ranks("kill -TERM $$", "sleep 30")

@@ -46,7 +46,7 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "unet3d.cli.main", "train", *overrides]
+    command = [sys.executable, "-P", "-m", "unet3d.cli.main", "train", *overrides]
     command += [f"hydra.run.dir={folder}"]
     threads = max(1, count_usable_cores() // count)
     environment = {

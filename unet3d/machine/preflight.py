@@ -16,6 +16,7 @@ from typing import Any
 
 from unet3d.cpp_kernels import allows_exec
 from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
+from unet3d.kernel_cache import get_kernel_cache
 from unet3d.units import GIB, MIB, format_bytes
 
 try:
@@ -283,9 +284,11 @@ def check_triton_cache(folder: Path) -> Problem | None:
 
 
 def get_triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of Triton's cache."""
-    home = Path(environ.get("TRITON_HOME") or Path.home())
-    return Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    """Return the folder of Triton's cache: ours, unless a variable names another."""
+    if environ.get("TRITON_CACHE_DIR"):
+        return Path(environ["TRITON_CACHE_DIR"])
+    home = environ.get("TRITON_HOME")
+    return Path(home) / ".triton" / "cache" if home else get_kernel_cache() / "triton"
 
 
 def check_disk(folder: Path, *, checkpoint: int) -> Problem | None:

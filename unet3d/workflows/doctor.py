@@ -9,9 +9,9 @@ import torch
 
 from unet3d import nvml
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.cpp_kernels import get_cache_dir
 from unet3d.data.preprocessing.lock import has_locks
 from unet3d.errors import UsageError, summarize_error
+from unet3d.kernel_cache import get_cpp_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import (
     Precision,
@@ -81,7 +81,7 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
         gpus=call_or_none(list_gpus) or [],
         disks={what: get_disk_space(folder) for what, folder in folders.items()},
         kernel_caches={
-            "CPUs": inspect_kernel_cache(get_cache_dir(), "*.so"),
+            "CPUs": inspect_kernel_cache(get_cpp_cache(), "*.so"),
             "GPUs": inspect_kernel_cache(machine.get_triton_cache(), "*/*.cubin"),
         },
     )

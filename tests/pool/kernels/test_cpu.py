@@ -75,7 +75,7 @@ def test_compilation_is_logged_once_and_cached(uncompiled, tmp_path, caplog):
         MedianPool3d(2)(x)
     (record,) = caplog.records
     assert "compiling the pooling kernels for torch.float32" in record.getMessage()
-    assert len(list(tmp_path.glob("unet3d/*.so"))) == 1
+    assert len(list(tmp_path.glob("unet3d/cpp/*.so"))) == 1
 
 
 @pytest.mark.parametrize("compiler", ["", "false"])
@@ -91,6 +91,33 @@ def test_without_a_working_compiler_pooling_falls_back_to_plain_pytorch(
     assert torch.equal(MedianPool3d(2)(x), expected)
     (record,) = (r for r in caplog.records if r.levelname == "WARNING")
     assert "plain PyTorch" in record.getMessage()
+
+
+def test_a_library_is_loaded_only_with_the_content_that_was_compiled(uncompiled, tmp_path, caplog):
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x = torch.randn(1, 1, 64, 64, 64)
+    expected = MedianPool3d(2)(x)
+    (library,) = tmp_path.glob("unet3d/cpp/*.so")
+    content = library.read_bytes()
+    library.unlink()  # the file itself is mapped into this process
+    library.write_bytes(content[:5000])  # dlopen would crash
+    cpu.kernels.libraries.clear()
+    with caplog.at_level(logging.INFO, logger="unet3d"):
+        assert torch.equal(MedianPool3d(2)(x), expected)
+    assert "compiling the pooling kernels" in caplog.text
+
+
+def test_libraries_that_others_can_write_to_are_not_loaded(uncompiled, tmp_path, caplog):
+    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x = torch.randn(1, 1, 64, 64, 64)
+    expected = MedianPool3d(2)(x)
+    folder = tmp_path / "unet3d" / "cpp"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    cpu.kernels.libraries.clear()
+    assert torch.equal(MedianPool3d(2)(x), expected)
+    assert cpu.kernels.libraries == {torch.float32: None}
+    assert f"other users can write to {folder}" in caplog.text
 
 
 def test_a_library_that_cannot_be_loaded_falls_back_to_plain_pytorch(uncompiled, tmp_path, caplog):

@@ -43,6 +43,13 @@ def test_each_process_has_its_share_of_scans_and_memory():
     assert result.failures == (f"(0, 2) {2 * GIB}", f"(1, 2) {2 * GIB}")
 
 
+def test_processes_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "multiprocessing.py").write_text("raise SystemExit(9)")
+    assert run_in_processes(make_settings("memory_gib=4"), 1, describe_share).num_tasks == 1
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def test_a_process_that_dies_is_an_error_that_says_how_to_go_on():
     with pytest.raises(RunError, match="run the same command again for those that are left"):
         run_in_processes(make_settings(), 2, die_or_refuse)

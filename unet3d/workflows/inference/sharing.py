@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -16,6 +16,8 @@ from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.machine.device import resolve_device
 from unet3d.machine.memory import get_available_bytes
 from unet3d.workflows.inference.predictor import USABLE_FRACTION
+
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,8 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
             process = context.Process(
                 target=_run_share, args=(work, part, n, threads, sender), daemon=True
             )
-            process.start()
+            with _keep_working_folder_off_path():
+                process.start()
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
             pipes.append(receiver)
@@ -76,6 +79,20 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
                 with suppress(OSError):
                     os.kill(process.pid, signal.SIGINT)  # it removes what it has half written
             process.join()
+
+
+@contextmanager
+def _keep_working_folder_off_path() -> Generator[None]:
+    """Start Python so that it imports nothing from the working folder, which may have any files."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResult:

@@ -8,6 +8,7 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import choose_decision
+from unet3d.kernel_cache import set_compiler_caches
 from unet3d.lit.cuda_graph import RecordedPass, Recorder
 from unet3d.lit.module import SegmentationModule
 from unet3d.loss.adapter import check_loss
@@ -36,6 +37,7 @@ def build_module(
     model = build_network(settings)
     settings.checkpointing().apply(model)
     if settings.compile:
+        set_compiler_caches()
         model.compile()  # in place: names and checkpoints do not change
     loss, recorded_pass = build_loss(settings), None
     check_loss(loss, dataset.num_outputs)

@@ -1,0 +1,62 @@
+"""Folders of compiled kernels, which are code: no other user may have written to them."""
+
+import atexit
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+COMPILERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Variables of compilers and their folders in ours. The default of Inductor lies in /tmp, where
+other users can create it first; that of Triton in $HOME, which users of a container may share."""
+
+
+log = logging.getLogger(__name__)
+
+
+def get_kernel_cache() -> Path:
+    """Return the folder of this user's compiled kernels.
+
+    Where several users share `$XDG_CACHE_HOME`, as in a container, each has a folder.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    nearest = next(path for path in (base.absolute(), *base.absolute().parents) if path.exists())
+    shared = hasattr(os, "geteuid") and nearest.stat().st_uid != os.geteuid()
+    return base / (f"unet3d-{os.geteuid()}" if shared else "unet3d")
+
+
+def get_cpp_cache() -> Path:
+    """Return the folder of the libraries of C++ kernels."""
+    return get_kernel_cache() / "cpp"
+
+
+def create_private_folder(folder: Path) -> None:
+    """Create a folder for this user alone; PermissionError if others could write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not hasattr(os, "geteuid"):  # Windows
+        return
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to another user: set XDG_CACHE_HOME")
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        raise PermissionError(
+            f"other users can write to {folder}: remove it, or set XDG_CACHE_HOME to another folder"
+        )
+
+
+def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let Triton and Inductor keep their code in private folders, unless variables name others."""
+    for variable, name in COMPILERS.items():
+        if environ.get(variable) or (name == "triton" and environ.get("TRITON_HOME")):
+            continue
+        folder = get_kernel_cache() / name
+        try:
+            create_private_folder(folder)
+        except OSError as error:
+            log.warning("kernels are compiled again in each run: %s", error)
+            folder = Path(tempfile.mkdtemp(prefix=f"unet3d-{name}-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        environ[variable] = str(folder)
