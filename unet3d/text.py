@@ -1,7 +1,57 @@
 """Format names, counts and tables for people to read."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from unicodedata import category
+
+MAX_NAME_LENGTH = 200
+NAME_RULE = f"names have 1 to {MAX_NAME_LENGTH} printable characters"
+
+
+def escape_unprintable(text: str, keep: str = "") -> str:
+    r"""Return text whose control characters, marks of direction and the like are escapes.
+
+    A file name may hold any of them: a terminal would obey, and a browser would reorder the text.
+
+    >>> print(escape_unprintable("a" + chr(27) + "[2J" + chr(0x202E) + "b"))
+    a\x1b[2J\u202eb
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c
+        if c.isprintable() or c in keep or category(c) == "Zs"
+        else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return text that Markdown shows as it is, in one line.
+
+    >>> print(escape_markdown("<img> [a](b) | left_lung"))
+    \<img\> \[a\](b) \| left_lung
+    """
+    return re.sub(r"([\\`*<>\[\]|&!])", r"\\\1", escape_unprintable(text))
+
+
+def escape_formula(text: str) -> str:
+    """Return the text of a cell that a spreadsheet does not compute.
+
+    >>> escape_formula("=1+1"), escape_formula("a=1")
+    ("'=1+1", 'a=1')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value can be the name of a class or a channel.
+
+    >>> is_name("left lung"), is_name(""), is_name("a" + chr(10) + "b")
+    (True, False, False)
+    """
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
 
 
 def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
-from unet3d.text import pluralize
+from unet3d.text import escape_formula, escape_unprintable, pluralize
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
@@ -26,7 +26,8 @@ def write_csv(cases: Cases, path: Path) -> None:
                     writer.writerow(["case", "class", *scores])
                     header_written = True
                 cells = ["" if math.isnan(v) else v for v in scores.values()]
-                writer.writerow([case, name, *cells])
+                texts = (escape_formula(escape_unprintable(text)) for text in (case, name))
+                writer.writerow([*texts, *cells])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unet3d.text import pluralize
+from unet3d.text import escape_markdown, pluralize
 from unet3d.units import MIB
 
 
@@ -15,7 +15,7 @@ def make_model_card(
 ) -> str:
     """Return a model card in Markdown; `reports` are those of the members' runs, if they exist."""
     outputs = [name for name in pipeline["outputs"] if name != "background"]
-    title = f"Segmentation of {', '.join(outputs)}"
+    title = f"Segmentation of {join_names(outputs)}"
     return (
         "\n\n".join(
             [
@@ -58,18 +58,25 @@ def describe_inputs(pipeline: Mapping[str, Any]) -> str:
     spacing = pipeline["spacing_mm"]
     resampled = "at their own spacing" if spacing is None else f"resampled to {format_mm(spacing)}"
     lines = [
-        f"Input: {', '.join(pipeline['channels'])}, {resampled}, in windows of "
+        f"Input: {join_names(pipeline['channels'])}, {resampled}, in windows of "
         f"{'x'.join(map(str, pipeline['patch_size']))} voxels.",
-        f"Output: labels on the grid of the scan; {', '.join(pipeline['classes'])} are "
+        f"Output: labels on the grid of the scan; {join_names(pipeline['classes'])} are "
         f"0 to {len(pipeline['classes']) - 1}.",
     ]
     if pipeline["regions"]:
-        parts = [f"{name} {list(part)}" for name, part in pipeline["regions"].items()]
+        parts = [
+            f"{escape_markdown(name)} {list(part)}" for name, part in pipeline["regions"].items()
+        ]
         lines.append(f"Regions of labels: {', '.join(parts)}.")
     if pipeline["keep_largest_component"]:
-        names = ", ".join(pipeline["keep_largest_component"])
+        names = join_names(pipeline["keep_largest_component"])
         lines.append(f"Only the largest connected component is kept of: {names}.")
     return "\n".join(lines)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names of classes or channels, which may be those of a stranger's dataset."""
+    return escape_markdown(", ".join(names))
 
 
 def describe_training(members: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -78,14 +85,14 @@ def describe_training(members: Sequence[Mapping[str, Any]]) -> list[str]:
     for metadata in members:
         config, statistics = metadata["config"], metadata.get("training_statistics")
         network = str(config["model"].get("_target_", "")).rpartition(".")[2]
-        item = f"- {network}, precision {config['precision']}, seed {config.get('seed')}"
+        item = f"{network}, precision {config['precision']}, seed {config.get('seed')}"
         if config.get("fold") is not None:
             item += f", fold {config['fold']}"
         if statistics is not None:
             low, median, high = zip(*statistics["spacing_mm"], strict=True)
             sizes = f"{format_mm(low)} to {format_mm(high)}" if low != high else format_mm(median)
             item += f"; {pluralize(statistics['cases'], 'case')} with voxels of {sizes}"
-        items.append(item)
+        items.append(f"- {escape_markdown(item)}")
     return items
 
 
@@ -122,7 +129,7 @@ def list_score_rows(evaluation: Mapping[str, Any]) -> list[str]:
         mean, low, high = (dice.get(key) for key in ("mean", "low", "high"))
         interval = f"{format_score(low)} to {format_score(high)}"
         hd95 = format_score(distance.get("mean"), 2)
-        rows.append(f"| {name} | {format_score(mean)} | {interval} | {hd95} |")
+        rows.append(f"| {escape_markdown(name)} | {format_score(mean)} | {interval} | {hd95} |")
     return rows if evaluation.get("per_class") else []
 
 

@@ -44,3 +44,11 @@ def test_numbers_of_a_table_are_on_the_right():
     cells = [(name, a.get("class")) for name, a in read.elements if name in ("td", "th")]
     assert cells == [("th", None), ("th", "num"), ("td", None), ("td", "num")]
     assert ATTACK in read.texts
+
+
+def test_characters_that_reorder_or_control_text_are_shown_as_escapes():
+    name = "a\u202ecod.exe\x1b[2J\ud800\nb"
+    escaped = "a\\u202ecod.exe\\x1b[2J\\ud800"
+    assert tag("td", name, title=name).count(f"{escaped}\nb") == 2
+    read = Reader(embed_json([{"name": name}, (name, 1)], "data"))
+    assert json.loads("".join(read.texts)) == [{"name": escaped + "\\nb"}, [escaped + "\\nb", 1]]

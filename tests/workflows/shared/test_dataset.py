@@ -31,6 +31,13 @@ def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
     return DatasetDescription(channels=channels, classes=classes, **others)
 
 
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\nb", "a\u202eb", "a" * 201])
+def test_names_of_classes_and_channels_are_short_and_printable(name):
+    for description in (describe(channels=(name,)), describe(classes=("background", name))):
+        with pytest.raises(UsageError, match="names have 1 to 200 printable characters"):
+            resolve_dataset(parse(), description)
+
+
 def test_the_dataset_says_what_the_settings_leave_open():
     dataset = resolve_dataset(parse(), describe(ignore_labels=(9,), regions=REGIONS))
     assert dataset.channels == ("MRI",)

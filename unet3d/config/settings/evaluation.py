@@ -18,6 +18,7 @@ from unet3d.config.values import (
     read_regions,
 )
 from unet3d.errors import UsageError
+from unet3d.text import is_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ def _parse_classes(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = tuple(map(str, value)) if isinstance(value, list) else ()
-    if len(names) < 2 or len(set(names)) < len(names):
+    if len(names) < 2 or len(set(names)) < len(names) or not all(map(is_name, names)):
         raise UsageError(
             "classes must be unique names, background first, as in classes=[background,liver], "
             f"got {value!r}"

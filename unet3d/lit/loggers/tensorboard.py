@@ -1,5 +1,6 @@
 """Log to TensorBoard: curves, charts, images, config and hyperparameters."""
 
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class FaultTolerantTensorBoardLogger(TensorBoardLogger):
         Hyperparameters are written at the start, so that HParams also lists runs that never end.
         """
         writer = self.experiment
-        writer.add_text("config", f"```yaml\n{facts.config}```", step)
+        writer.add_text("config", indent(facts.config, "    "), step)  # Markdown for code
         writer.add_custom_scalars(make_scalar_layout(facts.device))
         metrics = {f"final/{name}": 0.0 for name in facts.final_metrics}
         experiment, session_start, _ = hparams(dict(facts.choices), metrics)

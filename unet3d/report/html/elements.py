@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from unet3d.text import escape_unprintable
+
 
 class Html(str):
     """Markup; any other string is text."""
@@ -18,7 +20,7 @@ def to_html(value: object) -> Html:
     >>> to_html("<b>"), to_html(Html("<b>"))
     ('&lt;b&gt;', '<b>')
     """
-    return value if isinstance(value, Html) else Html(escape(str(value)))
+    return value if isinstance(value, Html) else Html(_escape(value))
 
 
 def join(children: Sequence[object]) -> Html:
@@ -33,7 +35,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     '<a class="x" stroke-width="2">1 &lt; 2</a>'
     """
     parts = [
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escape(value)}"'
         for key, value in attributes.items()
         if value is not None
     ]
@@ -42,8 +44,21 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 def embed_json(value: Any, id_: str) -> Html:
     """Return a script element with data: `<` is escaped, since it could end the element."""
+    value = _escape_texts(value)
     text = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return Html(f'<script type="application/json" id="{id_}">{text}</script>')
+
+
+def _escape(value: object) -> str:
+    return escape(escape_unprintable(str(value), keep="\n\t"))
+
+
+def _escape_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_unprintable(value)
+    if isinstance(value, dict):
+        return {_escape_texts(key): _escape_texts(item) for key, item in value.items()}
+    return [_escape_texts(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def make_table(rows: Sequence[Sequence[object]], *, left: int = 1, class_: str = "scroll") -> Html:

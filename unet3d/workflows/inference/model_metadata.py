@@ -8,6 +8,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.regions import get_region_labels
+from unet3d.text import is_name
 from unet3d.types import PRECISIONS
 
 
@@ -86,8 +87,9 @@ def is_mapping(value: Any, *, or_none: bool = False) -> bool:
 
 def are_unique_names(value: Any) -> bool:
     """Return whether a value is a list of different names."""
-    are_strings = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    return are_strings and 0 < len(value) == len(set(value))
+    return (
+        isinstance(value, list) and all(map(is_name, value)) and 0 < len(value) == len(set(value))
+    )
 
 
 def make_invalid_metadata_error(path: Path, what: str, value: Any) -> UsageError:

@@ -17,6 +17,7 @@ from unet3d.data.preprocessing.fingerprint import (
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
+from unet3d.text import NAME_RULE, is_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,9 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
         )
     if len(set(description.classes)) < len(description.classes):
         raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
+    for name in (*description.classes, *description.channels):
+        if not is_name(name):
+            raise UsageError(f"{name!r} cannot be the name of a class or a channel: {NAME_RULE}")
     unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
     regions, region_labels = data.regions, data.region_labels
     if regions is None:
