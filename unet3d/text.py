@@ -54,6 +54,15 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
 
 
+def are_unique_names(values: Sequence[Any]) -> bool:
+    """Return whether values are names, at least one, all different.
+
+    >>> are_unique_names(["a", "b"]), are_unique_names(["a", "a"]), are_unique_names([])
+    (True, False, False)
+    """
+    return all(map(is_name, values)) and 0 < len(values) == len(set(values))
+
+
 def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Align rows in columns: the first `left` columns to the left, the others to the right.
 

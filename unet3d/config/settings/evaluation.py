@@ -18,7 +18,7 @@ from unet3d.config.values import (
     read_regions,
 )
 from unet3d.errors import UsageError
-from unet3d.text import is_name
+from unet3d.text import are_unique_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _parse_classes(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = tuple(map(str, value)) if isinstance(value, list) else ()
-    if len(names) < 2 or len(set(names)) < len(names) or not all(map(is_name, names)):
+    if len(names) < 2 or not are_unique_names(names):
         raise UsageError(
             "classes must be unique names, background first, as in classes=[background,liver], "
             f"got {value!r}"

@@ -8,7 +8,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.regions import get_region_labels
-from unet3d.text import is_name
+from unet3d.text import are_unique_names
 from unet3d.types import PRECISIONS
 
 
@@ -19,8 +19,8 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
         raise UsageError(f"{path} is not a checkpoint of unet3d: it does not describe its network")
     validators = (
         ("config", is_valid_config),
-        ("classes", are_unique_names),
-        ("channels", are_unique_names),
+        ("classes", is_list_of_names),
+        ("channels", is_list_of_names),
     )
     for key, is_valid in validators:
         if not is_valid(metadata.get(key)):
@@ -85,11 +85,9 @@ def is_mapping(value: Any, *, or_none: bool = False) -> bool:
     return isinstance(value, Mapping) or (or_none and value is None)
 
 
-def are_unique_names(value: Any) -> bool:
+def is_list_of_names(value: Any) -> bool:
     """Return whether a value is a list of different names."""
-    return (
-        isinstance(value, list) and all(map(is_name, value)) and 0 < len(value) == len(set(value))
-    )
+    return isinstance(value, list) and are_unique_names(value)
 
 
 def make_invalid_metadata_error(path: Path, what: str, value: Any) -> UsageError:
