@@ -219,7 +219,7 @@ def test_the_intensities_of_normalization_are_in_the_metadata():
         ({"output": "net"}, "output=net does not fit format=onnx: onnx writes .onnx"),
         ({"output": "net.pt2"}, "torch_export writes .pt2"),
         ({"output": "net.onnx", "format": "torch_export"}, "does not fit format=torch_export"),
-        ({"output": "net.pth", "format": "nnunet"}, "nnunet writes a folder, "),
+        ({"output": "net.pth", "format": "nnunet"}, "bundle writes a folder, which has no ending"),
         ({"output": "folder", "format": "nnunet"}, "output=folder exists: name a new folder"),
         ({"output": "new", "format": "nnunet"}, "nnU-Net has no such network: it pools (use pool="),
         ({"output": "nowhere/net.onnx"}, "does not exist"),
