@@ -43,8 +43,8 @@ COPY --from=wheels /project /opt/unet3d/project
 RUN pip install --no-cache-dir --no-index --no-deps /opt/unet3d/project/*.whl && pip check
 
 # Any user that --user names can write to these two folders: /job has runs and data, /cache has
-# compiled kernels (/tmp may be mounted noexec) in a private folder for each user. As volumes, they are writable even if the root file
-# system is read-only and nothing is mounted.
+# compiled kernels (/tmp may be mounted noexec) in a private folder for each user. As volumes, they
+# are writable even if the root file system is read-only and nothing is mounted.
 RUN install --directory --mode=1777 /job /cache
 VOLUME ["/job", "/cache"]
 ENV HOME=/cache \

@@ -8,6 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+def find_existing_dir(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.

@@ -6,8 +6,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+
+from unet3d.atomic_write import find_existing_dir
 
 COMPILERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Variables of compilers and their folders in ours. The default of Inductor lies in /tmp, where
@@ -23,14 +25,21 @@ def get_kernel_cache() -> Path:
     Where several users share `$XDG_CACHE_HOME`, as in a container, each has a folder.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    nearest = next(path for path in (base.absolute(), *base.absolute().parents) if path.exists())
-    shared = hasattr(os, "geteuid") and nearest.stat().st_uid != os.geteuid()
+    shared = hasattr(os, "geteuid") and find_existing_dir(base).stat().st_uid != os.geteuid()
     return base / (f"unet3d-{os.geteuid()}" if shared else "unet3d")
 
 
 def get_cpp_cache() -> Path:
     """Return the folder of the libraries of C++ kernels."""
     return get_kernel_cache() / "cpp"
+
+
+def get_triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of Triton's cache: ours, unless a variable names another."""
+    if environ.get("TRITON_CACHE_DIR"):
+        return Path(environ["TRITON_CACHE_DIR"])
+    home = environ.get("TRITON_HOME")
+    return Path(home) / ".triton" / "cache" if home else get_kernel_cache() / "triton"
 
 
 def create_private_folder(folder: Path) -> None:
@@ -50,9 +59,9 @@ def create_private_folder(folder: Path) -> None:
 def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let Triton and Inductor keep their code in private folders, unless variables name others."""
     for variable, name in COMPILERS.items():
-        if environ.get(variable) or (name == "triton" and environ.get("TRITON_HOME")):
-            continue
         folder = get_kernel_cache() / name
+        if environ.get(variable) or (name == "triton" and get_triton_cache(environ) != folder):
+            continue
         try:
             create_private_folder(folder)
         except OSError as error:

@@ -123,7 +123,7 @@ row "C++ kernels are compiled and cached" "$([ "$kernels" -gt 0 ] && echo yes ||
 code=0
 # shellcheck disable=SC2016
 inside sh -ec '
-    folder=$(python -c "from unet3d.machine.preflight import get_triton_cache as get; print(get())")
+    folder=$(python -c "from unet3d.kernel_cache import get_triton_cache as get; print(get())")
     mkdir -p "$folder" && cd "$folder"
     cat >stub.c <<END
 #include <Python.h>

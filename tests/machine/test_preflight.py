@@ -5,7 +5,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from unet3d.kernel_cache import get_kernel_cache
+from unet3d.kernel_cache import get_kernel_cache, get_triton_cache
 from unet3d.machine import preflight
 from unet3d.units import GIB, MIB
 
@@ -166,7 +166,7 @@ def test_tritons_cache_must_be_writable_and_allow_execution(tmp_path, monkeypatc
 
 
 def test_tritons_cache_is_ours_unless_variables_name_another():
-    cache = preflight.get_triton_cache
+    cache = get_triton_cache
     assert cache({"TRITON_CACHE_DIR": "/a", "TRITON_HOME": "/b"}) == Path("/a")
     assert cache({"TRITON_HOME": "/b"}) == Path("/b/.triton/cache")
     assert cache({}) == get_kernel_cache() / "triton"

@@ -6,7 +6,7 @@ Each check gets the numbers, or the folder to look at, and returns a Problem or 
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from multiprocessing import get_context
@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from unet3d.atomic_write import find_existing_dir
 from unet3d.cpp_kernels import allows_exec
 from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
-from unet3d.kernel_cache import get_kernel_cache
 from unet3d.units import GIB, MIB, format_bytes
 
 try:
@@ -252,12 +252,6 @@ def has_posix_processes() -> bool:
     return hasattr(os, "setsid")
 
 
-def find_existing_dir(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
 def check_writable(folder: Path) -> Problem | None:
     """Check that files can be created in the folder, or the folder in its parent."""
     existing = find_existing_dir(folder)
@@ -281,14 +275,6 @@ def check_triton_cache(folder: Path) -> Problem | None:
         f"{reason}, but Triton caches kernels there: set TRITON_CACHE_DIR to another folder",
         is_fatal=True,
     )
-
-
-def get_triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of Triton's cache: ours, unless a variable names another."""
-    if environ.get("TRITON_CACHE_DIR"):
-        return Path(environ["TRITON_CACHE_DIR"])
-    home = environ.get("TRITON_HOME")
-    return Path(home) / ".triton" / "cache" if home else get_kernel_cache() / "triton"
 
 
 def check_disk(folder: Path, *, checkpoint: int) -> Problem | None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from unet3d.atomic_write import find_existing_dir
 from unet3d.machine import cgroups
 from unet3d.machine.device import has_fast_bf16
 from unet3d.machine.distributed_env import detect_launcher
 from unet3d.machine.memory import get_available_bytes, read_meminfo
-from unet3d.machine.preflight import SHM, find_existing_dir, get_file_limits
+from unet3d.machine.preflight import SHM, get_file_limits
 
 CPUINFO = Path("/proc/cpuinfo")
 

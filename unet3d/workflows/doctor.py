@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from unet3d import nvml
+from unet3d.atomic_write import find_existing_dir
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.lock import has_locks
 from unet3d.errors import UsageError, summarize_error
-from unet3d.kernel_cache import get_cpp_cache
+from unet3d.kernel_cache import get_cpp_cache, get_triton_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import (
     Precision,
@@ -82,7 +83,7 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
         disks={what: get_disk_space(folder) for what, folder in folders.items()},
         kernel_caches={
             "CPUs": inspect_kernel_cache(get_cpp_cache(), "*.so"),
-            "GPUs": inspect_kernel_cache(machine.get_triton_cache(), "*/*.cubin"),
+            "GPUs": inspect_kernel_cache(get_triton_cache(), "*/*.cubin"),
         },
     )
 
@@ -230,7 +231,7 @@ def find_system_problems(settings: TrainingSettings, system: System) -> list[Pro
         )
     if not can_measure_resident_peak():
         lost.append("the system does not report peak RAM: steps on the CPU have none")
-    folder = machine.find_existing_dir(settings.data.cache)
+    folder = find_existing_dir(settings.data.cache)
     if not has_locks(folder):
         lost.append(
             f"{folder} cannot be locked: runs that start at once may preprocess the same cases"

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import UsageError
+from unet3d.kernel_cache import get_triton_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.memory import get_available_bytes
@@ -77,7 +78,7 @@ def find_problems(
             )
         )
         if find_spec("triton") is not None:
-            problems.append(machine.check_triton_cache(machine.get_triton_cache()))
+            problems.append(machine.check_triton_cache(get_triton_cache()))
     workers = settings.data.num_workers
     if workers > 0:
         batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
