@@ -1,4 +1,6 @@
+import atexit
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_each_process_has_its_share_of_scans_and_memory():
     result = run_in_processes(make_settings("memory_gib=4"), 2, describe_share)
     assert (result.num_tasks, result.num_different, result.seconds) == (3, 2, 1.0)
     assert result.failures == (f"(0, 2) {2 * GIB}", f"(1, 2) {2 * GIB}")
+
+
+def end_slowly(settings):
+    atexit.register(time.sleep, 0.5)
+    return describe_share(settings)
+
+
+def test_processes_that_have_sent_their_results_end_by_themselves(capfd):
+    assert run_in_processes(make_settings("memory_gib=4"), 2, end_slowly).num_tasks == 3
+    assert capfd.readouterr().err == ""
 
 
 def test_processes_import_nothing_from_the_working_folder(tmp_path, monkeypatch):

@@ -72,13 +72,17 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
             pipes.append(receiver)
-        return add_results([_receive(pipe) for pipe in pipes])
-    finally:
+        results = [_receive(pipe) for pipe in pipes]
+    except BaseException:
         for process in processes:
             if process.is_alive() and process.pid is not None:
                 with suppress(OSError):
                     os.kill(process.pid, signal.SIGINT)  # it removes what it has half written
+        raise
+    finally:
+        for process in processes:
             process.join()
+    return add_results(results)
 
 
 @contextmanager
