@@ -153,7 +153,7 @@ def check_structure(path: Path) -> None:
         raise NotPlainError("its values are nested too deeply") from None
     except Exception as error:  # of an operation that is not known, or on the wrong values
         raise NotPlainError(f"its structure cannot be read ({type(error).__name__})") from error
-    _check_values(content)
+    check_values(content)
 
 
 class _Notes(pickle._Unpickler):  # of the standard library, in Python
@@ -301,8 +301,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
 """All that a checkpoint may build: torch's tensors and devices, nnU-Net's scores, plain values."""
 
 
-def _check_values(content: Any) -> None:
-    """Refuse more values than a run saves, deeper ones, and keys that are no names or numbers."""
+def check_values(content: Any) -> None:
+    """Raise a NotPlainError unless values are plain, and no more or deeper than a run saves."""
     stack, count = [(content, 0)], 0
     while stack:
         value, depth = stack.pop()
