@@ -5,7 +5,7 @@ from inspect import isclass, isfunction
 from typing import Any
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, Node
 
 from unet3d.config.constructors import CONFIGURED, NETWORKS, TRAINER, Constructors
 from unet3d.errors import UsageError, summarize_error
@@ -24,9 +24,10 @@ def check_targets(
 
 def read_allowed_packages(config: DictConfig) -> tuple[str, ...]:
     """Read `allow_targets`: packages of the user's that targets may name."""
-    value = OmegaConf.select(config, "allow_targets")
-    if value is None:
+    node = config._get_node("allow_targets") if "allow_targets" in set(config) else None
+    if node is None or (isinstance(node, Node) and node._is_none()):
         return ()
+    value: Any = node
     if not isinstance(value, ListConfig) or not all(map(_is_dotted_name, value)):
         raise UsageError(
             f"allow_targets must be a list of packages, as in [my_package], got {value!r}"
@@ -61,11 +62,7 @@ def resolve_target(
     Modules import others, so `torch.nn.modules.conv.torch.hub.load` starts like an allowed name:
     where a thing is defined must be allowed, too. A name that is not allowed is not even imported.
     """
-    if key == "trainer._target_":
-        allowed = {**allowed, **TRAINER}
-    named = isinstance(name, str) and (is_inside(name, user_packages) or is_listed(name, allowed))
-    if not named:
-        raise make_forbidden_target_error(key, name, allowed)
+    allowed = check_name(key, name, user_packages, allowed)
     try:
         target = get_object(name)
     except Exception as error:
@@ -88,6 +85,17 @@ def is_listed(name: str, allowed: Constructors) -> bool:
     """
     module, _, own = name.rpartition(".")
     return any(own in names and is_inside(module, (package,)) for package, names in allowed.items())
+
+
+def check_name(
+    key: str, name: Any, user_packages: Sequence[str], allowed: Constructors = CONFIGURED
+) -> Constructors:
+    """Refuse a name that is not listed, without importing it; return the lists for its key."""
+    if key == "trainer._target_":
+        allowed = {**allowed, **TRAINER}
+    if isinstance(name, str) and (is_inside(name, user_packages) or is_listed(name, allowed)):
+        return allowed
+    raise make_forbidden_target_error(key, name, allowed)
 
 
 def is_inside(name: str, packages: Sequence[str]) -> bool:
