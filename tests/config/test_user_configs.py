@@ -295,3 +295,23 @@ def test_values_of_an_experiment_have_the_type_of_the_option(unet3d, write, caps
     write(make_experiment(text))
     assert unet3d("experiment=x") == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: [{override /logger: mlflow}]\nlogger: {mlflow: {tracking_uri: a:b}}", "sends"),
+        ("defaults: [{override /logger: wandb}]\nlogger: {wandb: {mode: online}}", "sends"),
+        ("logger: {tensorboard: {name: ../../x}}", "is not in the run folder"),
+        ("logger: {tensorboard: {version: /tmp/x}}", "is not in the run folder"),
+    ],
+)
+def test_no_file_lets_a_logger_send_a_run_or_write_elsewhere(write, text, message):
+    with pytest.raises(UsageError, match=f"{message}.*: only the command line"):
+        compose(write(make_experiment(text)))
+
+
+def test_the_command_line_lets_a_logger_send_a_run(write):
+    folder = write(make_experiment("defaults: [{override /logger: mlflow}]"))
+    uri = "sqlite:////tmp/x.db"
+    assert compose(folder, f"logger.mlflow.tracking_uri={uri}").logger.mlflow.tracking_uri == uri
