@@ -99,6 +99,7 @@ def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, o
         ((*GROUP, "params"), [0], "its parameters are not those of this run"),
         ((*GROUP, "lr"), torch.zeros(3), "lr is a tensor"),
         ((*GROUP, "initial_lr"), float("nan"), "initial_lr is nan"),
+        ((*GROUP, "initial_lr"), 2**2000, "initial_lr is"),
         ((*GROUP, "betas"), (2.0, 0.9), "Invalid beta"),
         ((*GROUP, "betas"), (0.9,), "betas is"),
         ((*GROUP, "fused"), None, "fused is None, not True"),
@@ -154,6 +155,7 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
         ("ema_decay=0.9", ("averaged_steps",), -1),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), "x"),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "step"), 5),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), float("nan")),
     ],
 )
 def test_averages_and_schedules_are_compared_with_those_of_the_run(

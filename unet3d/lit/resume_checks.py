@@ -21,7 +21,7 @@ from unet3d.errors import summarize_error
 from unet3d.lit.callbacks.lr import TorchSchedule
 from unet3d.lit.callbacks.weight_averaging import WeightAveraging
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.state_types import is_alike, is_count, matches
+from unet3d.lit.state_types import is_alike, is_count, is_number, matches
 
 Found = str | None
 """What is wrong; None if nothing."""
@@ -94,7 +94,7 @@ def find_odd_scaler(content: Mapping[str, Any], trainer: pl.Trainer) -> Found:
     own, saved = plugin.state_dict(), content[key]
     if not isinstance(saved, dict) or (own and not is_alike(saved, own)):
         return f"{key} is {shorten(saved)}"
-    if any(not isfinite(value) or value < 0 for value in saved.values() if own):
+    if any(value < 0 for value in saved.values() if own):
         return f"{key} is {shorten(saved)}"
     return None
 
@@ -190,7 +190,7 @@ def _is_hyperparameter(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < float("inf")
+    return is_number(value) and isfinite(value)
 
 
 def find_bad_hyperparameters(saved: Mapping[str, Any], optimizer: Optimizer) -> Found:

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 from torch import Tensor
 
 MAX_COUNT = 2**53
+MAX_INT = 2**1000
 
 
 def matches(value: Any, expected: Any) -> bool:
@@ -41,7 +42,7 @@ def matches(value: Any, expected: Any) -> bool:
         return expected(value)
     if expected is int:
         return is_count(value)
-    return type(value) is expected or (expected is float and type(value) is int)
+    return is_number(value) if expected is float else type(value) is expected
 
 
 def is_alike(value: Any, own: Any) -> bool:
@@ -63,13 +64,13 @@ def is_alike(value: Any, own: Any) -> bool:
             for n in numbers
         )
     if is_number(own):
-        return is_number(value)
+        return is_number(value) and (isfinite(value) or not isfinite(own))
     return type(value) is type(own)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is an int or a float, which may be NaN."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a float, which may be NaN, or an int that a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < MAX_INT)
 
 
 def is_duration(value: Any) -> bool:
