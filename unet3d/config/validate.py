@@ -64,6 +64,7 @@ def check_value_types(composed: ComposedConfig) -> None:
     choices = composed.composition.choices
     options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
     overrides = [f"{group}={option or 'null'}" for group, option in options.items()]
+    overrides += [o for o in composed.composition.overrides if _grants_trust(o)]
     defaults = compose_config(overrides, composed.composition.command).config
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
@@ -99,6 +100,10 @@ def check_loggers(composed: ComposedConfig) -> None:
             )
 
 
+def _grants_trust(override: str) -> bool:
+    return override.lstrip("+").startswith("allow_targets=")
+
+
 def _leaves_folder(name: str) -> bool:
     return name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name)
 
@@ -124,7 +129,8 @@ def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator
     """Yield every key and group of the config as the other overrides make it."""
     groups = list_config_groups()
     yield from groups
-    choices = [a for a in args if a.split("=")[0] in groups and a.split("=")[0] != bad_key]
+    chosen = [a for a in args if a.split("=")[0] in groups or _grants_trust(a)]
+    choices = [a for a in chosen if a.split("=")[0] != bad_key]
     GlobalHydra.instance().clear()
     try:
         composed = compose_config(choices, command)
