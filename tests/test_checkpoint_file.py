@@ -1,8 +1,11 @@
 import random
 import subprocess
 import sys
+import warnings
 import zipfile
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,3 +93,139 @@ def test_metadata_is_added_and_the_weights_are_unchanged(tmp_path):
     content = load_checkpoint(path)
     assert content["unet3d"] == {"a": 1, "b": [2]}
     assert content["state_dict"]["w"].tolist() == [0, 1, 2]
+
+
+class Attack:
+    """An object whose pickle is a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def nest(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def share(levels):
+    value = [0] * 10
+    for _ in range(levels):
+        value = [value] * 10
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: Attack(bytearray, 2**40), "holds a builtins.bytearray|holds a __builtin__"),
+        (lambda: Attack(torch.Size, (-1,)), "a size is no tuple"),
+        (lambda: torch.zeros(3).to_sparse(), "holds a torch._utils._rebuild_sparse"),
+        (lambda: torch.zeros(3, device="meta"), "holds a torch._utils._rebuild_meta"),
+        (lambda: torch.zeros(3, dtype=torch.complex64), "holds a torch.ComplexFloatStorage"),
+        (lambda: torch.zeros(3).to(torch.float8_e5m2), "holds a torch._utils._rebuild_tensor_v3"),
+        (lambda: torch.zeros(1).expand(5), "overlaps itself"),
+        (lambda: torch.zeros(9).as_strided((3, 3), (1, 2)), "overlaps itself"),
+        (lambda: torch.zeros(3).untyped_storage(), "holds a torch.storage.UntypedStorage"),
+        (lambda: nest(60), "nested more than 50 deep"),
+        (lambda: nest(400), "nested more than 50 deep"),
+        (lambda: share(7), "more than 1,000,000 values"),
+        (lambda: {(1, 2): 3}, "a key is not a name but a tuple"),
+        (lambda: {None: 3}, "a key is not a name but a NoneType"),
+        (lambda: {1, 2}, "holds a __builtin__.set"),
+        (lambda: b"bytes", "holds a bytes"),
+    ],
+)
+def test_what_is_neither_plain_nor_a_dense_tensor_is_refused_unbuilt(tmp_path, value, message):
+    torch.save({"state_dict": value()}, tmp_path / "x.ckpt")
+    with pytest.raises(UsageError, match=rf"x\.ckpt cannot be read as a checkpoint: .*({message})"):
+        load_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_what_checkpoints_of_other_projects_hold_is_read(tmp_path):
+    content = {
+        "score": np.float64(0.5),
+        "device": torch.device("cuda", 1),
+        "milestones": Counter([3, 3, 5]),
+        "size": torch.Size([1, 2]),
+        "weights": torch.nn.Linear(2, 3).state_dict(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "view": torch.arange(12.0).view(3, 4).t()[1:],
+        "flags": torch.ones(2, dtype=torch.bool),
+        "a": {1: (2, [None, True, -(2**40), 1e300, "ö"])},
+    }
+    torch.save(content, tmp_path / "x.pth")
+    loaded = load_checkpoint(tmp_path / "x.pth")
+    assert loaded["view"].equal(content["view"])
+    plain = ("score", "device", "milestones", "size", "a")
+    assert [loaded[key] for key in plain] == [content[key] for key in plain]
+
+
+def rewrite(path, change):
+    """Write the archive again, with entries that `change` makes of (name, content)."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names that are there already
+        for name, content, *compression in change(entries):
+            archive.writestr(name, content, *compression)
+
+
+def rewrite_bytes(change):
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+DEFLATED = zipfile.ZIP_DEFLATED
+ARCHIVES = {
+    "compressed": lambda p: rewrite(p, lambda es: [(n, c, DEFLATED) for n, c in es]),
+    "a name twice": lambda p: rewrite(p, lambda es: [*es, es[-1]]),
+    "a name in capitals": lambda p: rewrite(p, lambda es: [*es, (es[0][0].upper(), b"")]),
+    "another folder": lambda p: rewrite(p, lambda es: [*es, ("other/data.pkl", es[0][1])]),
+    "a short storage": lambda p: rewrite(
+        p, lambda es: [(n, c[:8] if n.endswith("/data/0") else c) for n, c in es]
+    ),
+    "no storage": lambda p: rewrite(p, lambda es: [e for e in es if not e[0].endswith("/data/0")]),
+    "a file before it": rewrite_bytes(lambda raw: b"before" + raw),
+    "a file behind it": rewrite_bytes(lambda raw: raw + b"behind"),
+    "an archive behind it": rewrite_bytes(lambda raw: raw * 2),
+    "a comment": rewrite_bytes(lambda raw: raw[:-2] + b"\x02\x00ab"),
+    "another directory": rewrite_bytes(lambda raw: raw[:-34] + b"\0" * 8 + raw[-26:]),
+    "a huge structure": lambda p: rewrite(
+        p, lambda es: [(n, c.ljust(2**25) if n.endswith("pkl") else c) for n, c in es]
+    ),
+    "deep values": lambda p: rewrite(
+        p,
+        lambda es: [(n, b"\x80\x02" + b"]" * 9**6 + b"." if n[-3:] == "pkl" else c) for n, c in es],
+    ),
+    "a loop": lambda p: rewrite(
+        p, lambda es: [(n, b"\x80\x02]q\0h\0a." if n[-3:] == "pkl" else c) for n, c in es]
+    ),
+    "a huge memo": lambda p: rewrite(
+        p, lambda es: [(n, b"\x80\x02]r\xff\xff\xff\x7f." if n[-3:] == "pkl" else c) for n, c in es]
+    ),
+    "a declared size": lambda p: rewrite(
+        p,
+        lambda es: [(n, b"\x80\x02\x8b\xff\xff\xff\x7f." if n[-3:] == "pkl" else c) for n, c in es],
+    ),
+}
+"""Archives that readers read differently, or that declare more than they hold."""
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_that_torch_would_not_write_is_refused(tmp_path, kind):
+    path = tmp_path / "x.ckpt"
+    save_checkpoint({"w": torch.arange(50.0), "v": torch.arange(9)}, path)
+    ARCHIVES[kind](path)
+    with pytest.raises(UsageError, match=r"x\.ckpt .*") as raised:
+        load_checkpoint(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_metadata_is_not_added_to_a_file_that_is_not_plain(tmp_path):
+    torch.save({"unet3d": {}, "w": torch.zeros(1).expand(5)}, tmp_path / "x.ckpt")
+    with pytest.raises(UsageError, match="overlaps itself"):
+        update_metadata(tmp_path / "x.ckpt", {"a": 1})

@@ -20,6 +20,7 @@ def build(model, **root):
 def test_our_configs_only_name_allowed_classes(file):
     for key, name in iter_targets(OmegaConf.to_container(OmegaConf.load(file)), file.stem):
         if name != "auto":
+            key = key.replace("default._target_", "trainer._target_")  # conf/trainer/default.yaml
             assert isinstance(resolve_target(key, name, user_packages=[]), type)
 
 
@@ -53,6 +54,20 @@ def test_our_configs_only_name_allowed_classes(file):
         "monai.losses.PerceptualLoss",
         "monai.networks.nets.HoVerNet",
         "monai.networks.nets.resnet10",
+        "monai.networks.nets.EfficientNetBN",
+        "monai.networks.nets.DenseNet121",
+        "monai.networks.nets.Transchex",
+        "torch.nn.DataParallel",
+        "torch.nn.quantized.Conv3d",
+        "torch.optim.Optimizer",
+        "lightning.pytorch.Trainer",
+        "lightning.pytorch.callbacks.ModelCheckpoint",
+        "lightning.pytorch.callbacks.BasePredictionWriter",
+        "lightning.pytorch.loggers.WandbLogger",
+        "lightning.pytorch.loggers.MLFlowLogger",
+        "lightning.pytorch.loggers.csv_logs.ExperimentWriter",
+        "unet3d.lit.callbacks.checkpoints.LastCheckpoint",
+        "unet3d.lit.loggers.append_only_file.AppendOnlyFile",
         "monai.bundle.ConfigParser",
         "",
         7,
@@ -130,7 +145,7 @@ def test_a_checkpoint_cannot_extend_what_it_may_name(composed, tmp_path):
 
 OTHERS = (
     "lightning.pytorch.loggers.CSVLogger",
-    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "lightning.pytorch.callbacks.ModelSummary",
     "unet3d.lit.loggers.csv.CsvLogger",
     "monai.losses.DiceLoss",
     "torch.optim.SGD",
@@ -142,7 +157,7 @@ def test_a_checkpoint_names_networks_only_while_a_config_names_more(composed, tm
     assert isinstance(resolve_target("x", name, user_packages=[]), type)
     metadata = build_training(composed(), tmp_path).module.metadata
     evil = {**metadata["config"], "model": {"_target_": name}}
-    with pytest.raises(UsageError, match=r"a checkpoint may only name classes of unet3d\.model, "):
+    with pytest.raises(UsageError, match="a checkpoint may only name networks of unet3d"):
         build_saved_network({"config": evil}, [])
     nested = {**metadata["config"]["model"], "pool_kernel": {"_target_": name}}
     with pytest.raises(UsageError, match=r"model\.pool_kernel\._target_ names"):
@@ -154,3 +169,14 @@ def test_the_command_line_refuses_in_one_line(unet3d, capsys):
     assert "model._target_ names evil.Network" in capsys.readouterr().err
     assert unet3d("allow_targets=evil") == 2
     assert "allow_targets must be a list" in capsys.readouterr().err
+
+
+def test_nothing_but_the_trainer_may_be_a_trainer(unet3d, capsys):
+    assert unet3d("+loss.trainer._target_=lightning.pytorch.Trainer") == 2
+    assert "loss.trainer._target_ names lightning.pytorch.Trainer" in capsys.readouterr().err
+
+
+def test_allow_targets_adds_a_class_that_acts(tmp_path):
+    trusted = {"allow_targets": ["lightning.pytorch.callbacks"]}
+    node = {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": str(tmp_path)}
+    assert build(node, **trusted).dirpath == str(tmp_path)

@@ -31,6 +31,7 @@ CALLED = {
 """Methods that are called or replaced, with their parameters."""
 
 READ = {
+    "trainer._checkpoint_connector._loaded_checkpoint": dict,
     "trainer._signal_connector.received_sigterm": bool,
     "trainer.fit_loop.epoch_loop._batches_that_stepped": int,
     "precision._desired_input_dtype": torch.dtype,

@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.compose import ComposedConfig, Composition, get_config_dir, read_choices
+from unet3d.config.hydra_loader import checked_composition
 from unet3d.config.overrides import quote_override
-from unet3d.config.user_configs import check_config_dirs
 from unet3d.config.validate import check_config
 from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
 from unet3d.machine.distributed_env import detect_launcher
@@ -54,11 +54,11 @@ def run_app(
 
     def compose_and_run() -> int:
         check_flags(command, args)
-        check_config_dirs(config_dirs, args)
         main = hydra.main(
             version_base="1.3", config_path=str(get_config_dir()), config_name=command
         )
-        main(jobs.run)()
+        with checked_composition():
+            main(jobs.run)()
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message

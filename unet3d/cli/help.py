@@ -13,7 +13,6 @@ from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
 from unet3d.config.overrides import quote_override
-from unet3d.config.user_configs import check_config_dirs
 
 FOOTER = "--cfg job prints the composed config; debug=true shows tracebacks"
 
@@ -33,7 +32,6 @@ def print_help(command: str, about: str, args: Sequence[str]) -> int:
 
     def compose_and_print() -> int:
         config_dirs = find_user_config_dirs(args)
-        check_config_dirs(config_dirs, args)
         named = {str(folder) for folder in parse_config_dirs(args)}
         overrides = [quote_override(a, sweep=False) for a in args if a[0] != "-" and a not in named]
         print(format_command_help(command, about, overrides, config_dirs))

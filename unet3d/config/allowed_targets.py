@@ -1,39 +1,21 @@
-"""What a `_target_` may name: a config chooses among this code, a checkpoint among networks."""
+"""Find what a `_target_` names, if it may: config/constructors.py lists it."""
 
 from collections.abc import Iterator, Sequence
 from inspect import isclass, isfunction
 from typing import Any
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, Node
 
+from unet3d.config.constructors import CONFIGURED, NETWORKS, TRAINER, Constructors
 from unet3d.errors import UsageError, summarize_error
-
-NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks.nets", "torch.nn")
-"""What a checkpoint may name: packages, modules and names."""
-
-ALLOWED = (
-    *NETWORKS,
-    *(
-        "unet3d.data",
-        "unet3d.loss",
-        "unet3d.metric",
-        "unet3d.checkpointing",
-        "unet3d.lit.lr_schedule",
-    ),
-    *("unet3d.lit.callbacks", "unet3d.lit.loggers", "monai.losses", "torch.optim"),
-    *("lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
-    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
-)
-"""What a config may name. Building an object of their classes is harmless; some of their functions
-download, write or load files, so functions are refused."""
-
-FORBIDDEN = ("monai.losses.perceptual", "monai.networks.nets.hovernet")
-"""Classes that download from any address, or run code that they downloaded."""
 
 
 def check_targets(
-    arguments: Any, key: str, user_packages: Sequence[str] = (), allowed: Sequence[str] = ALLOWED
+    arguments: Any,
+    key: str,
+    user_packages: Sequence[str] = (),
+    allowed: Constructors = CONFIGURED,
 ) -> None:
     """Refuse arguments that name other code, at any depth: Hydra builds nested nodes too."""
     for target in iter_targets(arguments, key):
@@ -42,9 +24,10 @@ def check_targets(
 
 def read_allowed_packages(config: DictConfig) -> tuple[str, ...]:
     """Read `allow_targets`: packages of the user's that targets may name."""
-    value = OmegaConf.select(config, "allow_targets")
-    if value is None:
+    node = config._get_node("allow_targets") if "allow_targets" in set(config) else None
+    if node is None or (isinstance(node, Node) and node._is_none()):
         return ()
+    value: Any = node
     if not isinstance(value, ListConfig) or not all(map(_is_dotted_name, value)):
         raise UsageError(
             f"allow_targets must be a list of packages, as in [my_package], got {value!r}"
@@ -72,27 +55,47 @@ def iter_targets(values: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def resolve_target(
-    key: str, name: Any, *, user_packages: Sequence[str], allowed: Sequence[str] = ALLOWED
+    key: str, name: Any, *, user_packages: Sequence[str], allowed: Constructors = CONFIGURED
 ) -> Any:
     """Return the class or function of a name.
 
-    Modules import others, so `torch.nn.modules.module.torch.hub.load` starts like an allowed name:
+    Modules import others, so `torch.nn.modules.conv.torch.hub.load` starts like an allowed name:
     where a thing is defined must be allowed, too. A name that is not allowed is not even imported.
     """
-    if not isinstance(name, str) or not is_inside(name, (*allowed, *user_packages)):
-        raise make_forbidden_target_error(key, name, allowed)
+    allowed = check_name(key, name, user_packages, allowed)
     try:
         target = get_object(name)
     except Exception as error:
         raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error
     home = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
     trusted = is_inside(home, user_packages)
-    if not trusted and (not is_inside(home, allowed) or is_inside(home, FORBIDDEN)):
+    if not trusted and not is_listed(home, allowed):
         described = f"{name} (defined as {home})" if name != home else name
         raise make_forbidden_target_error(key, described, allowed)
     if not isclass(target) and not (trusted and isfunction(target)):
         raise make_forbidden_target_error(key, f"{name}, which is not a class", allowed)
     return target
+
+
+def is_listed(name: str, allowed: Constructors) -> bool:
+    """Return whether a dotted name is that of a class in the lists, wherever its package has it.
+
+    >>> is_listed("torch.nn.modules.activation.ReLU", {"torch.nn": frozenset({"ReLU"})})
+    True
+    """
+    module, _, own = name.rpartition(".")
+    return any(own in names and is_inside(module, (package,)) for package, names in allowed.items())
+
+
+def check_name(
+    key: str, name: Any, user_packages: Sequence[str], allowed: Constructors = CONFIGURED
+) -> Constructors:
+    """Refuse a name that is not listed, without importing it; return the lists for its key."""
+    if key == "trainer._target_":
+        allowed = {**allowed, **TRAINER}
+    if isinstance(name, str) and (is_inside(name, user_packages) or is_listed(name, allowed)):
+        return allowed
+    raise make_forbidden_target_error(key, name, allowed)
 
 
 def is_inside(name: str, packages: Sequence[str]) -> bool:
@@ -104,11 +107,13 @@ def is_inside(name: str, packages: Sequence[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def make_forbidden_target_error(key: str, name: Any, allowed: Sequence[str]) -> UsageError:
+def make_forbidden_target_error(key: str, name: Any, allowed: Constructors) -> UsageError:
     """Say what was named, what may be named, and how to allow more."""
-    owner = "a checkpoint" if allowed is NETWORKS else "a config"
+    classes = "classes of unet3d, losses and networks of MONAI, layers and optimizers of torch"
+    owner = f"a config may only name {classes}"
+    if allowed is NETWORKS:
+        owner = "a checkpoint may only name networks of unet3d and MONAI and layers of torch"
     return UsageError(
-        f"{key} names {name}: {owner} may only name classes of "
-        f"{', '.join(allowed)}; allow_targets=[my_package] on the command line adds a package "
-        "that you trust"
+        f"{key} names {name}: {owner}, and of these only what neither downloads nor writes files; "
+        "allow_targets=[my_package] on the command line adds a package that you trust"
     )

@@ -11,6 +11,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from unet3d.config.config_dirs import get_config_dir
+from unet3d.config.hydra_loader import checked_composition
+
 QUOTED_PATH = re.compile(
     r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
 )
@@ -51,12 +54,6 @@ class ComposedConfig:
     composition: Composition
 
 
-def get_config_dir() -> Path:
-    """Return the folder of the configs: in the package if installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
-
-
 def list_config_groups() -> list[str]:
     """Return the folders of the configs: the groups whose options a user selects."""
     return [p.name for p in get_config_dir().iterdir() if p.is_dir()]
@@ -71,7 +68,10 @@ def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
     """Compose a command's config, within a running Hydra or without one."""
     if GlobalHydra.instance().is_initialized():
         return compose_initialized(overrides, command)
-    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+    with (
+        checked_composition(),
+        initialize_config_dir(str(get_config_dir()), version_base="1.3"),
+    ):
         return compose_initialized(overrides, command)
 
 

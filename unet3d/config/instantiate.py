@@ -10,11 +10,11 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import (
-    ALLOWED,
     check_targets,
     read_allowed_packages,
     resolve_target,
 )
+from unet3d.config.constructors import CONFIGURED, Constructors
 from unet3d.config.values import to_plain
 from unet3d.errors import UsageError, summarize_error
 
@@ -27,7 +27,9 @@ class Factory:
     arguments: Mapping[str, Any]  # plain values, with `_target_`
     allowed_packages: Sequence[str] = field(default=(), repr=False)
     references: Mapping[str, str] = field(default_factory=dict)  # arguments that follow a key
-    allowed: Sequence[str] = field(default=ALLOWED, repr=False)  # what targets may name besides
+    allowed: Constructors = field(
+        default_factory=lambda: CONFIGURED, repr=False
+    )  # what targets may name besides
 
     @property
     def target(self) -> Any:

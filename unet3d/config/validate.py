@@ -1,5 +1,6 @@
 """Refuse keys that nothing reads, values of the wrong type, and missing values."""
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +27,9 @@ MIXED_TYPES = (
 )
 """Keys that take strings and numbers; they are checked where they are parsed."""
 
+SENDS = ("mode", "online")
+"""The key and value of a logger that sends what it logs, besides tracking_uri."""
+
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
 
@@ -34,6 +38,7 @@ def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
     """Refuse keys that nothing reads, values of the wrong type, and missing values."""
     check_unknown_keys(composed.config, composed.composition.command)
     check_value_types(composed)
+    check_loggers(composed)
     check_missing_keys(composed, [get_config_dir(), *user_dirs])
 
 
@@ -59,6 +64,7 @@ def check_value_types(composed: ComposedConfig) -> None:
     choices = composed.composition.choices
     options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
     overrides = [f"{group}={option or 'null'}" for group, option in options.items()]
+    overrides += [o for o in composed.composition.overrides if _grants_trust(o)]
     defaults = compose_config(overrides, composed.composition.command).config
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
@@ -76,6 +82,30 @@ def check_value_types(composed: ComposedConfig) -> None:
         for number in value if isinstance(value, ListConfig) else [value]:
             if isinstance(number, float) and number != number:
                 raise UsageError(f"{key} must be a number, got NaN")
+
+
+def check_loggers(composed: ComposedConfig) -> None:
+    """Refuse loggers that a file, not the command line, lets send a run away or write elsewhere."""
+    loggers = _select(composed.config, "logger")
+    if not isinstance(loggers, DictConfig):
+        return
+    for key in iter_keys(loggers):
+        value, name = _select(loggers, key), key.rpartition(".")[2]
+        sends = (name == "tracking_uri" and value is not None) or (name, value) == SENDS
+        elsewhere = isinstance(value, str) and name != "tracking_uri" and _leaves_folder(value)
+        if (sends or elsewhere) and not composed.composition.is_overridden(f"logger.{key}"):
+            what = "sends the run elsewhere" if sends else "is not in the run folder"
+            raise UsageError(
+                f"logger.{key}={value} {what}: only the command line may set it, a file may not"
+            )
+
+
+def _grants_trust(override: str) -> bool:
+    return override.lstrip("+").startswith("allow_targets=")
+
+
+def _leaves_folder(name: str) -> bool:
+    return name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name)
 
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
@@ -99,7 +129,8 @@ def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator
     """Yield every key and group of the config as the other overrides make it."""
     groups = list_config_groups()
     yield from groups
-    choices = [a for a in args if a.split("=")[0] in groups and a.split("=")[0] != bad_key]
+    chosen = [a for a in args if a.split("=")[0] in groups or _grants_trust(a)]
+    choices = [a for a in chosen if a.split("=")[0] != bad_key]
     GlobalHydra.instance().clear()
     try:
         composed = compose_config(choices, command)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unet3d.checkpoint_archive import MAX_STRUCTURE_BYTES, check_values
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, summarize_error
 
@@ -181,7 +182,12 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / DESCRIPTION_FILE
     try:
+        if path.stat().st_size > MAX_STRUCTURE_BYTES:
+            raise UsageError(f"{path} has more than {MAX_STRUCTURE_BYTES:,} bytes")
         content = json.loads(path.read_text("utf-8"))
+        check_values(content)
+    except UsageError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -206,6 +212,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise UsageError(f"{path} needs safetensors: pip install 'unet3d[bundle]'") from error
+    if not path.is_file():
+        raise UsageError(f"{path} is not there: the bundle is incomplete")
     try:
         return {f"model.{name}": weight for name, weight in load_file(path).items()}
     except (OSError, SafetensorError) as error:

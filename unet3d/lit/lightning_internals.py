@@ -20,6 +20,11 @@ def dump_checkpoint(trainer: pl.Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
+def is_restoring(trainer: pl.Trainer) -> bool:
+    """Return whether a checkpoint has been loaded of which not all is restored yet."""
+    return bool(trainer._checkpoint_connector._loaded_checkpoint)
+
+
 def is_optimizer_step(trainer: pl.Trainer) -> bool:
     """Return whether the current batch ends with an optimizer step, not just accumulation."""
     return not trainer.fit_loop._should_accumulate()

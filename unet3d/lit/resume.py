@@ -5,19 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 from torch import nn
 
+from unet3d.checkpoint_archive import find_corruption
 from unet3d.checkpoint_file import (
     extract_weights,
-    find_corruption,
+    find_mismatch,
     load_checkpoint,
     read_verified_checkpoint,
 )
-from unet3d.errors import UsageError
-from unet3d.lit.callbacks.checkpoints import PREVIOUS, replace_with_copy
+from unet3d.errors import UsageError, summarize_error
+from unet3d.lit.callbacks.checkpoints import (
+    PREVIOUS,
+    AtomicCheckpointIO,
+    replace_with_copy,
+)
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.module import SegmentationModule
+from unet3d.lit.resume_checks import find_problem
 from unet3d.model.pretrained import (
     adapt_input_channels,
     get_axes_of_nnunet,
@@ -74,6 +82,25 @@ def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
     return LoadedCheckpoint(path=last, content=load_checkpoint(last), messages=messages)
 
 
+def check_resumable(
+    path: Path, content: dict[str, Any], module: SegmentationModule, trainer: pl.Trainer
+) -> None:
+    """Refuse a checkpoint that does not fit into the run, now and when Lightning restores it."""
+
+    def check(path: Path, content: dict[str, Any]) -> None:
+        extract_weights(path, content)
+        problem = find_problem(content, module, trainer)
+        if problem is not None:
+            raise UsageError(
+                f"resume={path}: {problem}; use init_from= to start a new run from its weights"
+            )
+
+    check(path, content)
+    io = trainer.strategy.checkpoint_io
+    if isinstance(io, AtomicCheckpointIO):
+        io.check = check
+
+
 def is_finished(
     content: dict[str, Any],
     limits: StoppingLimits,
@@ -103,14 +130,17 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     """
     initial = model.state_dict()
     content = load_checkpoint(path)
-    weights, project = rename_weights(
-        {
-            name.removeprefix("model."): value
-            for name, value in extract_weights(path, content).items()
-        },
-        initial,
-        get_axes_of_nnunet(content.get("init_args", {}).get("plans", {})),
-    )
+    given = {
+        name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
+    }
+    try:
+        axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
+        weights, project = rename_weights(given, initial, axes)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"init_from={path}: it is no checkpoint of the network whose names it has "
+            f"({summarize_error(error)})"
+        ) from error
     changes = f", weights of {project}" if project else ""
     first = next(iter(initial), "")
     if first in weights and is_first_convolution(initial[first], weights[first]):
@@ -120,7 +150,7 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     matching = {
         name: value
         for name, value in weights.items()
-        if name in initial and initial[name].shape == value.shape
+        if name in initial and find_mismatch({name: initial[name]}, {name: value}) is None
     }
     if not matching:
         raise UsageError(

@@ -188,7 +188,7 @@ def _move_skip_first(weights: dict[str, Tensor], name: str) -> None:
 
 def is_first_convolution(own: Tensor, given: Tensor) -> bool:
     """Return whether two weights differ in nothing but the number of input channels."""
-    same = own.shape[:1] + own.shape[2:] == given.shape[:1] + given.shape[2:]
+    same = own.shape[:1] + own.shape[2:] == given.shape[:1] + given.shape[2:] and given.numel() > 0
     return own.dim() == 5 and given.dim() == 5 and same and own.shape != given.shape
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from unet3d.config.allowed_targets import NETWORKS
 from unet3d.config.compose import Composition
+from unet3d.config.constructors import NETWORKS
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
 

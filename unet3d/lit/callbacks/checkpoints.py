@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from unet3d.checkpoint_file import save_checkpoint
+from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
 from unet3d.lit.loggers.run_logger import list_run_loggers
@@ -26,12 +27,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Save checkpoints atomically.
 
     Lightning's own plugin goes through $TMPDIR without fsync; a kill left an empty `last.ckpt`.
+    `check` refuses a checkpoint that a run cannot resume.
     """
+
+    check: Callable[[Path, dict[str, Any]], None] = staticmethod(lambda path, content: None)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         save_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        """Load the checkpoint to resume; what is restored is what is checked here."""
+        content = load_checkpoint(Path(path), mmap=False)
+        self.check(Path(path), content)
+        return content
 
 
 class LastCheckpoint(Callback):
@@ -135,6 +145,11 @@ class BestCheckpoint(Callback):
 
     def _get_path(self, step: int) -> Path:
         return self.folder / f"best-step={step:06d}.ckpt"
+
+    STATE = (  # the second one of runs without a ranking
+        {"best": float | None, "ranking": list[tuple[float, int]]},
+        {"best": float | None},
+    )
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "ranking": self.ranking}

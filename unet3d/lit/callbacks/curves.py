@@ -1,12 +1,13 @@
 """Record the curves of a run for its report, whichever loggers it has."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
 from unet3d.lit.module import SegmentationModule
+from unet3d.lit.state_types import is_positive
 from unet3d.report.curves import Curve
 
 VALIDATION = ("val/dice", "val/hd95_mm")
@@ -45,6 +46,14 @@ class Curves(Callback):
     def list_points(self) -> dict[str, list[list[float]]]:
         """Return [step, value] pairs by curve."""
         return {name: curve.list_points() for name, curve in self.curves.items()}
+
+    STATE: ClassVar = {
+        str: {
+            "points": list[tuple[float, float]],
+            "every": is_positive,
+            "pending": list[tuple[float, float]],
+        }
+    }
 
     def state_dict(self) -> dict[str, Any]:
         return {name: curve.state_dict() for name, curve in self.curves.items()}

@@ -4,7 +4,7 @@ Lightning's EarlyStopping takes its patience from the checkpoint, so a resumed r
 it, and does not say whether a checkpoint's run has stopped.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -59,6 +59,8 @@ class EarlyStopping(Callback):
                 f"stopping early: {self.metric.name} was not better than {best} in "
                 f"{self.bad_validations} validations"
             )
+
+    STATE: ClassVar = {"best": float | None, "bad_validations": int}
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "bad_validations": self.bad_validations}

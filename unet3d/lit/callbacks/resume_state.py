@@ -23,6 +23,7 @@ from unet3d.lit.lightning_internals import (
     is_validation_epoch,
 )
 from unet3d.lit.loggers.run_logger import list_run_loggers
+from unet3d.lit.state_types import is_count, matches
 
 ABSENT: dict[str, Any] = {"head_warmup": 0, "lr_factors": {}}
 """Fixed settings of checkpoints that were saved before there was such a setting; others: None."""
@@ -125,7 +126,9 @@ class ResumeState(Callback):
         self.pending = state["pending"] and (not self.ending or self.limits.is_reached(steps))
         if self.batch == len(self.train_loader) and not self.pending:
             self.epoch, self.batch = self.epoch + 1, 0
-        checkpoint["loops"]["fit_loop"].update(
+        # Of the loops in the file nothing is used.
+        counters = trainer.fit_loop.state_dict()
+        counters.update(
             build_fit_loop_state(
                 epoch=self.epoch,
                 batch=self.batch,
@@ -135,6 +138,7 @@ class ResumeState(Callback):
                 validation_pending=self.pending,
             )
         )
+        checkpoint["loops"] = {"fit_loop": counters}
 
 
 def purge_events_after(trainer: pl.Trainer, step: int) -> None:
@@ -147,7 +151,7 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
     """Return how many steps a checkpoint's run has logged; refuse one that cannot be resumed."""
     states = checkpoint.get("callbacks")
     state = states.get(position.state_key) if isinstance(states, dict) else None
-    if not _is_complete(state) or type(checkpoint.get("global_step")) is not int:
+    if not _is_complete(state) or not is_count(checkpoint.get("global_step")):
         raise UsageError(
             f"resume={path}: it holds weights but no training state; use init_from= to start a "
             "new run from them"
@@ -159,6 +163,11 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
                 f"resume={path}: {key} is {value} now, but was {saved} when the checkpoint was "
                 "saved: set it back, or use init_from= to start a new run from its weights"
             )
+    if state["batch"] > len(position.train_loader):
+        raise UsageError(
+            f"resume={path}: it was saved after batch {state['batch']} of an epoch that has "
+            f"{len(position.train_loader)}: use init_from= to start a new run from its weights"
+        )
     return state["logged"]
 
 
@@ -168,4 +177,4 @@ def _is_complete(state: Any) -> TypeGuard[dict[str, Any]]:
         **dict.fromkeys(("pending", "ending"), bool),
         "fixed_settings": dict,
     }
-    return isinstance(state, dict) and all(type(state.get(k)) is t for k, t in types.items())
+    return isinstance(state, dict) and all(matches(state.get(k), t) for k, t in types.items())

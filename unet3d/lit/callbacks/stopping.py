@@ -1,12 +1,13 @@
 """The limits of a run, and the fraction that is done: by steps, epochs or time."""
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.lit.distributed import is_set_on_any_rank
+from unet3d.lit.state_types import is_duration
 
 
 class StoppingLimits(Callback):
@@ -63,6 +64,8 @@ class StoppingLimits(Callback):
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if not trainer.sanity_checking and self.is_reached(trainer.global_step):
             trainer.should_stop = True  # the run was resumed in its last validation
+
+    STATE: ClassVar = {"elapsed": is_duration}
 
     def state_dict(self) -> dict[str, Any]:
         return {"elapsed": self.elapsed}

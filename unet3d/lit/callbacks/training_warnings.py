@@ -1,7 +1,7 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from unet3d.lit.callbacks.lr import get_rate_fraction
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
+from unet3d.lit.state_types import is_positive
 from unet3d.report.training_warnings import (
     LEARNED_DICE,
     LOW_DICE,
@@ -130,6 +131,14 @@ class TrainingWarnings(Callback):
         if rise is not None:
             warnings.append(format_ended_rising_warning(*rise, self.suggested))
         return warnings + (list(self._describe_loss()) if is_due("loss") else [])
+
+    STATE: ClassVar = {
+        "losses": {"means": list[float], "batches": is_positive, "pending": list[float]},
+        "dice": list[float],
+        "unpredicted": {str: int},
+        "low": {str: int},
+        "active": list[str],
+    }
 
     def state_dict(self) -> dict[str, Any]:
         return {

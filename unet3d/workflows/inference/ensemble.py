@@ -1,14 +1,16 @@
 """Load checkpoints as networks that predict together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from unet3d.checkpoint_file import extract_weights, load_checkpoint
+from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
@@ -120,8 +122,9 @@ def load_network(
     prefix = "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        check_shapes(metadata, state, allow_targets)
-        network = build_saved_network(metadata, allow_targets)
+        with limit_parameters(10 * len(state) + 1000):
+            check_shapes(metadata, state, allow_targets)
+            network = build_saved_network(metadata, allow_targets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except Exception as error:  # metadata may say anything
@@ -135,6 +138,24 @@ def load_network(
     return network.eval().requires_grad_(False)
 
 
+@contextmanager
+def limit_parameters(limit: int) -> Generator[None]:
+    """Refuse to build a network with far more parameters than it has weights, which takes hours."""
+    registered = 0
+
+    def count(*_: Any) -> None:
+        nonlocal registered
+        registered += 1
+        if registered > limit:
+            raise UsageError(f"its network has more than {limit} parameters, its weights do not")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def check_shapes(
     metadata: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
 ) -> None:
@@ -146,13 +167,9 @@ def check_shapes(
         raise
     except Exception:  # the network reads values while it is built
         return
-    for name in sorted(expected.keys() | weights.keys()):
-        shapes = [list(w[name].shape) if name in w else "missing" for w in (expected, weights)]
-        if shapes[0] != shapes[1]:
-            raise UsageError(
-                f"its weights do not match its network: {name} should be {shapes[0]}, is "
-                f"{shapes[1]}"
-            )
+    mismatch = find_mismatch(expected, weights)
+    if mismatch is not None:
+        raise UsageError(f"its weights do not match its network: {mismatch}")
 
 
 def check_compatible(

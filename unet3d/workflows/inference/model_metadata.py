@@ -51,7 +51,8 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: invalid preprocessing: {summarize_error(error)}") from error
     intensities = preprocessing.intensities
-    has_intensities = bool(intensities) and len(intensities or ()) == len(metadata["channels"])
+    channels = len(metadata["channels"])
+    has_intensities = isinstance(intensities, list | tuple) and len(intensities) == channels
     if preprocessing.num_classes != len(metadata["classes"]) or (
         "ct" in preprocessing.normalize and not has_intensities
     ):

@@ -13,7 +13,13 @@ import torch
 import yaml
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import DoesNotFitError, Interrupted, RunError
+from unet3d.errors import (
+    DoesNotFitError,
+    Interrupted,
+    RunError,
+    UsageError,
+    summarize_error,
+)
 from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.lit.distributed import (
@@ -21,6 +27,7 @@ from unet3d.lit.distributed import (
     leave_process_group,
     process_group,
 )
+from unet3d.lit.lightning_internals import is_restoring
 from unet3d.machine.device import resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report import run_report
@@ -222,8 +229,13 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
         if take_snapshot:  # for pytorch.org/memory_viz
             torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
         raise DoesNotFitError(run.format_oom_report(error)) from error
-    except RuntimeError as error:
-        worker_error = run.explain_worker_error(error)
+    except Exception as error:
+        if is_restoring(run.trainer) and not isinstance(error, UsageError):  # a callback's state
+            reason = f"{type(error).__name__}: {summarize_error(error)}"
+            raise UsageError(f"resume={checkpoint}: it cannot be restored: {reason}") from error
+        worker_error = None
+        if isinstance(error, RuntimeError):
+            worker_error = run.explain_worker_error(error)
         if worker_error is None:
             raise
         raise worker_error from error

@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
-from unet3d.checkpoint_file import extract_weights
 from unet3d.config.compose import list_config_groups
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.layouts.groups import describe_groups
@@ -22,7 +21,7 @@ from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
 from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.resume import is_finished, load_pretrained, load_resume
+from unet3d.lit.resume import check_resumable, is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
@@ -109,8 +108,9 @@ def resolve_start(run: TrainingRun) -> Start:
     checkpoint = load_resume(settings.resume, folder)
     if checkpoint is not None:
         path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
-        extract_weights(path, content)
-        purge_events_after(run.trainer, get_logged_steps(callbacks.resume_state, content, path))
+        logged_steps = get_logged_steps(callbacks.resume_state, content, path)
+        check_resumable(path, content, run.module, run.trainer)
+        purge_events_after(run.trainer, logged_steps)
         epochs = run.trainer.max_epochs or -1
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(

@@ -1,0 +1,198 @@
+"""A run resumes from what it saved; from anything else not at all, or bit for bit the same."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.lit.helpers.hostile_checkpoints import TENSORS, VALUES, change, get, iter_paths, remove
+from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
+from unet3d.config.compose import compose_config, list_options
+from unet3d.config.settings.training import parse_training
+from unet3d.errors import UsageError
+from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.workflows.training.build import build_training
+from unet3d.workflows.training.fit import fit_model
+from unet3d.workflows.training.run import resolve_start
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
+
+TINY = ("model.width=4", "model.depth=2", "data.num_workers=0", "logger=none", "callbacks=[]")
+STATE = ("optimizer_states", 0, "state", 0)
+GROUP = ("optimizer_states", 0, "param_groups", 0)
+
+
+@pytest.fixture(scope="session")
+def run_from(small, tmp_path_factory):
+    """Return a function that trains to a step from the content of a checkpoint.
+
+    Without a step it only checks the content.
+    """
+    folder = tmp_path_factory.mktemp("hostile")
+    path, runs = folder / "x.ckpt", {}
+
+    def build(steps, options):
+        words = [*small, *TINY, f"trainer.max_steps={steps}", f"resume={path}", *options]
+        settings = parse_training(compose_config(words, "train"))
+        return build_training(settings, folder / "run")
+
+    def run(content, steps, *options):
+        if content is None:
+            training, checkpoint = build(steps, [*options, "resume=null"]), None
+        else:
+            save_checkpoint(content, path)
+            if options not in runs:
+                runs[options] = build(2, options)
+            resolve_start(runs[options])  # refused: the run can be used again
+            if steps is None:  # what is not refused could end the process
+                return None
+            training = build(steps, options)
+            checkpoint = resolve_start(training).checkpoint
+        fit_model(training, checkpoint, SignalListener())
+        return load_checkpoint(folder / "run" / "checkpoints" / "last.ckpt", mmap=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved(run_from):
+    """Return what a run of one step saves with an optimizer; cached."""
+    contents = {}
+
+    def save(*options):
+        if options not in contents:
+            contents[options] = run_from(None, 1, *options)
+        return contents[options]
+
+    return save
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("name", ["exp_avg", "step"])
+def test_a_state_that_is_no_state_of_the_optimizer_is_refused(saved, run_from, name, kind):
+    path = (*STATE, name)
+    value = TENSORS[kind](get(saved(), path))
+    if name == "step" and kind == "expanded":  # a single number overlaps with nothing
+        return
+    with pytest.raises(UsageError, match=r"x\.ckpt"):
+        run_from(change(saved(), path, value), None)
+
+
+@pytest.mark.parametrize("optimizer", list_options("optimizer"))
+def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, optimizer):
+    option = f"optimizer={optimizer}"
+    content = saved(option)
+    for name, value in get(content, STATE).items():
+        path = (*STATE, name)
+        for other in (torch.zeros(*value.shape, 3), "x", None):
+            with pytest.raises(UsageError, match=name):
+                run_from(change(content, path, other), None, option)
+        with pytest.raises(UsageError, match=r"state\[0\] has"):
+            run_from(remove(content, path), None, option)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*STATE[:3], 99), {}, "belongs to no parameter"),
+        ((*STATE[:3], "0"), {}, "belongs to no parameter"),
+        ((*STATE, "more"), torch.zeros(2), "state.0. has"),
+        ((*GROUP, "params"), [0], "its parameters are not those of this run"),
+        ((*GROUP, "lr"), torch.zeros(3), "lr is a tensor"),
+        ((*GROUP, "initial_lr"), float("nan"), "initial_lr is nan"),
+        ((*GROUP, "initial_lr"), 2**2000, "initial_lr is"),
+        ((*GROUP, "betas"), (2.0, 0.9), "Invalid beta"),
+        ((*GROUP, "betas"), (0.9,), "betas is"),
+        ((*GROUP, "fused"), None, "fused is None, not True"),
+        ((*GROUP, "capturable"), True, "capturable is True"),
+        (("optimizer_states",), [], "optimizer_states is"),
+        (("lr_schedulers",), [{}], "lr_schedulers is"),
+        (("global_step",), 2**70, "no training state"),
+        (("skipped_steps",), "x", "skipped_steps is 'x'"),
+        (("native_amp_scaling_state",), {}, "another version of Lightning"),
+        (("pytorch-lightning_version",), "0.1", "pytorch-lightning_version"),
+        (("pytorch-lightning_version",), "2.x", "pytorch-lightning_version"),
+        (
+            ("state_dict", "model.heads.0.bias"),
+            torch.zeros(4, dtype=torch.int64),
+            "is of torch.int",
+        ),
+        (("state_dict", 7), torch.zeros(4), "which is no string"),
+        (("callbacks", "ResumeState", "batch"), 1000, "of an epoch that has"),
+        (("callbacks", "StoppingLimits", "elapsed"), float("nan"), "StoppingLimits is"),
+        (("callbacks", "TrainingWarnings", "losses", "batches"), 0, "TrainingWarnings is"),
+        (("callbacks", "Curves", "train/loss", "points"), [[1]], "Curves is"),
+    ],
+)
+def test_what_a_run_does_not_save_is_refused_by_its_name(saved, run_from, path, value, message):
+    with pytest.raises(UsageError, match=message):
+        run_from(change(saved(), path, value), None)
+
+
+def test_states_that_share_their_values_are_refused(saved, run_from):
+    shared = get(saved(), (*STATE, "exp_avg"))
+    with pytest.raises(UsageError, match="shares its values"):
+        run_from(change(saved(), (*STATE, "exp_avg_sq"), None) | _share(saved(), shared), None)
+
+
+def _share(content, tensor):
+    states = [dict(content["optimizer_states"][0])]
+    state = dict(states[0]["state"])
+    states[0]["state"] = state
+    state[0] = {**state[0], "exp_avg": tensor, "exp_avg_sq": tensor}
+    return {"optimizer_states": states}
+
+
+def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run_from):
+    expected = run_from(saved(), 2)
+    for loops in (None, "x", {}, {"fit_loop": {"epoch_progress": 5}}):
+        assert_equal_runs(run_from(change(saved(), ("loops",), loops), 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "value"),
+    [
+        ("ema_decay=0.9", ("trained_weights", "model.heads.0.bias"), torch.zeros(9)),
+        ("ema_decay=0.9", ("averaged_steps",), -1),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), "x"),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "step"), 5),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), float("nan")),
+    ],
+)
+def test_averages_and_schedules_are_compared_with_those_of_the_run(
+    saved, run_from, option, path, value
+):
+    with pytest.raises(UsageError, match=r"trained_weights|average of the weights|TorchSchedule"):
+        run_from(change(saved(option), path, value), None, option)
+
+
+def assert_equal_runs(a, b):
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(a[part], b[part], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_a_changed_value_is_refused_or_changes_nothing(saved, run_from, data):
+    content = {key: value for key, value in saved().items() if key not in ("unet3d",)}
+    unchanged = saved("trainer.max_steps=2")
+    path = data.draw(st.sampled_from(list(iter_paths(content))))
+    value = get(content, path)
+    if isinstance(value, torch.Tensor):
+        value = TENSORS[data.draw(st.sampled_from(sorted(TENSORS)))](value)
+    else:
+        value = data.draw(st.sampled_from(VALUES))
+    try:
+        result = run_from(change(content, path, value), 2)
+    except UsageError as error:
+        result = str(error)
+    if isinstance(result, str):
+        assert "\n" not in result
+    else:
+        assert_equal_runs(result, unchanged)

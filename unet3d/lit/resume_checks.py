@@ -1,0 +1,262 @@
+"""Compare what a checkpoint holds with the run that it is loaded into, before it is.
+
+Optimizers and loops trust what they load: an optimizer's kernel writes to a state of another size
+beyond its end. So every part that a run restores must look like what the run itself would save.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from inspect import signature
+from math import isfinite
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from packaging.version import InvalidVersion, Version
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unet3d.checkpoint_file import find_mismatch
+from unet3d.errors import summarize_error
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.callbacks.weight_averaging import WeightAveraging
+from unet3d.lit.module import SegmentationModule
+from unet3d.lit.state_types import is_alike, is_count, is_number, matches
+
+Found = str | None
+"""What is wrong; None if nothing."""
+
+
+def find_problem(
+    content: Mapping[str, Any], module: SegmentationModule, trainer: pl.Trainer
+) -> Found:
+    """Return what in a checkpoint does not fit into a run; None if everything does."""
+    own = module.state_dict()
+    counts = {key: content.get(key, 0) for key in ("epoch", "global_step", "skipped_steps")}
+    for key, value in counts.items():
+        if not is_count(value):
+            return f"{key} is {shorten(value)}"
+    version = content.get("pytorch-lightning_version")
+    if not isinstance(version, str) or not _is_version(version):
+        return f"pytorch-lightning_version is {shorten(version)}"
+    if "native_amp_scaling_state" in content:
+        return "native_amp_scaling_state is of another version of Lightning"
+    weights = content.get("state_dict")
+    if not isinstance(weights, dict):
+        return f"state_dict is {shorten(weights)}"
+    optimizers, schedulers = content.get("optimizer_states"), content.get("lr_schedulers")
+    if not isinstance(optimizers, list) or len(optimizers) != 1:
+        return f"optimizer_states is {shorten(optimizers)}"
+    if schedulers != []:
+        return f"lr_schedulers is {shorten(schedulers)}"
+    optimizer = module.configure_optimizers()
+    return (
+        find_mismatch(own, weights)
+        or find_odd_average(content, own, trainer)
+        or find_odd_scaler(content, trainer)
+        or find_odd_callback(content.get("callbacks"), trainer, optimizer)
+        or find_odd_optimizer(optimizers[0], optimizer)
+    )
+
+
+def _is_version(text: str) -> bool:
+    """Return whether this names a Lightning whose checkpoints are not converted when loaded."""
+    try:
+        return Version(text).major == 2
+    except InvalidVersion:
+        return False
+
+
+def find_odd_average(
+    content: Mapping[str, Any], own: Mapping[str, Tensor], trainer: pl.Trainer
+) -> Found:
+    """Return what is wrong with the weights beside an average of them."""
+    if not any(isinstance(callback, WeightAveraging) for callback in _list_callbacks(trainer)):
+        return None
+    trained, steps = content.get("trained_weights"), content.get("averaged_steps")
+    if not isinstance(trained, dict) or not is_count(steps):
+        return "it has no average of the weights (ema_decay)"
+    names = [
+        name
+        for name, value in own.items()
+        if name.startswith(WeightAveraging.PREFIX) and value.is_floating_point()
+    ]
+    mismatch = find_mismatch({name: own[name] for name in names}, trained)
+    return mismatch and f"trained_weights: {mismatch}"
+
+
+def find_odd_scaler(content: Mapping[str, Any], trainer: pl.Trainer) -> Found:
+    """Return what is wrong with the state of the precision, such as a loss scale."""
+    plugin = trainer.precision_plugin
+    key = type(plugin).__qualname__
+    if key not in content:
+        return None
+    own, saved = plugin.state_dict(), content[key]
+    if not isinstance(saved, dict) or (own and not is_alike(saved, own)):
+        return f"{key} is {shorten(saved)}"
+    if any(value < 0 for value in saved.values() if own):
+        return f"{key} is {shorten(saved)}"
+    return None
+
+
+def find_odd_callback(states: Any, trainer: pl.Trainer, optimizer: Optimizer) -> Found:
+    """Return what is wrong with the states of callbacks that say what they save.
+
+    Others, of Lightning or a user, check their states themselves.
+    """
+    if not isinstance(states, dict):
+        return f"callbacks is {shorten(states)}"
+    for callback in _list_callbacks(trainer):
+        key = callback.state_key
+        if key not in states:
+            continue
+        expected = getattr(callback, "STATE", None)
+        if isinstance(callback, TorchSchedule):
+            saved = states[key]
+            own = callback.make_scheduler(optimizer=deepcopy(optimizer)).state_dict()
+            if saved != {} and not is_alike(saved, own):
+                return f"callbacks.{key} is not the state of this scheduler"
+        elif expected is not None and not matches(states[key], expected):
+            return f"callbacks.{key} is {shorten(states[key])}"
+    return None
+
+
+def _list_callbacks(trainer: Any) -> Sequence[pl.Callback]:
+    return trainer.callbacks
+
+
+def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
+    """Return what is wrong with the state of an optimizer that has not stepped yet."""
+    own = optimizer.state_dict()
+    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
+        return "optimizer_states[0] has no state"
+    groups = saved.get("param_groups")
+    if not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
+        return f"the optimizer has {len(own['param_groups'])} groups of parameters"
+    for number, (given, expected) in enumerate(zip(groups, own["param_groups"], strict=True)):
+        problem = find_odd_group(given, expected) or find_bad_hyperparameters(given, optimizer)
+        if problem is not None:
+            return f"optimizer_states[0].param_groups[{number}]: {problem}"
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    stepped = predict_states(optimizer)
+    is_torch = type(optimizer).__module__.startswith("torch.")
+    storages: set[int] = set()
+    for key, state in saved["state"].items():
+        where = f"optimizer_states[0].state[{key!r}]"
+        if type(key) is not int or not 0 <= key < len(parameters):
+            return f"{where} belongs to no parameter"
+        if not isinstance(state, dict):
+            return f"{where} is {shorten(state)}"
+        expected = stepped[key]
+        if expected is not None and is_torch and state.keys() != expected.keys():
+            return f"{where} has {', '.join(map(str, state))}, not {', '.join(expected)}"
+        for name, value in state.items():
+            problem = find_odd_state(value, (expected or {}).get(name), parameters[key])
+            if problem is not None:
+                return f"{where}.{name} {problem}"
+            if isinstance(value, Tensor) and value.numel():
+                start = value.untyped_storage().data_ptr()
+                if start in storages:
+                    return f"{where}.{name} shares its values with another state"
+                storages.add(start)
+    return None
+
+
+def find_odd_group(saved: Any, own: Mapping[str, Any]) -> Found:
+    """Return what differs in the kinds of hyperparameters, and in options that choose a kernel."""
+    if not isinstance(saved, dict) or saved.get("params") != own["params"]:
+        return "its parameters are not those of this run"
+    if not all(type(n) is int for n in saved["params"]):
+        return "its parameters are not numbered"
+    for key, value in own.items():
+        is_option = isinstance(value, bool | None)
+        if key == "params" or (key not in saved and is_option):
+            continue  # one that an older torch did not have
+        if key not in saved:
+            return f"it has no {key}"
+        if not is_alike(saved[key], value) or (is_option and saved[key] is not value):
+            return f"{key} is {shorten(saved[key])}, not {shorten(value)}"
+    for key, value in saved.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if key != "params" and not all(map(_is_hyperparameter, values)):
+            return f"{key} is {shorten(value)}"
+    return None
+
+
+def _is_hyperparameter(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.is_floating_point() and bool(value.isfinite())
+    return value is None or isinstance(value, str | bool) or _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and isfinite(value)
+
+
+def find_bad_hyperparameters(saved: Mapping[str, Any], optimizer: Optimizer) -> Found:
+    """Return why the optimizer would not take these values from a config."""
+    names = signature(type(optimizer)).parameters.keys() & saved.keys() - {"params"}
+    try:
+        type(optimizer)([nn.Parameter(torch.zeros(1))], **{name: saved[name] for name in names})
+    except (ValueError, RuntimeError) as error:
+        return summarize_error(error)
+    except TypeError:  # of a user's: it takes other arguments than it keeps
+        return None
+    return None
+
+
+def find_odd_state(value: Any, expected: Any, parameter: Tensor) -> Found:
+    """Return how a value of a state differs from the one that a step of this optimizer makes."""
+    like = parameter if expected is None else expected
+    if isinstance(value, Tensor):
+        if expected is not None and not isinstance(expected, Tensor):
+            return f"is a tensor, not {shorten(expected)}"
+        shape, own = list(value.shape), list(like.shape)
+        if shape != own and (expected is not None or value.numel() > parameter.numel()):
+            return f"has the shape {shape}, not {own}"
+        if value.is_floating_point() != like.is_floating_point() and expected is not None:
+            return f"is of {value.dtype}, not of {like.dtype}"
+        if value.dim() == 0 and not value.isfinite():
+            return f"is {value.item()}"
+        return None
+    if isinstance(expected, Tensor):
+        return f"is {shorten(value)}, not a tensor"
+    return None if is_alike(value, like if expected is not None else value) else "is not alike"
+
+
+def predict_states(optimizer: Optimizer) -> list[dict[str, Any] | None]:
+    """Return the state that a step of the optimizer gives each parameter.
+
+    Copies of the parameters step, one of each size. None where they cannot alone.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states: dict[Any, dict[str, Any] | None] = {}
+    keys: list[Any] = []
+    with torch.random.fork_rng(devices=[]):
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                keys.append((number, parameter.shape, parameter.dtype))
+                if keys[-1] in states:
+                    continue
+                copy = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+                copy.grad = torch.zeros_like(copy)
+                stepping = deepcopy(optimizer, {id(p): p for p in parameters})
+                stepping.param_groups = [{**group, "params": [copy]}]
+                try:
+                    stepping.step()
+                except Exception:  # a user's, or one that needs a closure
+                    states[keys[-1]] = None
+                else:
+                    values = dict(stepping.state[copy])
+                    states[keys[-1]] = {
+                        k: v.to("meta") if isinstance(v, Tensor) else v for k, v in values.items()
+                    }
+    return [states[key] for key in keys]
+
+
+def shorten(value: Any) -> str:
+    """Return a value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {list(value.shape)}"
+    text = " ".join(repr(value)[:200].split())
+    return text if len(text) < 60 else f"{text[:60]}..."
