@@ -101,6 +101,7 @@ def build_training(
         config=config,
         folder=folder,
         device=device,
+        precision=precision,
         class_names=dataset.classes,
         data=data,
         spacing_mm=spacing_mm,
