@@ -24,5 +24,5 @@ def main(composed: ComposedConfig, folder: Path) -> int:
                 folder, resume=settings.resume, composition=composition, log=print, hands_over=True
             ) as own:
                 return launch_ranks([*composition.overrides, *extra], own, processes)
-    train_as_rank(settings, folder, process, log=print)
-    return 0
+    result = train_as_rank(settings, folder, process, log=print)
+    return 1 if result.report.get("evaluation", {}).get("errors") else 0
