@@ -181,7 +181,7 @@ def identify_kernel() -> dict[str, str | None]:
     """Return what processes that see each other's ids have in common; containers differ."""
     boot = namespace = None
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
     return {"boot": boot, "pid_namespace": namespace}
 
