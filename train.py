@@ -5,4 +5,5 @@ import sys
 from unet3d.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.argv[1:1] = ["train"]
+    sys.exit(main())

@@ -86,6 +86,8 @@ FILES = {
             "csv/metrics.csv": "with `logger=csv`: one row per step, one column per metric",
             "csv/hparams.yaml": "with `logger=csv`: the hyperparameters",
             "csv/images/*.png": "with `logger=csv`: pictures, by name and step",
+            "run.lock": "while a command uses the folder: its process, host and start; its time "
+            "is renewed every few seconds",
             ".hydra/*.yaml": "Hydra's composed config, its own settings, and the overrides",
             "memory_snapshot.pickle": "with `memory.snapshot=true`, if a GPU ran out of memory: "
             "for pytorch.org/memory_viz",

@@ -86,7 +86,7 @@ def test_every_file_of_a_run_is_described(small, tmp_path, monkeypatch):
     files = [str(p.relative_to("run")) for p in Path("run").rglob("*") if p.is_file()]
     patterns = generate_reference.FILES["Run folder"][1]
     assert not [name for name in files if not any(fnmatch(name, p) for p in patterns)]
-    rare = ("checkpoints/corrupted.ckpt", "memory_snapshot.pickle")
+    rare = ("run.lock", "checkpoints/corrupted.ckpt", "memory_snapshot.pickle")
     never = [p for p in patterns if p not in rare and not any(fnmatch(n, p) for n in files)]
     assert never == []
     tutorial = (ROOT / "docs" / "tutorials" / "first-run.md").read_text()

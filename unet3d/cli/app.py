@@ -2,17 +2,27 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import run_with_error_handling
-from unet3d.config.compose import ComposedConfig, Composition, get_config_dir, read_choices
+from unet3d.config.compose import (
+    ComposedConfig,
+    Composition,
+    format_records,
+    get_config_dir,
+    has_current_time,
+    read_choices,
+)
 from unet3d.config.hydra_loader import checked_composition
 from unet3d.config.overrides import quote_override
 from unet3d.config.validate import check_config
@@ -58,7 +68,12 @@ def run_app(
             version_base="1.3", config_path=str(get_config_dir()), config_name=command
         )
         with checked_composition():
-            main(jobs.run)()
+            if not sweep_flags or command != "train":
+                main(jobs.run)()
+                return 0
+            with lock_sweep(args, config_dirs) as words:
+                sys.argv = [f"unet3d {command}", *words]
+                main(jobs.run)()
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
@@ -76,6 +91,24 @@ def run_app(
     if not failures or INTERRUPTED in jobs.codes:
         return code
     return failures[0] if len(jobs.codes) < 2 else 1
+
+
+@contextmanager
+def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
+    """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
+    from unet3d.workflows.shared.run_folder import open_sweep_folder
+
+    words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
+    parsed = OverridesParser.create().parse_overrides(words)
+    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    path = [f"hydra.searchpath=['file://{folder.absolute()}']" for folder in config_dirs]
+    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+        own = compose("train", overrides=[*path, *fixed], return_hydra_config=True).hydra
+        folder, has_time = Path(own.sweep.dir), has_current_time(own, "sweep")
+    resumes = "resume='auto'" in args  # as quote_override writes it
+    with open_sweep_folder(folder, resumes=resumes, has_time=has_time, log=print) as found:
+        name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
+        yield [*args, name] if has_time else [*args]
 
 
 def read_plans(args: Sequence[str]) -> Sequence[str]:
@@ -117,6 +150,8 @@ class _Jobs:
             choices=read_choices(own.runtime.choices, overrides),
             overrides=tuple(overrides),
             sweeping=self.sweeping,
+            folder_has_time=not self.sweeping and has_current_time(own, "run"),
+            records=format_records(config, own) if own.output_subdir is None else {},
         )
         composed = ComposedConfig(config=config, composition=composition)
         hydra_keys = {override.split("=")[0] for override in own.overrides.hydra}

@@ -12,6 +12,13 @@ from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
 
+NO_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory"),
+    *("Storage size calculation overflowed", "array is too big", "Maximum allowed dimension"),
+    *("numel: integer multiplication overflow", "negative dimension", "Unable to allocate"),
+)
+"""Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
+
 PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EROFS)
 
 
@@ -60,7 +67,7 @@ def get_exit_code(error: Exception) -> int:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
     is_known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    return is_known or "can't allocate memory" in str(error)
+    return is_known or any(sign in str(error) for sign in NO_MEMORY)
 
 
 def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
@@ -75,5 +82,8 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split()) or type(error).__name__
     if is_out_of_memory(error):
-        return f"out of memory: {text}"
+        return (
+            f"out of memory: {text}: make data.patch_size, data.batch_size, the network (model.*) "
+            "or the scan smaller"
+        )
     return f"{type(error).__name__}: {text} (debug=true shows the traceback)"

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from unet3d import __version__
+from unet3d.cli.streams import ignore_hangup, protect_streams
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -37,6 +38,8 @@ FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # the process is ours
+        protect_streams()
     if args[:1] == ["--version"]:
         print(__version__)
         return 0
@@ -56,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
+    if arguments is None and command in ("train", "search"):
+        ignore_hangup()
     from unet3d.cli.app import run_app  # imports Hydra
 
     def run_command(composed: Any, folder: Path) -> int:

@@ -14,12 +14,22 @@ from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report.run_report import write_report
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
+from unet3d.workflows.shared.run_folder import open_run_folder, write_records
 from unet3d.workflows.training.fit import train_within_memory
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
     settings = parse_search(composed)
+    with open_run_folder(  # a search goes on with what its folder holds
+        folder, resume="auto", composition=composed.composition, log=print
+    ) as own:
+        write_records(own, composed.composition.records)
+        return search(settings, own)
+
+
+def search(settings: SearchSettings, folder: Path) -> int:
+    """Train trial after trial in a folder that is locked."""
 
     def train(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
         with SignalListener().listening() as signals:

@@ -6,6 +6,7 @@ from unet3d.cli.launch import launch_ranks
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import parse_training
 from unet3d.machine.distributed_env import read_process_rank
+from unet3d.workflows.shared.run_folder import open_run_folder
 from unet3d.workflows.training.fit import train_as_rank
 from unet3d.workflows.training.preflight import count_local_processes
 
@@ -19,6 +20,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         processes = count_local_processes(trainer)
         if processes > 1:
             extra = ["memory.if_too_large=error"] if composition.sweeping else []
-            return launch_ranks([*composition.overrides, *extra], folder, processes)
-    train_as_rank(settings, folder, process, log=print)
-    return 0
+            with open_run_folder(
+                folder, resume=settings.resume, composition=composition, log=print, hands_over=True
+            ) as own:
+                return launch_ranks([*composition.overrides, *extra], own, processes)
+    result = train_as_rank(settings, folder, process, log=print)
+    return 1 if result.report.get("evaluation", {}).get("errors") else 0

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Composition:
     choices: Mapping[str, str]  # the selected option of each group
     overrides: tuple[str, ...] = ()  # as typed
     sweeping: bool = False  # whether this is one job of a sweep
+    folder_has_time: bool = False  # whether the name of the run's folder is the time of its start
+    records: Mapping[str, str] = field(default_factory=dict)  # Hydra's files, for the run's folder
 
     def is_overridden(self, key: str) -> bool:
         """Return whether the command line sets this key or a key below it."""
@@ -85,10 +87,27 @@ def compose_with_folder(overrides: Sequence[str], command: str) -> tuple[Compose
     config = compose(command, overrides=list(overrides), return_hydra_config=True)
     choices = read_choices(config.hydra.runtime.choices, overrides)
     folder = OmegaConf.select(config, "hydra.run.dir")
+    has_time = has_current_time(config.hydra, "run")
     with open_dict(config):
         del config["hydra"]
-    composition = Composition(command=command, choices=choices, overrides=tuple(overrides))
+    composition = Composition(
+        command=command, choices=choices, overrides=tuple(overrides), folder_has_time=has_time
+    )
     return ComposedConfig(config=config, composition=composition), Path(str(folder))
+
+
+def has_current_time(hydra: Any, kind: str) -> bool:
+    """Return whether the name of the folder of a `run` or `sweep` is made from the time."""
+    return "${now:" in OmegaConf.to_yaml(hydra[kind])
+
+
+def format_records(config: DictConfig, hydra: Any) -> dict[str, str]:
+    """Return the files that Hydra writes to .hydra/ before it is known whether a run may start."""
+    return {
+        "config.yaml": OmegaConf.to_yaml(config),
+        "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": OmegaConf.to_container(hydra)})),
+        "overrides.yaml": OmegaConf.to_yaml(hydra.overrides.task),
+    }
 
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
-from unet3d.errors import RunError
+from unet3d.errors import RunError, UsageError
 from unet3d.lit.lightning_internals import disable_sigterm_broadcast
 from unet3d.machine.distributed_env import ProcessRank, resolve_rendezvous
 
@@ -202,6 +202,26 @@ def rank_zero_first(process: ProcessRank) -> Generator[None]:
     yield
     if process.rank == 0:
         store.set("ready", "")
+
+
+def run_on_rank_zero(process: ProcessRank, action: Callable[[], str]) -> str:
+    """Return on every rank what `action` returns on rank 0; if it raises, every rank ends."""
+    if process.world_size == 1:
+        return action()
+    store = dist.distributed_c10d._get_default_store()
+    if process.rank > 0:
+        store.wait(["result"], PREPROCESSING_TIMEOUT)
+        is_error, _, text = store.get("result").decode().partition(" ")
+        if is_error == "error":
+            raise UsageError(text)
+        return text
+    try:
+        result = action()
+    except Exception as error:
+        store.set("result", f"error {error}")
+        raise
+    store.set("result", f"ok {result}")
+    return result
 
 
 def is_set_on_any_rank(trainer: pl.Trainer, flag: bool) -> bool:

@@ -1,7 +1,7 @@
 """What a run starts from: a checkpoint to resume, or the weights of another run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ from unet3d.model.pretrained import (
     rename_weights,
 )
 
+CORRUPTED = "corrupted.ckpt"
+
+FALLBACKS = (PREVIOUS, "best.ckpt")
+"""Checkpoints with the full state that a run resumes from if it has no last one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
@@ -41,45 +46,59 @@ class LoadedCheckpoint:
     path: Path
     content: dict[str, Any]
     messages: list[str]
+    lost: Path | None = None  # last.ckpt of this run, missing or corrupted: `path` is older
+
+    def restore_last(self) -> None:
+        """Make the loaded checkpoint the last one again; a corrupted one is set aside."""
+        if self.lost is not None:
+            if self.lost.exists():
+                self.lost.replace(self.lost.with_name(CORRUPTED))
+            replace_with_copy(self.path, self.lost)
 
 
 def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:
-    """Load the checkpoint that `resume=` selects, if any; its checksums are verified once."""
+    """Load the checkpoint that `resume=` selects, if any; its checksums are verified once.
+
+    Nothing is changed on disk: the checkpoint may be refused.
+    """
     if resume is None:
         return None
     if resume == "auto":
-        if not (checkpoints / "last.ckpt").exists():
+        if not has_checkpoint(checkpoints):
             return None
         return load_intact_checkpoint(checkpoints)
     path = Path(resume)
-    if path.is_dir() and (path / "checkpoints" / "last.ckpt").is_file():
-        return load_intact_checkpoint(path / "checkpoints")
+    if path.is_dir() and has_checkpoint(path / "checkpoints"):
+        loaded = load_intact_checkpoint(path / "checkpoints")
+        is_own = (path / "checkpoints").resolve() == checkpoints.resolve()
+        return loaded if is_own else replace(loaded, lost=None)
     if not path.is_file():
         raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
     messages = [f"resuming from {path}"]
     return LoadedCheckpoint(path=path, content=load_checkpoint(path), messages=messages)
 
 
+def has_checkpoint(checkpoints: Path) -> bool:
+    """Return whether a folder has a checkpoint to resume from."""
+    return any((checkpoints / name).exists() for name in ("last.ckpt", *FALLBACKS))
+
+
 def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
-    """Load the last checkpoint of a run, restored from the previous one if it is corrupted."""
-    last, previous = checkpoints / "last.ckpt", checkpoints / PREVIOUS
-    corruption = find_corruption(last)
-    if corruption is None:
+    """Load the last checkpoint of a run; if it is missing or corrupted, the next older one."""
+    last = checkpoints / "last.ckpt"
+    corruption = find_corruption(last) if last.exists() else None
+    if last.exists() and corruption is None:
         content = read_verified_checkpoint(last)
         return LoadedCheckpoint(path=last, content=content, messages=[f"resuming from {last}"])
-    if not previous.exists() or find_corruption(previous) is not None:
-        raise UsageError(
-            f"{last} is corrupted: {corruption}; there is no intact previous checkpoint. Remove "
-            "resume= to start over"
-        )
-    set_aside = last.with_name("corrupted.ckpt")
-    last.replace(set_aside)
-    replace_with_copy(previous, last)
-    messages = [
-        f"{last} is corrupted: {corruption} (moved to {set_aside.name})",
-        f"resuming from the previous checkpoint, {previous}",
-    ]
-    return LoadedCheckpoint(path=last, content=load_checkpoint(last), messages=messages)
+    reason = f"{last} is missing" if corruption is None else f"{last} is corrupted: {corruption}"
+    for path in (checkpoints / name for name in FALLBACKS):
+        if path.exists() and find_corruption(path) is None:
+            messages = [reason, f"resuming from the previous checkpoint, {path}"]
+            content = read_verified_checkpoint(path)
+            return LoadedCheckpoint(path=path, content=content, messages=messages, lost=last)
+    raise UsageError(
+        f"{reason}; there is no intact previous checkpoint. Remove resume= to start over"
+    )
 
 
 def check_resumable(

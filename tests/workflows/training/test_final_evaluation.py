@@ -1,6 +1,7 @@
 """The best checkpoint is evaluated on whole validation cases when training ends."""
 
 import json
+from dataclasses import replace
 
 import nibabel
 import numpy as np
@@ -50,3 +51,30 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
     volumes = [CachedVolume(case, tmp_path)]
     assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
+
+
+def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
+    unet3d, tmp_path, monkeypatch, capsys
+):
+    from unet3d.workflows.training import fit
+
+    evaluate = fit.evaluate_best_checkpoint
+
+    def damage_first(run, log):
+        best = run.folder / "checkpoints" / "best.ckpt"
+        best.write_bytes(best.read_bytes()[:-100])
+        first, second = run.data.validation[0], run.data.training[0]
+        missing = replace(first.case, images=(tmp_path / "missing.nii.gz",))
+        run.data.validation[:] = [replace(first, case=missing), second]
+        return evaluate(run, log)
+
+    monkeypatch.setattr(fit, "evaluate_best_checkpoint", damage_first)
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 1
+    out = capsys.readouterr().out
+    assert "best.ckpt is corrupted" in out
+    assert "; evaluating last.ckpt instead" in out
+    assert " is not evaluated: " in out
+    evaluation = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]
+    assert len(evaluation["errors"]) == 1
+    assert evaluation["checkpoint"].endswith("last.ckpt")
+    assert evaluation["per_class"]

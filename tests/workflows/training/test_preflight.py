@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.errors import UsageError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision
 from unet3d.units import MIB
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.preflight import (
+    check_batch_fits,
     count_local_processes,
     estimate_batch_bytes,
     estimate_checkpoint_bytes,
@@ -69,3 +70,12 @@ def test_several_processes_are_refused_where_signals_cannot_be_forwarded(compose
     assert count_local_processes(composed().trainer) == 1
     with pytest.raises(UsageError, match=r"trainer\.devices=2: .* use trainer\.devices=1, or WSL2"):
         count_local_processes(composed("trainer.devices=2").trainer)
+
+
+@pytest.mark.parametrize(
+    "words", [["data.patch_size=[4096,4096,4096]"], ["data.batch_size=10000000000"]]
+)
+def test_a_batch_that_never_fits_ends_a_run_before_its_data_is_read(composed, tmp_path, words):
+    settings = composed(*words, "data.root=/no/such/folder/is/read")
+    with pytest.raises(DoesNotFitError, match=r"lower data\.batch_size or data\.patch_size"):
+        check_batch_fits(settings, 1, settings.augmentation())

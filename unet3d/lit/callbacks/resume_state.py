@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.experiment import find_differences, list_compared
 from unet3d.lit.lightning_internals import (
     build_fit_loop_state,
     get_logger_step,
@@ -25,16 +26,13 @@ from unet3d.lit.lightning_internals import (
 from unet3d.lit.loggers.run_logger import list_run_loggers
 from unet3d.lit.state_types import is_count, matches
 
-ABSENT: dict[str, Any] = {"head_warmup": 0, "lr_factors": {}}
-"""Fixed settings of checkpoints that were saved before there was such a setting; others: None."""
-
 
 class ResumeState(Callback):
     """Save and restore the position: `epoch`, and the `batch` batches of it that are done.
 
     The position advances when the optimizer has stepped. Random numbers within a step, such as
     dropout's, depend on (seed, epoch, batch, rank) alone. A resumed run must have the same `fixed`
-    settings.
+    values, or it would be another experiment.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class ResumeState(Callback):
         }
 
     def fixed_settings(self) -> dict[str, Any]:
-        """Return the settings that a resumed run must share, or it would be another run."""
+        """Return what a resumed run must share besides its config."""
         order = self.train_loader.epoch_sampler
         return {
             "seed": self.seed,
@@ -147,8 +145,13 @@ def purge_events_after(trainer: pl.Trainer, step: int) -> None:
         logger.forget_after(step)
 
 
-def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: Any) -> int:
-    """Return how many steps a checkpoint's run has logged; refuse one that cannot be resumed."""
+def get_logged_steps(
+    position: ResumeState, checkpoint: dict[str, Any], path: Any, now: Mapping[str, Any]
+) -> int:
+    """Return how many steps a checkpoint's run has logged; refuse one that cannot be resumed.
+
+    `now` is the metadata that this run saves in its checkpoints.
+    """
     states = checkpoint.get("callbacks")
     state = states.get(position.state_key) if isinstance(states, dict) else None
     if not _is_complete(state) or not is_count(checkpoint.get("global_step")):
@@ -156,13 +159,16 @@ def get_logged_steps(position: ResumeState, checkpoint: dict[str, Any], path: An
             f"resume={path}: it holds weights but no training state; use init_from= to start a "
             "new run from them"
         )
-    for key, value in position.fixed_settings().items():
-        saved = state["fixed_settings"].get(key, ABSENT.get(key))
-        if saved != value:
-            raise UsageError(
-                f"resume={path}: {key} is {value} now, but was {saved} when the checkpoint was "
-                "saved: set it back, or use init_from= to start a new run from its weights"
-            )
+    metadata = checkpoint.get("unet3d")
+    saved = list_compared(metadata if isinstance(metadata, dict) else {}, state["fixed_settings"])
+    different = find_differences(saved, list_compared(now, position.fixed_settings()))
+    if different:
+        it = "it" if len(different) == 1 else "them"
+        raise UsageError(
+            f"resume={path}: this is another experiment than the one that saved the checkpoint: "
+            f"{'; '.join(different)}: set {it} back, or use init_from= to start a new run from its "
+            "weights"
+        )
     if state["batch"] > len(position.train_loader):
         raise UsageError(
             f"resume={path}: it was saved after batch {state['batch']} of an epoch that has "

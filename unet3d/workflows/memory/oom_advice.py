@@ -144,11 +144,18 @@ def format_oom_report(
         lines.append(f"estimated to hold the most at the peak: {largest}")
     fixes = find_fixes(settings, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
-    if fixes and (folder / "checkpoints" / "last.ckpt").exists():
-        overrides = " ".join([*settings.composition.overrides, *fixes[0].overrides])
+    changes_step = settings.strategy in ("none", "blocks")  # other blocks would round differently
+    resumable = [] if changes_step else [f for f in fixes if _is_resumable(f)]
+    if resumable and (folder / "checkpoints" / "last.ckpt").exists():
+        overrides = " ".join([*settings.composition.overrides, *resumable[0].overrides])
         command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
         lines.append(f"to resume from the last checkpoint: {command}")
     return "\n".join(lines)
+
+
+def _is_resumable(fix: MemoryFix) -> bool:
+    """Return whether a run with these overrides is the same experiment."""
+    return all(override.startswith("checkpointing=") for override in fix.overrides)
 
 
 def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:

@@ -33,7 +33,11 @@ from unet3d.workflows.training.cuda_graph import choose_recorder
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
 from unet3d.workflows.training.head_bias import initialize_head_bias
 from unet3d.workflows.training.module import build_module, make_metadata
-from unet3d.workflows.training.preflight import enforce_requirements, find_problems
+from unet3d.workflows.training.preflight import (
+    check_batch_fits,
+    enforce_requirements,
+    find_problems,
+)
 from unet3d.workflows.training.run import TrainingRun
 from unet3d.workflows.training.trainer import build_trainer
 
@@ -61,6 +65,7 @@ def build_training(
     notes = describe_strategy(requested_strategy, settings.strategy, device)
 
     # Check the machine before any volume is read.
+    check_batch_fits(settings, len(dataset.channels), augment)
     problems = find_problems(
         settings,
         precision,
@@ -101,6 +106,7 @@ def build_training(
         config=config,
         folder=folder,
         device=device,
+        precision=precision,
         class_names=dataset.classes,
         data=data,
         spacing_mm=spacing_mm,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from unet3d.config.instantiate import Factory
@@ -29,10 +30,12 @@ from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.training_warnings import TrainingWarnings
 from unet3d.lit.callbacks.weight_averaging import WeightAveraging
 from unet3d.lit.module import SegmentationModule
+from unet3d.machine.device import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
 from unet3d.report.run_comparison import HIDDEN_KEYS
 from unet3d.report.training_warnings import find_absent_classes
+from unet3d.types import HasRetention
 from unet3d.workflows.memory.estimate import make_figure_title
 from unet3d.workflows.training.dataset import TrainingData
 from unet3d.workflows.training.suggested_overrides import suggest_overrides
@@ -59,6 +62,7 @@ def build_callbacks(
     config: dict[str, Any],
     folder: Path,
     device: str,
+    precision: Precision,
     class_names: Sequence[str],
     data: TrainingData,
     spacing_mm: Mapping[str, Sequence[float]],
@@ -93,6 +97,10 @@ def build_callbacks(
             "head_warmup": settings.head_warmup,
             "lr_factors": dict(settings.lr_factors),
             "ema_decay": settings.ema_decay,
+            "kind of device": device,
+            "precision in use": precision.used,
+            "blocks of the network": describe_blocks(settings.strategy, module.model),
+            "cases": data.digest_cases(),
         },
     )
     checkpoints = folder / "checkpoints"
@@ -136,6 +144,12 @@ def build_callbacks(
         curves=curves,
         training_warnings=training_warnings,
     )
+
+
+def describe_blocks(strategy: str, model: nn.Module) -> str:
+    """Return which blocks compute: within a kind, strategies change no bit of a step."""
+    is_fused = isinstance(model, HasRetention) and strategy not in ("none", "blocks")
+    return "fused" if is_fused else "plain"
 
 
 def build_lr_schedule(scheduler: Factory, limits: StoppingLimits) -> Callback:

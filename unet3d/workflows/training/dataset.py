@@ -1,14 +1,16 @@
 """Prepare the training and validation volumes of a run."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2s
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.annotated import Annotations
 from unet3d.data.case import DatasetLayout
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import split_cases
-from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.cache import CachedVolume, digest_contents
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.lit.distributed import rank_zero_first
@@ -43,6 +45,23 @@ class TrainingData:
     validation: list[CachedVolume]
     groups: dict[str, str] | None  # of each case, as data.group_by defines them
     skipped: list[Finding]
+
+    def digest_cases(self) -> dict[str, dict[str, str]]:
+        """Return a digest of each case by part and name: of the files' contents, not their paths.
+
+        What a case does not annotate is part of it.
+        """
+        return {
+            part: {volume.name: digest_case(volume) for volume in volumes}
+            for part, volumes in (("training", self.training), ("validation", self.validation))
+        }
+
+
+def digest_case(volume: CachedVolume) -> str:
+    """Return a digest of the files of a case and of the label of what they do not annotate."""
+    files = (*volume.case.images, volume.case.label)
+    parts = [volume.background_label, *(digest_contents(file) for file in files)]
+    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 def prepare_training_data(

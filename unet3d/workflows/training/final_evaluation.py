@@ -12,7 +12,7 @@ from unet3d.data.formats.volumes import write_labels
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
-from unet3d.errors import DoesNotFitError
+from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
@@ -32,8 +32,16 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         return None
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
+    while True:
+        try:
+            ensemble = load_ensemble(checkpoints[:1], run.settings.allow_targets)
+            break
+        except UsageError as reason:
+            if len(checkpoints) == 1:
+                raise
+            checkpoints = checkpoints[1:]
+            log(f"{reason}; evaluating {checkpoints[0].name} instead")
     log(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
-    ensemble = load_ensemble(checkpoints[:1], run.settings.allow_targets)
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
     windows = run.settings.inference
@@ -44,6 +52,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         overlap=windows.overlap,
         batch_size=windows.batch_size,
     )
+    failures: dict[str, str] = {}
     for volume in run.validation:
         task = ScanTask(
             scan=ScanFiles(name=volume.name, files=volume.case.images),
@@ -53,8 +62,10 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         try:
             scan = predictor.prepare(task)
             predictor.predict(scan, on_windows=lambda count: None, log=log)
-        except DoesNotFitError as reason:
-            log(f"{volume.name} is not evaluated: {reason}")
+        except Exception as error:  # a case that vanished or does not fit costs that case alone
+            failures[volume.name] = summarize_error(error)
+            task.labels.unlink(missing_ok=True)  # of an earlier evaluation
+            log(f"{volume.name} is not evaluated: {failures[volume.name]}")
     labels = [] if ensemble.regions else range(1, len(ensemble.classes))
     cleaned = choose_postprocessing(run.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
@@ -66,7 +77,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         "largest_component": cleaned_classes,
         "mean": result.mean,
         "per_class": result.per_class,
-        "errors": result.errors,
+        "errors": {**failures, **result.errors},
     }
 
 
@@ -96,7 +107,10 @@ def iter_predictions(
     for volume in volumes:
         path = folder / f"{volume.name}.nii.gz"
         if path.exists():
-            (prediction, _), (reference, _) = read_label_pair(path, volume.case.label)
+            try:
+                (prediction, _), (reference, _) = read_label_pair(path, volume.case.label)
+            except (UsageError, OSError):
+                continue  # the evaluation says why
             yield prediction.astype(np.uint8), reference, path
 
 

@@ -3,7 +3,7 @@
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -26,12 +26,14 @@ from unet3d.lit.distributed import (
     is_communication_error,
     leave_process_group,
     process_group,
+    run_on_rank_zero,
 )
 from unet3d.lit.lightning_internals import is_restoring
 from unet3d.machine.device import resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report import run_report
 from unet3d.workflows.memory.strategies import list_leaner_strategies
+from unet3d.workflows.shared.run_folder import open_run_folder, write_records
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.compile_kernels import prepare_kernels
 from unet3d.workflows.training.final_evaluation import evaluate_best_checkpoint
@@ -80,7 +82,20 @@ def train_as_rank(
     # Until all ranks have joined, a process cannot handle signals: they just end it.
     with stdout, group as heartbeat, SignalListener().listening() as signals:
         try:
-            return train_within_memory(settings, folder, signals, process, log=log)
+            with ExitStack() as stack:
+
+                def open_folder() -> str:
+                    own = open_run_folder(
+                        folder,
+                        resume=settings.resume,
+                        composition=settings.composition,
+                        log=log,
+                        launcher=process.launcher_pid,
+                    )
+                    return str(stack.enter_context(own))
+
+                own_folder = Path(run_on_rank_zero(process, open_folder))
+                return train_within_memory(settings, own_folder, signals, process, log=log)
         except Exception as error:
             if heartbeat is not None and is_communication_error(error):
                 ranks = heartbeat.wait_for_unresponsive()
@@ -142,6 +157,7 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
             run.folder.mkdir(parents=True, exist_ok=True)
             config = yaml.safe_dump(dict(run.config), sort_keys=False)
             (run.folder / "config.yaml").write_text(config, "utf-8")
+            write_records(run.folder, run.settings.composition.records)
         device = run.trainer.strategy.root_device
         prepare_kernels(run.settings, run.precision, device, log=log)
         try:

@@ -11,12 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.errors import UsageError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.kernel_cache import get_triton_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.memory import get_available_bytes
 from unet3d.text import pluralize
+from unet3d.units import format_bytes
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, list_strategies
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 from unet3d.workflows.shared.network import build_network
@@ -93,6 +94,17 @@ def find_problems(
     if checkpoint is not None:
         problems.append(machine.check_disk(folder / "checkpoints", checkpoint=checkpoint))
     return [problem for problem in problems if problem is not None]
+
+
+def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment) -> None:
+    """Refuse a batch that the free RAM certainly does not hold, before any volume is read."""
+    free = get_available_bytes(torch.device("cpu"))
+    needed = estimate_batch_bytes(settings, channels, augment, with_margins=False)
+    if free is not None and needed > free:
+        raise DoesNotFitError(
+            f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
+            "lower data.batch_size or data.patch_size"
+        )
 
 
 def has_fused_blocks(settings: TrainingSettings) -> bool:

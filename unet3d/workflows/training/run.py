@@ -103,14 +103,17 @@ class Start:
 def resolve_start(run: TrainingRun) -> Start:
     """Verify the checkpoint to resume from, if any, or load pretrained weights."""
     settings, folder = run.settings, run.folder / "checkpoints"
-    if run.process.rank == 0:
-        remove_leftovers(folder)
+    is_main = run.process.rank == 0
     checkpoint = load_resume(settings.resume, folder)
     if checkpoint is not None:
         path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
-        logged_steps = get_logged_steps(callbacks.resume_state, content, path)
+        metadata = run.module.metadata
+        logged = get_logged_steps(callbacks.resume_state, content, path, metadata)
         check_resumable(path, content, run.module, run.trainer)
-        purge_events_after(run.trainer, logged_steps)
+        if is_main:  # nothing was changed before, when it could still be refused
+            remove_leftovers(folder)
+            checkpoint.restore_last()
+        purge_events_after(run.trainer, logged)
         epochs = run.trainer.max_epochs or -1
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(
@@ -121,6 +124,8 @@ def resolve_start(run: TrainingRun) -> Start:
             ),
             messages=checkpoint.messages,
         )
+    if is_main:
+        remove_leftovers(folder)
     purge_events_after(run.trainer, 0)
     if settings.init_from is not None:
         return Start(messages=[load_pretrained(run.module.model, settings.init_from)])

@@ -1,0 +1,146 @@
+"""A folder belongs to one run: at a time, and at all times."""
+
+import os
+
+import pytest
+import yaml
+
+from unet3d.cli.main import main
+from unet3d.run_lock import NAME, acquire_lock
+
+
+def read_all(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def used(unet3d, tmp_path):
+    """Return the folder of a run with checkpoints, predictions and scores."""
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 0
+    return tmp_path / "run"
+
+
+def test_a_run_that_starts_anew_sets_the_earlier_one_aside_whole(unet3d, used, capsys):
+    before = read_all(used)
+    assert {path.parts[0] for path in before} >= {"checkpoints", "validation", "evaluation"}
+    capsys.readouterr()
+    assert unet3d("fold=none", "logger=csv") == 0
+    assert f"{used} held an earlier run, which is in {used}.1 now" in capsys.readouterr().out
+    assert read_all(used.with_name("run.1")) == before
+    left = read_all(used)
+    assert [path for path in left if path.suffix == ".ckpt"] == [
+        path for path in left if path.name == "last.ckpt"
+    ]
+    assert not {"validation", "evaluation"} & {path.parts[0] for path in left}
+    assert unet3d("fold=none", "logger=csv") == 0
+    assert read_all(used.with_name("run.2")) == left
+    assert not list(used.parent.rglob(NAME))
+
+
+def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "disk" / "a").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "a")
+    for _ in range(2):
+        assert main(["train", *small, "hydra.run.dir=run", "logger=csv"]) == 0
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
+    assert (tmp_path / "run").is_symlink()
+
+
+def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkeypatch, capsys):
+    before = read_all(used)
+    other = used / "other"
+    other.mkdir()
+    lock = acquire_lock(other, print)
+    assert unet3d() == 2
+    assert "holds an earlier run and also other, in which a command" in capsys.readouterr().err
+    lock.release()
+    monkeypatch.chdir(other)
+    assert unet3d() == 2
+    assert "is the working folder, or has it in it" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+@pytest.mark.parametrize("words", [[], ["resume=auto"], ["resume=auto", "trainer.max_steps=9"]])
+def test_a_second_command_in_a_folder_in_use_is_refused_and_changes_nothing(
+    unet3d, used, capsys, words
+):
+    lock = acquire_lock(used, print)
+    before = read_all(used)
+    capsys.readouterr()
+    assert unet3d(*words) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"{used} is in use by process {os.getpid()} on " in error
+    assert len(error.splitlines()) == 1
+    assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+    lock.release()
+
+
+def test_a_run_holds_its_folder_and_lets_go_of_it(unet3d, tmp_path, monkeypatch):
+    from unet3d.workflows.training import fit
+
+    evaluate, seen = fit.build_training, []
+
+    def build(settings, folder, *rest):
+        seen.append((folder / NAME).exists())
+        return evaluate(settings, folder, *rest)
+
+    monkeypatch.setattr(fit, "build_training", build)
+    assert unet3d("logger=csv") == 0
+    assert seen == [True]
+    assert not (tmp_path / "run" / NAME).exists()
+    records = tmp_path / "run" / ".hydra"
+    assert {path.name for path in records.iterdir()} == {
+        *("config.yaml", "hydra.yaml", "overrides.yaml")
+    }
+    assert yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]["job"]["name"]
+    assert "logger=csv" in yaml.safe_load((records / "overrides.yaml").read_text())
+
+
+def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*small, "logger=csv", "hydra.run.dir=outputs/${now:%Y}"]
+    assert main(["train", *words]) == 0
+    (first,) = (tmp_path / "outputs").iterdir()
+    before = read_all(first)
+    lock = acquire_lock(first, print)
+    assert main(["train", *words]) == 0
+    lock.release()
+    assert main(["train", *words]) == 0
+    names = {path.name for path in (tmp_path / "outputs").iterdir()}
+    assert names == {first.name, f"{first.name}-1", f"{first.name}-2"}
+    assert read_all(first) == before
+
+
+def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "-m", *small, "seed=0,1", "logger=csv", "hydra.sweep.dir=sweep"]
+    assert main(words) == 0
+    sweep = tmp_path / "sweep"
+    before = read_all(sweep)
+    lock = acquire_lock(sweep, print)
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    assert main([*words, "resume=auto"]) == 2
+    lock.release()
+    assert read_all(sweep) == before
+    assert main([*words, "resume=auto"]) == 0
+    assert not (tmp_path / "sweep.1").exists()
+    before = read_all(sweep)
+    assert main(words) == 0
+    assert read_all(tmp_path / "sweep.1") == before
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
+
+
+def test_a_search_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "search").mkdir()
+    lock = acquire_lock(tmp_path / "search", print)
+    assert main(["search", *small, "space={pool:[max,avg]}", "hydra.run.dir=search"]) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "search").iterdir()] == [NAME]
+    lock.release()

@@ -1,0 +1,117 @@
+"""Whether a checkpoint is of the experiment that resumes it: what may change, and what may not."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MAY_CHANGE = (
+    # Limits: how long it trains.
+    *("trainer.max_steps", "trainer.max_epochs", "trainer.max_time", "max_skipped_steps"),
+    "callbacks.early_stopping",
+    # What is shown and recorded.
+    *("logger", "metrics", "validation", "evaluation", "debug", "callbacks.case_images"),
+    *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps"),
+    # What is saved, and where it starts.
+    *("save_every_seconds", "callbacks.best_checkpoint.top_k", "resume", "init_from"),
+    # Processes and memory; kind of device, number of processes and fused blocks are compared.
+    *("data.num_workers", "memory", "checkpointing", "inference.batch_size", "allow_targets"),
+    *("trainer.accelerator", "trainer.devices", "trainer.launch", "trainer.timeout_seconds"),
+    "trainer.cuda_graph",
+    # Where data is and how it is split: the cases are compared by their contents.
+    *("data.root", "data.cache", "data.layout", "data.splits", "data.group_by"),
+    *("data.annotated", "data.invalid_cases"),
+)
+"""Keys that a resumed run may change, with all keys below them; any other key is compared."""
+
+ABSENT: dict[str, Any] = {}
+"""Values of keys that checkpoints can lack because the keys came later; of others: None."""
+
+MAX_NAMED = 12
+"""Differences that are named in full."""
+
+MAX_CASES = 3
+"""Cases of a difference that are named."""
+
+
+def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
+    ignored = (*MAY_CHANGE, *fixed)
+    config = flatten(metadata.get("config", {}))
+    values = {key: value for key, value in config if not is_below(key, ignored)}
+    values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
+    values |= flatten(metadata.get("preprocessing", {}), "preprocessing.")
+    return to_json({**values, **fixed})
+
+
+def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs, as text with both values; another class hides its other keys."""
+    keys = [*now, *(key for key in saved if key not in now)]
+    if "cases" not in saved:  # of an earlier unet3d: what it does not say is not compared
+        keys = [key for key in now if key in saved]
+    different = [key for key in keys if key != "cases" and _get(saved, key) != _get(now, key)]
+    groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
+    shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
+    lines = [
+        f"{key} is {_format(_get(now, key))} now, but was {_format(_get(saved, key))}"
+        for key in shown[:MAX_NAMED]
+    ]
+    if len(shown) > MAX_NAMED:
+        lines.append(f"{len(shown) - MAX_NAMED} more keys differ")
+    if "cases" in saved:
+        for part, cases in now["cases"].items():
+            lines += find_other_cases(part, saved["cases"].get(part, {}), cases)
+    return lines
+
+
+def find_other_cases(part: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how the cases of a part differ, by name and by contents."""
+    lines = []
+    for verb, names in (
+        ("was added", [name for name in now if name not in saved]),
+        ("is missing", [name for name in saved if name not in now]),
+        ("has other contents", [name for name in now if now[name] != saved.get(name, now[name])]),
+    ):
+        if names:
+            more = f" and {len(names) - MAX_CASES} more" if len(names) > MAX_CASES else ""
+            lines.append(f"{part} case {', '.join(names[:MAX_CASES])}{more} {verb}")
+    if not lines and list(saved) != list(now):
+        lines.append(f"the {part} cases have another order")
+    return lines
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield plain values by dotted key; the order of regions matters, so they are one value.
+
+    >>> dict(flatten({"a": {"b": 1, "c": {}}, "regions": {"x": [1]}}))
+    {'a.b': 1, 'regions': [['x', [1]]]}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key == "regions":
+            yield f"{prefix}{key}", [[name, labels] for name, labels in value.items()]
+        elif isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_below(key: str, parents: Iterable[str]) -> bool:
+    """Return whether a key is one of these, or below one.
+
+    >>> is_below("data.layout.root", ("data.layout",)), is_below("data.layouts", ("data.layout",))
+    (True, False)
+    """
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
+
+
+def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as a JSON file would have them: tuples are lists, numbers Python's."""
+    return json.loads(json.dumps(values, default=str))
+
+
+def _get(values: Mapping[str, Any], key: str) -> Any:
+    return values.get(key, ABSENT.get(key))
+
+
+def _format(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

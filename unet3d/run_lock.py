@@ -1,0 +1,257 @@
+"""Let one command write to a run folder: a lock with a heartbeat, for hosts that share a disk.
+
+The lock is a file, because not every network file system has locks, and some have them per host.
+It is created exclusively and says who holds it; its modification time is the heartbeat. Whether a
+process on this host is gone is known at once. A process elsewhere is gone if its heartbeat stops,
+which is watched here: clocks of two hosts are never compared.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from unet3d.errors import UsageError
+
+NAME = "run.lock"
+
+HEARTBEAT_SECONDS = 5.0
+
+STALE_SECONDS = 60.0
+"""Time without a heartbeat after which a lock of another host may be taken over."""
+
+POLL_SECONDS = 0.5
+
+EXIT_CODE = 4
+"""Of a run whose lock was taken over: another one writes to its folder now."""
+
+Log = Callable[[str], None]
+
+
+class RunLock:
+    """The lock of a folder, held by this process until `release`."""
+
+    def __init__(self, folder: Path, record: bytes):
+        self.path, self.record = folder / NAME, record
+        self._released = threading.Event()
+
+    def start_heartbeat(self) -> None:
+        """Renew the lock from a thread, which a long validation does not stop."""
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def is_held(self) -> bool:
+        """Return whether this process still holds the lock."""
+        chain = list_holders(self.path)
+        return bool(chain) and chain[-1][1] == self.record
+
+    def release(self) -> None:
+        """Remove the lock, unless another process has taken it over."""
+        self._released.set()
+        with suppress(OSError):
+            if self.is_held():
+                self.path.unlink()
+
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT_SECONDS):
+            with suppress(OSError):  # a network file system that is away for a while
+                if self.is_held():
+                    os.utime(self.path)
+                elif not self.path.parent.is_dir() or create_exclusively(self.path, self.record):
+                    pass  # somebody has moved the folder, or deleted the lock
+                elif not self._released.is_set() and not self.is_held():
+                    line = f"unet3d: another command has taken over {self.path.parent}, so this "
+                    with suppress(OSError):
+                        os.write(2, f"{line}one ends\n".encode())
+                    os._exit(EXIT_CODE)
+
+
+def acquire_lock(folder: Path, log: Log, *, launcher: int | None = None) -> RunLock:
+    """Lock an existing folder; a UsageError names the process that holds it.
+
+    A lock whose process is gone is taken over, and that of `launcher`, which started this process.
+    Of two processes that want to take it over, one gets it: the lock is succeeded by a file that
+    has its digest in its name and is created exclusively, too.
+    """
+    lock = RunLock(folder, make_record())
+    while not create_exclusively(lock.path, lock.record):
+        holders = list_holders(lock.path)
+        if not holders:
+            continue  # released in the meantime
+        file, record = holders[-1]
+        known = parse_record(record)
+        is_ours = launcher is not None and known.get("pid") == launcher and is_running(known)
+        if not is_ours and not is_stale(file, record, known, log):
+            who = f"process {known.get('pid', '?')} on {known.get('host', 'an unknown host')}"
+            since = f", since {known['started']}" if "started" in known else ""
+            raise UsageError(
+                f"{folder} is in use by {who}{since}: wait until it has ended, or set another "
+                "hydra.run.dir="
+            )
+        successor = get_successor(lock.path, record)
+        if not create_exclusively(successor, lock.record):
+            continue  # another process was faster
+        if lock.is_held():
+            draft = lock.path.with_name(f".{NAME}-{uuid4().hex}")
+            draft.write_bytes(lock.record)
+            draft.replace(lock.path)
+            for name, _ in holders[1:]:
+                name.unlink(missing_ok=True)
+            successor.unlink(missing_ok=True)
+            break
+        successor.unlink(missing_ok=True)  # the lock has been taken over and replaced
+    return lock
+
+
+def list_holders(path: Path) -> list[tuple[Path, bytes]]:
+    """Return the lock's file and content, and those of the files that succeed it."""
+    holders: list[tuple[Path, bytes]] = []
+    file = path
+    while True:
+        try:
+            record = file.read_bytes()
+        except FileNotFoundError:
+            return holders
+        except IsADirectoryError as error:
+            raise UsageError(f"{file} is a folder, where a run has its lock: remove it") from error
+        holders.append((file, record))
+        file = get_successor(path, record)
+
+
+def get_successor(path: Path, record: bytes) -> Path:
+    """Return the file that succeeds a lock with this content."""
+    return path.with_name(f".{NAME}-{blake2s(record, digest_size=8).hexdigest()}")
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Create a file with its content, unless it exists; return whether it was created."""
+    draft = path.with_name(f".{NAME}-{uuid4().hex}")
+    try:
+        draft.write_bytes(content)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return draft.stat().st_nlink == 2  # NFS may repeat a request that has succeeded
+        except OSError:  # a file system without hard links
+            try:
+                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                return False
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        return True
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def make_record() -> bytes:
+    """Describe this process so that others can tell whether it still runs."""
+    pid = os.getpid()
+    content = {
+        "pid": pid,
+        "host": socket.gethostname(),
+        "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        **identify_kernel(),
+        "process_start": read_process(pid)[1],
+        "token": uuid4().hex,
+    }
+    return json.dumps(content).encode()
+
+
+def parse_record(record: bytes) -> dict[str, Any]:
+    """Return the content of a lock; nothing is known of one that is no JSON object."""
+    try:
+        content = json.loads(record)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@cache
+def identify_kernel() -> dict[str, str | None]:
+    """Return what processes that see each other's ids have in common; containers differ."""
+    boot = namespace = None
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return {"boot": boot, "pid_namespace": namespace}
+
+
+def read_process(pid: int) -> tuple[str, str | None]:
+    """Return the state of a process and when it started; an empty state if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    except OSError:
+        return "", None
+    return fields[0], fields[19]
+
+
+def is_running(known: dict[str, Any]) -> bool | None:
+    """Return whether the process of a lock runs; None if that cannot be seen from here."""
+    pid, here = known.get("pid"), identify_kernel()
+    if type(pid) is not int or pid <= 0:
+        return None
+    if None not in here.values():
+        if any(known.get(key) != value for key, value in here.items()):
+            return None
+        state, start = read_process(pid)
+        return state not in ("", "Z", "X") and start == known.get("process_start")
+    if os.name != "posix" or known.get("host") != socket.gethostname():
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_stale(file: Path, record: bytes, known: dict[str, Any], log: Log) -> bool:
+    """Return whether the process of a lock is gone; watch for its heartbeat if need be."""
+    running = is_running(known)
+    if running is not None:
+        return not running
+    beat = read_heartbeat(file, record)
+    if beat is None:
+        return True  # released: nothing is in the way
+    left = STALE_SECONDS - max(0.0, read_clock(file.parent) - beat)
+    if left > 0:
+        log(
+            f"{file.parent} is in use by process {known.get('pid', '?')} on "
+            f"{known.get('host', 'an unknown host')}: waiting up to {left:.0f} s for a sign of life"
+        )
+    deadline = time.monotonic() + left
+    while time.monotonic() < deadline:
+        time.sleep(min(POLL_SECONDS, left))
+        if read_heartbeat(file, record) != beat:
+            return read_heartbeat(file, record) is None
+    return True
+
+
+def read_heartbeat(file: Path, record: bytes) -> float | None:
+    """Return the time of a lock's last heartbeat by the file system's clock; None if it is gone."""
+    try:
+        with file.open("rb") as stream:  # NFS asks the server when a file is opened
+            return os.fstat(stream.fileno()).st_mtime if stream.read() == record else None
+    except FileNotFoundError:
+        return None
+
+
+def read_clock(folder: Path) -> float:
+    """Return the time by the clock of a folder's file system."""
+    probe = folder / f".{NAME}-{uuid4().hex}"
+    try:
+        probe.write_bytes(b"")
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""The folder of a run: it belongs to one command at a time, and to one run at all times."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from errno import EEXIST, ENOTEMPTY
+from itertools import count
+from pathlib import Path
+
+from unet3d.config.compose import Composition
+from unet3d.errors import UsageError
+from unet3d.run_lock import NAME, RunLock, acquire_lock
+
+Log = Callable[[str], None]
+
+RUN_FILES = ("checkpoints", "report.json", "curves.json", "validation", "evaluation", ".hydra")
+"""What a run leaves in its folder, whatever its settings."""
+
+SWEEP_FILES = ("multirun.yaml",)
+"""What a sweep leaves in its folder."""
+
+RESULTS = ("validation", "evaluation")
+"""What a run that has a checkpoint leaves; without one, a new run must not read it as its own."""
+
+
+@contextmanager
+def open_run_folder(
+    folder: Path,
+    *,
+    resume: str | None,
+    composition: Composition,
+    log: Log,
+    launcher: int | None = None,
+    hands_over: bool = False,
+) -> Generator[Path]:
+    """Hold the lock of a run's folder, which may have another name if that has a time in it.
+
+    A process that starts the ranks of a run hands the lock over to the first of them.
+    """
+    lock = claim_folder(
+        folder,
+        starts_anew=starts_anew(folder, resume),
+        files=RUN_FILES,
+        has_time=composition.folder_has_time,
+        log=log,
+        launcher=launcher,
+    )
+    if not hands_over:
+        lock.start_heartbeat()
+    try:
+        yield lock.path.parent
+    finally:
+        lock.release()
+
+
+@contextmanager
+def open_sweep_folder(folder: Path, *, resumes: bool, has_time: bool, log: Log) -> Generator[Path]:
+    """Hold the lock of the folder of a sweep; its runs have locks of their own."""
+    lock = claim_folder(
+        folder, starts_anew=not resumes, files=SWEEP_FILES, has_time=has_time, log=log
+    )
+    lock.start_heartbeat()
+    try:
+        yield lock.path.parent
+    finally:
+        lock.release()
+
+
+def starts_anew(folder: Path, resume: str | None) -> bool:
+    """Return whether a run has nothing to do with one that was in its folder before."""
+    if resume == "auto":
+        checkpoints = (folder / "checkpoints").glob("*.ckpt")
+        return not any(checkpoints) and any((folder / name).exists() for name in RESULTS)
+    return resume is None or not Path(resume).resolve().is_relative_to(folder.resolve())
+
+
+def claim_folder(
+    folder: Path,
+    *,
+    starts_anew: bool,
+    files: tuple[str, ...],
+    has_time: bool,
+    log: Log,
+    launcher: int | None = None,
+) -> RunLock:
+    """Create and lock a folder; what was run in it before is set aside by a run that starts anew.
+
+    Two runs that started in the same second get two folders, TIME and TIME-1.
+    """
+    original = folder
+    for number in count(1):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = acquire_lock(folder, log, launcher=launcher)
+        except UsageError:
+            if not has_time:
+                raise
+        else:
+            if not starts_anew or not any((folder / name).exists() for name in files):
+                return lock
+            if not has_time:
+                return set_aside(folder, lock, log)
+            lock.release()
+        folder = original.with_name(f"{original.name}-{number}")
+    raise AssertionError
+
+
+def set_aside(folder: Path, lock: RunLock, log: Log) -> RunLock:
+    """Rename a locked folder with an earlier run to NAME.1 or higher; lock a new one."""
+    where = folder.resolve()  # a link to a folder keeps leading to the latest run
+    try:
+        reason = find_foreign(where)
+        if reason is not None:
+            raise UsageError(
+                f"{folder} holds an earlier run and {reason}: continue that run with resume=auto, "
+                "or set another hydra.run.dir="
+            )
+        target = rename_to_free_name(where)
+    except OSError as error:
+        lock.release()
+        raise UsageError(
+            f"{folder} holds an earlier run and cannot be renamed ({error.strerror}): continue "
+            "that run with resume=auto, or set another hydra.run.dir="
+        ) from error
+    except UsageError:
+        lock.release()
+        raise
+    log(f"{folder} held an earlier run, which is in {target} now")
+    RunLock(target, lock.record).release()
+    where.mkdir(exist_ok=True)
+    return acquire_lock(folder, log)
+
+
+def rename_to_free_name(folder: Path) -> Path:
+    """Rename a folder to the first name that is free, and return it."""
+    for number in count(1):
+        target = folder.with_name(f"{folder.name}.{number}")
+        if target.exists():
+            continue
+        try:
+            return folder.rename(target)
+        except OSError as error:
+            if error.errno not in (EEXIST, ENOTEMPTY):
+                raise
+    raise AssertionError
+
+
+def find_foreign(folder: Path) -> str | None:
+    """Return what is in a folder that does not belong to its run, and would be moved with it."""
+    if Path.cwd().is_relative_to(folder):
+        return "is the working folder, or has it in it"
+    for lock in folder.glob(f"*/{NAME}"):
+        return f"also {lock.parent.name}, in which a command runs"
+    return None
+
+
+def write_records(folder: Path, records: Mapping[str, str]) -> None:
+    """Write what Hydra would: the composed config, its own settings, and the overrides."""
+    for name, text in records.items():
+        (folder / ".hydra").mkdir(exist_ok=True)
+        (folder / ".hydra" / name).write_text(text, "utf-8")
