@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from unet3d.config.settings.check import CheckSettings
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import (
@@ -16,6 +18,7 @@ from unet3d.data.checks.headers import (
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.groups import find_likely_groups
+from unet3d.machine.memory import get_available_bytes
 from unet3d.workflows.shared.dataset import build_layout, read_case_groups, resolve_dataset
 
 
@@ -40,7 +43,10 @@ def check_dataset(
     dataset = resolve_dataset(data, layout.describe())
     cases = layout.list_cases()
     groups = read_case_groups(data, cases)
-    findings = [*layout.find_problems(), *check_headers(cases, channels=len(dataset.channels))]
+    ram = get_available_bytes(torch.device("cpu"))
+    findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
+    too_large = {f.case for f in findings if f.is_too_large}
+    findings = [*layout.find_problems(), *findings]
     findings += find_assumptions(cases)
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
@@ -49,7 +55,7 @@ def check_dataset(
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if settings.read_voxels:
         findings += check_voxels(
-            cases,
+            [case for case in cases if case.name not in too_large],
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,

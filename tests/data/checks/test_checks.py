@@ -1,3 +1,4 @@
+import gzip
 import json
 import re
 from itertools import pairwise
@@ -6,6 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from tests.data.helpers.cases import write_case
 from tests.data.helpers.corruptions import CORRUPTIONS, corrupt, set_value, shift_affine
 from tests.data.helpers.datasets import (
     AFFINE,
@@ -17,8 +19,10 @@ from tests.data.helpers.datasets import (
 )
 from unet3d.data.checks.headers import check_headers
 from unet3d.data.checks.voxels import check_voxels
+from unet3d.data.formats.volumes import open_header
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.nifti.stream import CHUNK, iter_voxels, read_header
+from unet3d.errors import UsageError
 
 
 def find_all(root):
@@ -179,3 +183,30 @@ def test_the_ignore_label_is_not_a_problem(tmp_path):
             progress=lambda done, total: None,
         )
         assert len(findings) == count
+
+
+def test_a_case_that_declares_more_than_the_available_memory_is_named(tmp_path):
+    case = write_case(tmp_path, np.zeros((16, 16, 16), np.float32))
+    assert not check_headers([case], channels=1, ram=2**20)
+    (image, *_) = check_headers([case], channels=1, ram=2**12)
+    assert "declares 16 x 16 x 16 voxels: reading it takes" in image.describe()
+
+
+def test_an_absurd_declaration_in_a_small_compressed_file_is_found_in_its_header(tmp_path):
+    case = write_case(tmp_path, np.zeros((4, 4, 4), np.float32))
+    content = bytearray(gzip.decompress(case.images[0].read_bytes()))
+    content[42:48] = np.full(3, 32767, "<i2").tobytes()
+    case.images[0].write_bytes(gzip.compress(content))
+    messages = [finding.message for finding in check_headers([case], channels=1)]
+    assert any("is too short for 35,181,150,961,663 voxels" in message for message in messages)
+    content[108:112] = np.array(1e30, "<f4").tobytes()
+    case.images[0].write_bytes(gzip.compress(content))
+    messages = [finding.message for finding in check_headers([case], channels=1)]
+    assert any("its voxels begin at byte" in message for message in messages)
+
+
+def test_complex_voxels_are_refused_wherever_a_header_is_opened(tmp_path):
+    file = tmp_path / "a.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4, 4), np.complex64), np.eye(4)), file)
+    with pytest.raises(UsageError, match="has voxels of complex64, not one real number each"):
+        open_header(file)

@@ -1,4 +1,7 @@
+import gzip
+import os
 import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -6,8 +9,14 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case
-from unet3d.data.preprocessing import cache
-from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
+from unet3d.data.preprocessing import cache, contents
+from unet3d.data.preprocessing.cache import (
+    estimate_preprocessing_cost,
+    find_damage,
+    preprocess_all,
+)
+from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.entry import read_entry, write_entry
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -114,3 +123,90 @@ def test_channels_in_files_of_their_own_are_held_twice_while_they_are_joined(tmp
     together, apart = (estimate_preprocessing_cost(i, settings) for i in (one.images, two))
     assert apart.ram - together.ram == both.nbytes
     assert apart.disk == together.disk
+
+
+def flip_a_byte(file):
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+
+
+def store(values):
+    return lambda file: np.save(file, values)
+
+
+DAMAGE = {
+    "a flipped bit of the image": ("image.npy", flip_a_byte),
+    "a flipped bit of the label": ("label.npy", flip_a_byte),
+    "a flipped bit of the values": ("values.json", flip_a_byte),
+    "a truncated image": ("image.npy", lambda file: os.truncate(file, 300)),
+    "an empty file": ("label.npy", lambda file: os.truncate(file, 0)),
+    "a missing file": ("foreground_points.npy", os.remove),
+    "another shape": ("label.npy", store(np.zeros((4, 4, 4), np.uint8))),
+    "another dtype": ("image.npy", store(np.zeros((1, 12, 10, 8), np.float64))),
+    "values that are no object": ("values.json", lambda file: file.write_text("[]\n223132457\n")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage):
+    label = np.zeros((12, 10, 8), np.uint8)
+    label[3:6] = 1
+    case = write_case(tmp_path, noise(12, 10, 8), label)
+    volume = preprocess(case, tmp_path)
+    image, points = np.array(volume.image), np.array(volume.foreground_points)
+    name, destroy = DAMAGE[damage]
+    destroy(volume.folder / name)
+    again = preprocess(case, tmp_path)
+    assert caplog.messages[0].startswith("damaged in the cache, preprocessing again: case (")
+    np.testing.assert_array_equal(again.image, image)
+    np.testing.assert_array_equal(again.label, label)
+    np.testing.assert_array_equal(again.foreground_points, points)
+    caplog.clear()
+    preprocess(case, tmp_path)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("label", np.full((12, 10, 8), 7, np.uint8)),
+        ("image", np.full((1, 12, 10, 8), np.nan, np.float32)),
+        ("foreground_points", np.array([[1, 12, 0, 0]], np.int32)),
+        ("foreground_points", np.array([[1, -1, 0, 0]], np.int32)),
+    ],
+)
+def test_values_out_of_range_are_damage_although_their_checksum_is_right(tmp_path, name, array):
+    volume = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path)
+    arrays = {key: np.array(getattr(volume, key)) for key in cache.ARRAYS}
+    assert find_damage(volume.folder, 2) is None
+    write_entry(volume.folder, arrays | {name: array}, read_entry(volume.folder)["values"])
+    assert f"{name}.npy holds" in find_damage(volume.folder, 2)
+
+
+def test_gzip_files_with_equal_ends_are_different_contents(tmp_path):
+    """Two members: the last says nothing of the first."""
+    case = write_case(tmp_path, noise(8, 8, 8))
+    content = gzip.decompress(case.label.read_bytes())
+    end = gzip.compress(content[-8:], mtime=0)
+    keys = set()
+    for voxel in (0, 1):
+        body = content[:-16] + bytes([voxel] * 8)
+        case.label.write_bytes(gzip.compress(body, 0, mtime=0) + end)
+        keys.add(preprocess(case, tmp_path).folder)
+    assert len(keys) == 2
+
+
+def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "RECENT_SECONDS", 0.0)
+    file = tmp_path / "a.npy"
+    np.save(file, np.zeros((4, 4, 4)))
+    times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    digests = ContentDigests(tmp_path)
+    first = digests.digest(file)
+    digests.save()
+    assert list(ContentDigests(tmp_path).known) == [str(file)]
+    time.sleep(0.02)  # longer than the resolution of the inode's time
+    np.save(file, np.ones((4, 4, 4)))
+    os.utime(file, ns=times)
+    assert ContentDigests(tmp_path).digest(file) != first

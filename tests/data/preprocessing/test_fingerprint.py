@@ -35,7 +35,7 @@ def test_a_fingerprint_has_sizes_spacings_and_classes_and_is_cached(tmp_path):
     assert fingerprint.voxels == {0: 287, 1: 1}
     assert fingerprint.crop_fraction == pytest.approx(288 / 1728)
     assert compute_median_spacing([case], "SRA") == (1.0, 2.0, 1.0)
-    (file,) = (tmp_path / "cache").rglob("fingerprint.json")
+    (file,) = (tmp_path / "cache").rglob("values.json")
     written = file.stat().st_mtime_ns
     fingerprint_dataset([case], "RAS", tmp_path / "cache")
     assert file.stat().st_mtime_ns == written

@@ -4,7 +4,11 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case, zero_padded_noise
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.data.preprocessing.pipeline import (
+    PREPROCESSING_VERSION,
+    Preprocessing,
+    preprocess_case,
+)
 from unet3d.errors import UsageError
 
 
@@ -95,3 +99,23 @@ def test_settings_can_be_restored_from_plain_values():
 def test_invalid_settings_are_refused(invalid):
     with pytest.raises(UsageError, match=r"data\."):
         Preprocessing(**{"num_classes": 2, **invalid})
+
+
+OUTCOMES = {1: (314, [-0.0873, 1.3535, -1.4033, 0.5401])}
+"""What each PREPROCESSING_VERSION makes of one case: a new outcome needs a new version."""
+
+
+def test_the_version_of_preprocessing_changes_with_its_outcome(tmp_path):
+    grid = np.stack(np.meshgrid(*map(np.arange, (14, 12, 10)), indexing="ij")).astype(np.float32)
+    image = np.sin(grid[0]) * 3 + grid[1] * 0.5 + np.cos(grid[2] * grid[1] / 7)
+    image[:2], image[:, -2:] = 0, 0
+    label = (grid.sum(0) > 22).astype(np.uint8)
+    case = write_case(tmp_path, image, label, affine=np.diag([1.5, -1.0, 2.0, 1.0]))
+    settings = Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.5))
+    scan, mapped = preprocess_case(case, settings)
+    values = [
+        scan.image[0, *index].item() for index in [(2, 3, 4), (9, 5, 2), (15, 8, 11), (6, 1, 7)]
+    ]
+    count, expected = OUTCOMES[PREPROCESSING_VERSION]
+    assert int(mapped.sum()) == count
+    np.testing.assert_allclose(values, expected, atol=1e-3)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from unet3d.data.findings import Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
 from unet3d.data.formats.volumes import find_format, read_header
 from unet3d.data.nifti.reader import get_volume_shape
+from unet3d.units import format_bytes
 
 MIN_SIZE = 4
 """A volume with fewer voxels along an axis is a slice, or its axes are mixed up."""
@@ -33,11 +35,14 @@ FIX_GRID = (
 )
 
 
-def check_headers(cases: Sequence[Case], *, channels: int) -> list[Finding]:
-    """Return the problems that can be found without decoding a voxel."""
+def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
+    """Return the problems that can be found without decoding a voxel.
+
+    A case whose voxels take more than the available `ram` is one; None: that is unknown.
+    """
     return [
         *find_duplicates(cases),
-        *(f for case in cases for f in check_case_headers(case, channels)),
+        *(f for case in cases for f in check_case_headers(case, channels, ram)),
     ]
 
 
@@ -63,7 +68,7 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
                 )
 
 
-def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
+def check_case_headers(case: Case, channels: int, ram: int | None = None) -> Iterator[Finding]:
     """Check each header of a case alone and against the first image's."""
     headers: dict[Path, VolumeHeader] = {}
     for file in (*case.images, case.label):
@@ -72,6 +77,16 @@ def check_case_headers(case: Case, channels: int) -> Iterator[Finding]:
         except UnreadableFileError as error:
             yield make_unreadable_finding(case, file, error)
             continue
+        needed = prod(header.shape) * header.dtype.itemsize + header.buffer_bytes
+        if ram is not None and needed > ram:
+            yield Finding(
+                case=case.name,
+                file=file,
+                message=f"declares {format_sizes(header.shape)} voxels: reading it takes "
+                f"{format_bytes(needed)} of RAM, {format_bytes(ram)} are available",
+                advice="correct its header, crop or downsample it, or remove the case",
+                is_too_large=True,
+            )
         for message, advice in check_single_header(header, is_label=file == case.label):
             yield Finding(case=case.name, file=file, message=message, advice=advice)
         if is_3d(header):

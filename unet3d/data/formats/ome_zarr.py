@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ class OmeZarr:
             pixdim=level.spacing_mm,
             dtype=get_number_type(level.array.dtype),
             assumption=level.assumption,
-            buffer_bytes=level.rows * size["y"] * size["x"] * level.array.dtype.itemsize,
+            buffer_bytes=level.array.dtype.itemsize
+            * max(level.rows * size["y"] * size["x"], prod(level.array.chunks)),
         )
 
     def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:

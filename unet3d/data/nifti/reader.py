@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import UnreadableFileError
-from unet3d.data.nifti.stream import read_header, read_stored
+from unet3d.data.nifti.stream import Header, read_header, read_stored
 from unet3d.errors import UsageError
 
 
@@ -16,6 +16,7 @@ def open_image(file: Path) -> Any:
 
     if not file.is_file():
         raise UsageError(f"{file.absolute()} is missing")
+    _read_header(file)  # nibabel reads all that precedes the voxels
     try:
         image: Any = nibabel.load(file)
     except Exception as error:  # nibabel's errors do not name the file
@@ -24,6 +25,13 @@ def open_image(file: Path) -> Any:
     if len(shape) not in (3, 4) or min(shape) < 1:
         raise UsageError(f"{file} must be a 3D volume, but has shape {list(image.shape)}")
     return image
+
+
+def _read_header(file: Path) -> Header:
+    try:
+        return read_header(file)
+    except UnreadableFileError as error:
+        raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
 
 
 def get_volume_shape(image: Any) -> tuple[int, ...]:
@@ -37,8 +45,8 @@ def get_volume_shape(image: Any) -> tuple[int, ...]:
 def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers."""
     image = open_image(file)
+    header = _read_header(file)
     try:
-        header = read_header(file)
         array = read_stored(file, header)
     except UnreadableFileError as error:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error

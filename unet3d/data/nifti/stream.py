@@ -18,6 +18,9 @@ from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO, UnreadableFileE
 CHUNK = 2**20
 """Voxels (or bytes) read at a time."""
 
+MAX_OFFSET = 2**26
+"""Largest position of the first voxel: what precedes it is decompressed to be skipped."""
+
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
 
@@ -64,8 +67,15 @@ def read_header(file: Path) -> Header:
             raise UnreadableFileError(f"has an invalid header: {error}") from error
         if min(header.shape) < 0 or header.offset < 0:
             raise UnreadableFileError(f"has an invalid header: shape {list(header.shape)}")
+        if header.offset > MAX_OFFSET:
+            raise UnreadableFileError(
+                f"has an invalid header: its voxels begin at byte {header.offset:,}, beyond "
+                f"{MAX_OFFSET:,}"
+            )
+        size = file.stat().st_size
+        if file.suffix == ".gz" and get_data_bytes(header) > MAX_DEFLATE_RATIO * size:
+            raise UnreadableFileError(f"is too short for {prod(header.shape):,} voxels")
         if file.suffix != ".gz":
-            size = file.stat().st_size
             voxels = (size - header.offset) // max(header.dtype.itemsize, 1)
             if voxels < prod(header.shape):
                 raise make_truncated_error(voxels, header)
@@ -103,9 +113,7 @@ def read_stored(file: Path, header: Header) -> np.ndarray:
     """Return the voxels as stored, without scaling; an uncompressed file is memory-mapped."""
     if file.suffix != ".gz":
         return np.memmap(file, header.dtype, "c", header.offset, header.shape, order="F")
-    size, done = get_data_bytes(header), 0
-    if size > MAX_DEFLATE_RATIO * file.stat().st_size:  # checked before memory is allocated
-        raise UnreadableFileError(f"is too short for {prod(header.shape):,} voxels")
+    size, done = get_data_bytes(header), 0  # the header was refused if the file is too short
     content = np.empty(size, np.uint8)
     with open_stream(file) as stream:
         stream.seek(header.offset)

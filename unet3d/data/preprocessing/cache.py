@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,9 +16,21 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
-from unet3d.data.formats.volumes import list_files, open_header
+from unet3d.data.formats.volumes import open_header
+from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.entry import (
+    DamagedEntryError,
+    map_array,
+    read_entry,
+    verify_arrays,
+    write_entry,
+)
 from unet3d.data.preprocessing.lock import lock_cache
-from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
+from unet3d.data.preprocessing.pipeline import (
+    PREPROCESSING_VERSION,
+    Preprocessing,
+    preprocess_case,
+)
 from unet3d.data.preprocessing.resampling import (
     compute_resampled_shape,
     find_orientation,
@@ -26,17 +38,18 @@ from unet3d.data.preprocessing.resampling import (
 )
 from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
 
 POINTS_PER_CLASS = 2000
 """Voxels of each class that are stored as centers for sampling patches."""
 
-HEAD_BYTES = 2**16
-"""Bytes at a file's start that enter its digest, with its length and its last bytes."""
+ARRAYS = {"image": ("<f4", 4), "label": ("|u1", 3), "foreground_points": ("<i4", 2)}
+"""The arrays of a cached volume with their dtypes and numbers of axes."""
 
-FILES = ["image", "label", "foreground_points", "statistics"]
-"""The files of a cached volume; part of the cache key, so that incomplete caches are not used."""
+NAME_BYTES = 128
+"""Bytes of a case's name that begin the name of its folder, which file systems limit to 255."""
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +70,17 @@ class CachedVolume:
     @property
     def image(self) -> np.ndarray:
         """Map the image (C, D, H, W), float32."""
-        return np.load(self.folder / "image.npy", mmap_mode="r")
+        return map_array(self.folder, "image")
 
     @property
     def label(self) -> np.ndarray:
         """Map the label (D, H, W), uint8."""
-        return np.load(self.folder / "label.npy", mmap_mode="r")
+        return map_array(self.folder, "label")
 
     @property
     def foreground_points(self) -> np.ndarray:
         """Map (N, 4): the class and d, h, w of sampled foreground voxels, sorted by class."""
-        return np.load(self.folder / "foreground_points.npy", mmap_mode="r")
+        return map_array(self.folder, "foreground_points")
 
     @property
     def classes(self) -> set[int]:
@@ -77,8 +90,7 @@ class CachedVolume:
     @property
     def statistics(self) -> Statistics:
         """Return the statistics of the case before normalization."""
-        content = (self.folder / "statistics.json").read_text("utf-8")
-        return Statistics.from_dict(json.loads(content))
+        return Statistics.from_dict(read_entry(self.folder)["values"]["statistics"])
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -98,15 +110,30 @@ def preprocess_all(
 ) -> list[CachedVolume]:
     """Return every case, from the cache if it is there.
 
-    All cases are tried before the problems of any are raised. One case per core is preprocessed at
-    a time, or fewer if half of the available `ram` does not hold them.
+    What is in the cache is verified, and preprocessed again if it is damaged. All cases are tried
+    before the problems of any are raised. One case per core is preprocessed at a time, or fewer if
+    half of the available `ram` does not hold them.
     """
-    volumes = [
-        CachedVolume(c, cache / f"{c.name}-{make_cache_key(c, preprocessing)}") for c in cases
-    ]
-    missing = [v for v in volumes if not v.folder.exists()]
+    cache.mkdir(parents=True, exist_ok=True)
+    digests = ContentDigests(cache)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        keys = pool.map(lambda case: make_cache_key(case, preprocessing, digests), cases)
+        volumes = [
+            CachedVolume(case, cache / f"{_shorten(case.name)}-{key}")
+            for case, key in zip(cases, keys, strict=True)
+        ]
+        found = [volume for volume in volumes if os.path.lexists(volume.folder)]
+        damage = pool.map(lambda v: find_damage(v.folder, preprocessing.num_classes), found)
+        damaged = {v.name: reason for v, reason in zip(found, damage, strict=True) if reason}
+    digests.save()
+    if damaged:
+        log.warning(
+            "damaged in the cache, preprocessing again: %s",
+            join_first([f"{name} ({reason})" for name, reason in damaged.items()]),
+        )
+    intact = {volume.name for volume in found} - damaged.keys()
+    missing = [volume for volume in volumes if volume.name not in intact]
     if missing:
-        cache.mkdir(parents=True, exist_ok=True)
         costs = [estimate_preprocessing_cost(v.case.images, preprocessing) for v in missing]
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
@@ -159,49 +186,80 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def make_cache_key(case: Case, preprocessing: Preprocessing) -> str:
-    """Return a key of the files' contents and the settings; paths do not matter."""
-    parts: list[Any] = [preprocessing.to_dict(), FILES]
-    parts += [digest_contents(file) for file in (*case.images, case.label)]
+def make_cache_key(case: Case, preprocessing: Preprocessing, digests: ContentDigests) -> str:
+    """Return a key of the files' contents, the settings and the code; paths do not matter."""
+    parts: list[Any] = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS)]
+    parts += [digests.digest(file) for file in (*case.images, case.label)]
     return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def digest_contents(file: Path) -> list[Any]:
-    """Identify a file's contents without reading all of it.
+def find_damage(folder: Path, num_classes: int) -> str | None:
+    """Return why a folder of the cache cannot be used, if it cannot: all of it is read."""
+    try:
+        entry = read_entry(folder)
+        _check_records(entry["arrays"])
+        Statistics.from_dict(entry["values"]["statistics"])
+        for name, array in verify_arrays(folder, entry):
+            _check_values(name, array, entry["arrays"]["label"]["shape"], num_classes)
+    except DamagedEntryError as error:
+        return str(error)
+    except (KeyError, TypeError):
+        return "its values are incomplete"
+    return None
 
-    A gzip file ends with a checksum of its contents; for others the modification time is added.
-    Volumes of several files are identified by the names, sizes and times of all of them.
-    """
-    if not file.exists():
-        raise UsageError(f"{file.absolute()} is missing")
-    parts = list_files(file)
-    if parts != [file]:
-        stats = [(part.relative_to(file.parent), part.stat()) for part in parts]
-        return [[name.as_posix(), stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-    with file.open("rb") as stream:
-        head = blake2s(stream.read(HEAD_BYTES)).hexdigest()
-        length = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, length - 8))
-        tail = stream.read().hex()
-    return [length, head, tail] + ([] if file.suffix == ".gz" else [file.stat().st_mtime_ns])
+
+def _check_records(records: Mapping[str, Any]) -> None:
+    for name, (dtype, ndim) in ARRAYS.items():
+        if records[name]["dtype"] != dtype or len(records[name]["shape"]) != ndim:
+            raise DamagedEntryError(f"{name}.npy must have {ndim} axes of {dtype}")
+    if records["image"]["shape"][1:] != records["label"]["shape"]:
+        raise DamagedEntryError("image.npy and label.npy have different shapes")
+
+
+def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classes: int) -> None:
+    if name == "image" and not is_finite(array):
+        raise DamagedEntryError("image.npy holds NaN or infinity")
+    if name == "label":
+        labels = np.flatnonzero(np.bincount(array.ravel(), minlength=256))
+        if any(num_classes <= label != IGNORE_LABEL for label in labels.tolist()):
+            raise DamagedEntryError(f"label.npy holds labels of {num_classes} or above")
+    if name == "foreground_points" and not (
+        array.shape[1] == 4
+        and ((array >= 0) & (array < [num_classes, *shape])).all()
+        and (np.diff(array[:, 0]) >= 0).all()
+    ):
+        raise DamagedEntryError("foreground_points.npy holds points outside of the volume")
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Return whether an array holds no NaN and no infinity; its extremes tell, without a copy."""
+    return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _shorten(name: str) -> str:
+    """Cut a name that would make the folder's name too long; the key tells cases apart."""
+    return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
 def _preprocess(volume: CachedVolume, preprocessing: Preprocessing) -> None:
-    with lock_cache(volume.folder) as draft:
+    def is_usable(folder: Path) -> bool:
+        return folder.exists() and find_damage(folder, preprocessing.num_classes) is None
+
+    with lock_cache(volume.folder, is_usable) as draft:
         if draft is None:
             return
         scan, label = preprocess_case(volume.case, preprocessing)
-        _save(draft / "image.npy", scan.image)
-        _save(draft / "label.npy", label)
-        _save(draft / "foreground_points.npy", _sample_foreground_points(label))
-        (draft / "statistics.json").write_text(json.dumps(asdict(scan.statistics)), "utf-8")
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    with path.open("wb") as file:
-        np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
+        if not is_finite(scan.image):
+            raise UsageError(
+                f"{volume.case.images[0]}: preprocessing makes infinite values of it: its values "
+                "are too large"
+            )
+        arrays = {
+            "image": scan.image,
+            "label": label,
+            "foreground_points": _sample_foreground_points(label),
+        }
+        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)})
 
 
 def _sample_foreground_points(label: np.ndarray) -> np.ndarray:

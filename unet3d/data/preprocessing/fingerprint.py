@@ -17,9 +17,21 @@ from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.background import AUTO, Background, find_background
-from unet3d.data.preprocessing.cache import digest_contents
+from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.entry import (
+    DamagedEntryError,
+    map_array,
+    read_entry,
+    verify_arrays,
+    write_entry,
+)
 from unet3d.data.preprocessing.lock import lock_cache
-from unet3d.data.preprocessing.pipeline import Intensity, read_channels, read_label
+from unet3d.data.preprocessing.pipeline import (
+    PREPROCESSING_VERSION,
+    Intensity,
+    read_channels,
+    read_label,
+)
 from unet3d.data.preprocessing.resampling import (
     crop,
     find_nonzero_box,
@@ -64,13 +76,13 @@ def fingerprint_dataset(
 
     All cases are tried before the problems of any are raised.
     """
-    keys = [_make_key(case, code, background) for case in cases]
-    folders = [
-        cache / "fingerprints" / f"{c.name}-{key}" for c, key in zip(cases, keys, strict=True)
-    ]
-    missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not f.exists()]
+    folder = cache / "fingerprints"
+    folder.mkdir(parents=True, exist_ok=True)
+    digests = ContentDigests(cache)
+    folders = [folder / _make_key(case, code, background, digests) for case in cases]
+    digests.save()
+    missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not _is_usable(f)]
     if missing:
-        (cache / "fingerprints").mkdir(parents=True, exist_ok=True)
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
         with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
             names = [case.name for case, _ in missing]
@@ -90,39 +102,42 @@ def compute_foreground_intensities(
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
 
 
-def _make_key(case: Case, code: str, background: Background) -> str:
-    parts = [code, background, *(digest_contents(file) for file in (*case.images, case.label))]
-    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
+def _make_key(case: Case, code: str, background: Background, digests: ContentDigests) -> str:
+    files = (*case.images, case.label)
+    parts = [PREPROCESSING_VERSION, code, background, *(digests.digest(file) for file in files)]
+    return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def _is_usable(folder: Path) -> bool:
+    try:
+        return {name for name, _ in verify_arrays(folder, read_entry(folder))} == {"intensities"}
+    except DamagedEntryError:
+        return False
 
 
 def _save(case: Case, folder: Path, code: str, background: Background) -> None:
-    with lock_cache(folder) as draft:
+    with lock_cache(folder, _is_usable) as draft:
         if draft is None:
             return
         fingerprint = fingerprint_case(case, code, background)
-        np.save(draft / "intensities.npy", fingerprint.intensities)
-        (draft / "fingerprint.json").write_text(
-            json.dumps(
-                {
-                    "shape": fingerprint.shape,
-                    "crop_fraction": fingerprint.crop_fraction,
-                    "spacing_mm": fingerprint.spacing_mm,
-                    "voxels": fingerprint.voxels,
-                    "background": fingerprint.background,
-                }
-            ),
-            "utf-8",
-        )
+        values = {
+            "shape": fingerprint.shape,
+            "crop_fraction": fingerprint.crop_fraction,
+            "spacing_mm": fingerprint.spacing_mm,
+            "voxels": fingerprint.voxels,
+            "background": fingerprint.background,
+        }
+        write_entry(draft, {"intensities": fingerprint.intensities}, values)
 
 
 def _load(folder: Path) -> CaseFingerprint:
-    content = json.loads((folder / "fingerprint.json").read_text("utf-8"))
+    content = read_entry(folder)["values"]
     return CaseFingerprint(
         shape=tuple(content["shape"]),
         crop_fraction=content["crop_fraction"],
         spacing_mm=tuple(content["spacing_mm"]),
         voxels={int(k): v for k, v in content["voxels"].items()},
-        intensities=np.load(folder / "intensities.npy"),
+        intensities=np.array(map_array(folder, "intensities")),
         background=tuple(content["background"]),
     )
 

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,16 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def lock_cache(folder: Path) -> Generator[Path | None]:
-    """Yield an empty folder that is renamed to `folder` on success; None if that exists already.
+def lock_cache(
+    folder: Path, is_usable: Callable[[Path], bool] = Path.exists
+) -> Generator[Path | None]:
+    """Yield an empty folder that replaces `folder` on success; None if that is usable already.
 
     Other threads, ranks and runs that want the same folder wait. The draft of a killed process is
     emptied and reused. Without locks nobody waits: each fills a draft, and the first one is kept.
     """
     draft = folder.with_name(f".{folder.name}")
-    while not folder.exists():
+    while not is_usable(folder):
         with suppress(FileExistsError):  # exist_ok=True raises it if the folder is then renamed
             draft.mkdir()
         try:
@@ -38,17 +40,20 @@ def lock_cache(folder: Path) -> Generator[Path | None]:
             shutil.rmtree(draft, ignore_errors=True)
             with create_folder(folder) as own:
                 yield own
+                if not is_usable(folder):
+                    _remove(folder)
             return
         try:
             if not _is_same_folder(handle, draft):
                 continue  # it was renamed or removed while we waited
-            if folder.exists():  # finished before we created the draft
+            if is_usable(folder):  # finished before we created the draft
                 shutil.rmtree(draft)
                 break
             for leftover in draft.iterdir():
-                leftover.unlink()
+                _remove(leftover)
             try:
                 yield draft
+                _remove(folder)
                 draft.rename(folder)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -57,6 +62,14 @@ def lock_cache(folder: Path) -> Generator[Path | None]:
         finally:
             os.close(handle)
     yield None
+
+
+def _remove(path: Path) -> None:
+    """Remove a damaged folder, or what lies in its place, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def lock_folder(folder: Path) -> int | None:

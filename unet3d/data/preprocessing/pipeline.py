@@ -30,6 +30,9 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL, FileGrid
 
+PREPROCESSING_VERSION = 1
+"""Part of every key of the cache: raise it when the same files and settings give other values."""
+
 NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
 
 ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]

@@ -23,9 +23,9 @@ class UsableCases:
         self.data = data
         self.cases = layout.list_cases()
         self.skipped: list[Finding] = []
-        self.handle_findings(
-            [*layout.find_problems(), *check_headers(self.cases, channels=len(channels))]
-        )
+        self.ram = get_available_bytes(torch.device("cpu"))
+        findings = check_headers(self.cases, channels=len(channels), ram=self.ram)
+        self.handle_findings([*layout.find_problems(), *findings])
 
     def handle_findings(self, findings: Sequence[Finding]) -> None:
         """Raise, or skip the cases that these findings name."""
@@ -51,11 +51,10 @@ class UsableCases:
     ) -> tuple[list[CachedVolume], ...]:
         """Return the preprocessed volumes of each part of the cases."""
         wanted = {case.name for part in parts for case in part}
-        ram = get_available_bytes(torch.device("cpu"))
 
         def work(cases: list[Case]) -> list[CachedVolume]:
             usable = [case for case in cases if case.name in wanted]
-            return preprocess_all(usable, preprocessing, self.data.cache, ram=ram)
+            return preprocess_all(usable, preprocessing, self.data.cache, ram=self.ram)
 
         volumes = {volume.name: volume for volume in self.run_on_valid_cases(work)}
         return tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)

@@ -1,0 +1,73 @@
+"""Write a folder of the cache, and find out whether it is still what was written."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+VALUES = "values.json"
+
+
+class DamagedEntryError(ValueError):
+    """A folder of the cache cannot be used; the message says why."""
+
+
+def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+    """Write arrays, and values with the checksums of all.
+
+    Nothing is synced to disk: what a power failure loses is found by its checksum.
+    """
+    records = {}
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array)
+        np.save(folder / f"{name}.npy", array)
+        records[name] = {**_describe(array), "crc32": crc32(array.data)}
+    content = json.dumps({"values": values, "arrays": records})
+    text = f"{content}\n{crc32(content.encode())}\n"
+    (folder / VALUES).write_text(text, "utf-8")
+
+
+def read_entry(folder: Path) -> dict[str, Any]:
+    """Return the values, and what was recorded of the arrays."""
+    try:
+        content, checksum = (folder / VALUES).read_bytes().split(b"\n")[:2]
+        if crc32(content) != int(checksum):
+            raise DamagedEntryError(f"{VALUES} does not have its checksum")
+        return json.loads(content)
+    except OSError as error:
+        raise DamagedEntryError(f"{VALUES} cannot be read: {error.strerror}") from None
+    except DamagedEntryError:
+        raise
+    except ValueError:
+        raise DamagedEntryError(f"{VALUES} is damaged") from None
+
+
+def map_array(folder: Path, name: str) -> np.ndarray:
+    """Map an array."""
+    return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+
+def verify_arrays(folder: Path, entry: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every array by name if it has its recorded shape, dtype and checksum."""
+    for name, record in entry["arrays"].items():
+        try:
+            array = map_array(folder, name)
+        except Exception as error:  # a damaged header raises anything
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise DamagedEntryError(f"{name}.npy cannot be read: {reason or error}") from None
+        expected = {key: value for key, value in record.items() if key != "crc32"}
+        if not array.flags.c_contiguous or _describe(array) != expected:
+            raise DamagedEntryError(
+                f"{name}.npy has shape {list(array.shape)} and dtype {array.dtype}, not "
+                f"{record['shape']} and {record['dtype']}"
+            )
+        if crc32(np.asarray(array).data) != record["crc32"]:
+            raise DamagedEntryError(f"{name}.npy does not have its checksum")
+        yield name, array
+
+
+def _describe(array: np.ndarray) -> dict[str, Any]:
+    return {"shape": list(array.shape), "dtype": array.dtype.str}
