@@ -10,7 +10,8 @@ from unet3d.data.annotated import Annotations
 from unet3d.data.case import DatasetLayout
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import split_cases
-from unet3d.data.preprocessing.cache import CachedVolume, digest_contents
+from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.lit.distributed import rank_zero_first
@@ -51,17 +52,11 @@ class TrainingData:
 
         What a case does not annotate is part of it.
         """
+        digests = ContentDigests(self.training[0].folder.parent)
         return {
-            part: {volume.name: digest_case(volume) for volume in volumes}
+            part: {volume.name: _digest_case(volume, digests) for volume in volumes}
             for part, volumes in (("training", self.training), ("validation", self.validation))
         }
-
-
-def digest_case(volume: CachedVolume) -> str:
-    """Return a digest of the files of a case and of the label of what they do not annotate."""
-    files = (*volume.case.images, volume.case.label)
-    parts = [volume.background_label, *(digest_contents(file) for file in files)]
-    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 def prepare_training_data(
@@ -98,3 +93,9 @@ def prepare_training_data(
         groups=groups,
         skipped=usable.skipped,
     )
+
+
+def _digest_case(volume: CachedVolume, digests: ContentDigests) -> str:
+    files = (*volume.case.images, volume.case.label)
+    parts = [volume.background_label, *(digests.digest(file) for file in files)]
+    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
