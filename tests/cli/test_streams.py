@@ -1,12 +1,17 @@
 """A command whose terminal is gone, closed or full does its work all the same."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unet3d.cli.streams import CURSOR_MOVES, make_plain
 
 COMMAND = f'"{sys.executable}" -W ignore -m unet3d.cli.main'
 
@@ -49,3 +54,25 @@ def test_a_hangup_does_not_end_a_training(tmp_path):
     ended = run_shell(f'"{sys.executable}" -c "{code}"', tmp_path)
     assert ended.stdout == "alive\n"
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
+@given(st.text(st.sampled_from("ab\n\t\r\x1b[]A0;m\x07\x9b\u202e\ud800é"), max_size=20))
+def test_a_terminal_gets_no_control_characters_but_lines_and_moves_of_progress_bars(text):
+    shown = make_plain(text)
+    if not CURSOR_MOVES.fullmatch(text):
+        assert all(c.isprintable() or c in "\n\t" for c in shown.removeprefix("\r"))
+
+
+@pytest.mark.parametrize("language", ["C.UTF-8", "C"])
+def test_names_of_files_reach_a_terminal_as_text(tmp_path, language):
+    name = shlex.quote("caf\u00e9\x1b]0;owned\x07\udcff.ckpt")
+    line = f"LC_ALL={language} {COMMAND} predict checkpoint={name} input=. output=out"
+    ended = run_shell(line, tmp_path)
+    assert ended.returncode == 2
+    assert r"\x1b]0;owned\x07\udcff.ckpt" in ended.stderr
+
+
+def test_characters_that_a_log_cannot_encode_lose_no_line(tmp_path):
+    code = "from unet3d.cli.streams import protect_streams as p; p(); print('\\xe9'); print('b')"
+    ended = run_shell(f'PYTHONIOENCODING=ascii "{sys.executable}" -c "{code}"', tmp_path)
+    assert ended.stdout == "\\xe9\nb\n"

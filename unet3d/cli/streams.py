@@ -1,14 +1,42 @@
-"""Standard streams that may be lost: a closed terminal or a full log costs lines, not the run."""
+"""Standard streams that may be lost, and that take no orders for a terminal from what is written.
+
+A closed terminal or a full log costs lines, not the run. Names of files and classes are shown as
+they are, and a terminal would obey what is in them.
+"""
 
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any, TextIO
 
+from unet3d.text import escape_unprintable
 
-class LossyStream:
-    """A text stream that drops what cannot be written."""
+CURSOR_MOVES = re.compile(r"(\n|\x1b\[A)+")
+"""What progress bars write to move between their lines, in a write of its own."""
+
+SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Colors and the like, which some loggers write."""
+
+
+def make_plain(text: str) -> str:
+    r"""Return text without colors, and with escapes for other control characters than lines.
+
+    A carriage return may begin it, and cursor moves may be all of it, as progress bars write them.
+
+    >>> print(make_plain("\x1b[31mred\x1b[0m a\x07b\x1b]0;title\n"), end="")
+    red a\x07b\x1b]0;title
+    """
+    if text.isprintable() or CURSOR_MOVES.fullmatch(text):
+        return text
+    start = "\r" if text.startswith("\r") else ""
+    return start + escape_unprintable(SEQUENCES.sub("", text.removeprefix(start)), keep="\n\t")
+
+
+class SafeStream:
+    """A text stream that writes plain text, and drops what cannot be written."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -18,7 +46,7 @@ class LossyStream:
         """Write, unless the reader is gone or the disk is full."""
         if not self.is_lost:
             try:
-                return self._stream.write(text)
+                self._stream.write(make_plain(text))
             except (OSError, ValueError):
                 self._lose()
         return len(text)
@@ -63,8 +91,10 @@ def protect_streams() -> None:
     open_missing_streams()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if not isinstance(stream, LossyStream):
-            setattr(sys, name, LossyStream(stream))
+        if not isinstance(stream, SafeStream):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # characters that it cannot encode
+            setattr(sys, name, SafeStream(stream))
 
 
 def ignore_hangup() -> None:
