@@ -1,12 +1,16 @@
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.workflows.evaluation.results import make_legend
+from unet3d.workflows.evaluation.score_cases import build_evaluation
 
 pytestmark = pytest.mark.slow
 
@@ -178,6 +182,14 @@ def test_an_invalid_case_is_named_and_the_others_are_scored(folder, capsys, spoi
     assert "1 of 3 cases have errors: b" in captured.out
     assert list(result()["cases"]) == ["a", "c"]
     assert message in result()["errors"]["b"]
+
+
+def test_a_case_that_takes_more_than_the_available_memory_is_not_read(folder):
+    words = ["predictions=predictions", "references=references", "output=out"]
+    evaluation = build_evaluation(parse_evaluation(compose_config(words, "evaluate")))
+    assert evaluation.ram is None or evaluation.ram > 2**20
+    first, *_ = replace(evaluation, ram=2**10).score_all()
+    assert "declare so many voxels that reading them takes 3 KiB of RAM" in first.error
 
 
 def test_a_label_without_a_class_is_an_error(folder, capsys):

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +76,12 @@ def check_case_headers(case: Case, channels: int, ram: int | None = None) -> Ite
         except UnreadableFileError as error:
             yield make_unreadable_finding(case, file, error)
             continue
-        needed = prod(header.shape) * header.dtype.itemsize + header.buffer_bytes
-        if ram is not None and needed > ram:
+        if ram is not None and header.reading_bytes > ram:
             yield Finding(
                 case=case.name,
                 file=file,
                 message=f"declares {format_sizes(header.shape)} voxels: reading it takes "
-                f"{format_bytes(needed)} of RAM, {format_bytes(ram)} are available",
+                f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available",
                 advice="correct its header, crop or downsample it, or remove the case",
                 is_too_large=True,
             )

@@ -54,6 +54,11 @@ class VolumeHeader(Grid):
         """Return the number of 3D volumes in the file."""
         return prod(self.shape[3:])
 
+    @property
+    def reading_bytes(self) -> int:
+        """Return the RAM that reading all voxels takes."""
+        return prod(self.shape) * self.dtype.itemsize + self.buffer_bytes
+
 
 class VolumeFormat(Protocol):
     """Files of one format. Errors are UnreadableFileError, or UsageError that names the file."""

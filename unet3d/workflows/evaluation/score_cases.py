@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.formats.labels import list_files_by_name, read_label_pair
-from unet3d.data.formats.volumes import is_volume, split_suffix
+from unet3d.data.formats.volumes import is_volume, open_header, split_suffix
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
+from unet3d.machine.memory import get_available_bytes
 from unet3d.metric.case_metric import ClassMetric
 from unet3d.metric.scores import SCORES, find_labels, score_case
+from unet3d.units import format_bytes
 from unet3d.workflows.evaluation.options import (
     resolve_annotations,
     resolve_classes,
@@ -74,6 +77,7 @@ class Evaluation:
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
+    ram: int | None = None  # that may be used; None: unknown
     command: str | None = None  # that asked for it; None: part of a run, which has the page
 
     @property
@@ -128,6 +132,7 @@ class Evaluation:
             if len(files) > 1:
                 raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
         (prediction_file,), (reference_file,) = pair.prediction, pair.reference
+        self.check_ram(prediction_file, reference_file)
         (prediction, prediction_affine), (reference, affine) = read_label_pair(
             prediction_file, reference_file
         )
@@ -142,6 +147,16 @@ class Evaluation:
                 f"{reference_file} has {affine[:3].round(4).tolist()}: {SAME_GRID}"
             )
         return prediction, reference, affine
+
+    def check_ram(self, *files: Path) -> None:
+        """Refuse files that declare more voxels than can be read."""
+        needed = sum(open_header(file).reading_bytes for file in files)
+        if self.ram is not None and needed > self.ram:
+            raise UsageError(
+                f"{' and '.join(map(str, files))} declare so many voxels that reading them takes "
+                f"{format_bytes(needed)} of RAM, {format_bytes(self.ram)} are available: correct "
+                "or crop them"
+            )
 
     def check_labels(self, file: Path, volume: np.ndarray) -> set[int]:
         """Return the labels of a volume; refuse labels that are not classes."""
@@ -177,6 +192,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         images=settings.images,
         draw_worst=settings.draw_worst,
         workers=settings.workers,
+        ram=get_available_bytes(torch.device("cpu")),
         pairs=pairs,
         without_reference=without_reference,
         names=names,
