@@ -142,9 +142,13 @@ def test_a_truncated_volume_is_one_line_that_names_it(tmp_path, voxels, name, ca
     assert capfd.readouterr().err == ""
 
 
+LONG = b"\x93NUMPY\x02\x00\xff\xff\xff\xff"
+"""A .npy file that declares a header of 4 GB."""
+
+
 @every_format
 def test_a_hostile_file_is_one_line_that_names_it(tmp_path, name):
-    for content in (b"", b"\0" * 200, b"\xff" * 4096, b"NRRD0004\ntype: int\n" * 20):
+    for content in (b"", b"\0" * 200, b"\xff" * 4096, b"NRRD0004\ntype: int\n" * 20, LONG):
         file = tmp_path / name
         if name.endswith("zarr"):
             file.mkdir(exist_ok=True)

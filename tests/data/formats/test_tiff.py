@@ -131,6 +131,18 @@ def test_a_file_that_lost_slices_is_refused_without_a_log(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_planes_that_only_the_metadata_declares_are_missing(tmp_path, stack, compression):
+    file, depth = tmp_path / "a.ome.tif", len(stack)
+    tifffile.imwrite(file, stack, metadata={"axes": "ZYX"}, compression=compression)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(f'SizeZ="{depth}"'.encode(), b'SizeZ="9"'))
+    message = f"lacks {9 - depth} of the 9 planes that its metadata declares"
+    for read in (open_header, read_volume):
+        with pytest.raises(UsageError, match=message):
+            read(file)
+
+
 def test_a_single_slice_has_one_plane(tmp_path, stack):
     tifffile.imwrite(tmp_path / "a.tif", stack[0])
     assert open_header(tmp_path / "a.tif").shape == (9, 12, 1)

@@ -14,6 +14,9 @@ from unet3d.data.formats.volume_format import (
     iter_slabs,
 )
 
+MAX_HEADER_BYTES = 10_000
+"""As NumPy has it, which reads a longer header before it refuses it."""
+
 
 class NumPy:
     """Files that end in .npy: their axes are taken as they are, with 1 mm between voxels."""
@@ -62,6 +65,7 @@ def _map(file: Path) -> np.ndarray:
     if not file.exists():
         raise UnreadableFileError("is missing")
     with describe_read_errors():
+        _check_header_length(file)
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     if array.ndim not in (3, 4) or not array.size:
         raise UnreadableFileError(
@@ -69,3 +73,11 @@ def _map(file: Path) -> np.ndarray:
         )
     array = array.view(get_number_type(array.dtype))
     return array[None] if array.ndim == 3 else array
+
+
+def _check_header_length(file: Path) -> None:
+    with file.open("rb") as stream:
+        is_long = np.lib.format.read_magic(stream) > (1, 0)  # its length has four bytes
+        length = int.from_bytes(stream.read(4 if is_long else 2), "little")
+    if length > MAX_HEADER_BYTES:
+        raise UnreadableFileError(f"declares a header of {length:,} bytes")

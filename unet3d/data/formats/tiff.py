@@ -65,6 +65,13 @@ class Stack:
         """Return the type of a voxel as it is stored."""
         return get_number_type(self.series.dtype)
 
+    def check_complete(self) -> None:
+        """Refuse a file that does not hold all of the voxels that it declares."""
+        if self.map() is None and (missing := sum(page is None for page in self.series)):
+            raise UnreadableFileError(
+                f"lacks {missing:,} of the {len(self.series):,} planes that its metadata declares"
+            )
+
     def map(self) -> np.ndarray | None:
         """Map (C, Z, Y, X) if the voxels follow one another in the file."""
         if self.series.dataoffset is None or self.series.dtype.kind == "b":
@@ -92,7 +99,7 @@ class Stack:
                 index = {"C": channel, "S": channel, "Z": z}
                 position = [index.get(axis, 0) for axis in self.axes[: len(outer)]]
                 page = pages[int(np.ravel_multi_index(position, outer)) if outer else 0]
-                plane = np.zeros(pages[0].shape, self.dtype) if page is None else page.asarray()
+                plane = page.asarray()
                 inner = self.axes[len(outer) :]
                 yield channel, z, plane[tuple(index.get(a, slice(None)) for a in inner)]
 
@@ -133,7 +140,7 @@ class Tiff:
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the tags of the pages."""
         with open_stack(file) as stack:
-            stack.map()  # is it complete?
+            stack.check_complete()
             size = stack.size
             (x, y, z), assumption = read_spacing(stack.tif)
             shape = size["X"], size["Y"], size["Z"]
@@ -149,6 +156,7 @@ class Tiff:
     def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
         """Yield planes."""
         with open_stack(file) as stack:
+            stack.check_complete()
             for channel, _, plane in stack.iter_planes():
                 with np.errstate(over="ignore"):  # values beyond float32 become infinite
                     yield channel, plane.astype(np.float32).ravel()
