@@ -43,6 +43,7 @@ class RunLock:
     def __init__(self, folder: Path, record: bytes):
         self.path, self.record = folder / NAME, record
         self._released = threading.Event()
+        self._mutex = threading.Lock()  # or a heartbeat could write a lock that was released
 
     def start_heartbeat(self) -> None:
         """Renew the lock from a thread, which a long validation does not stop."""
@@ -56,18 +57,20 @@ class RunLock:
     def release(self) -> None:
         """Remove the lock, unless another process has taken it over."""
         self._released.set()
-        with suppress(OSError):
+        with self._mutex, suppress(OSError):
             if self.is_held():
                 self.path.unlink()
 
     def _beat(self) -> None:
         while not self._released.wait(HEARTBEAT_SECONDS):
-            with suppress(OSError):  # a network file system that is away for a while
+            with self._mutex, suppress(OSError):  # a network file system may be away for a while
+                if self._released.is_set():
+                    return
                 if self.is_held():
                     os.utime(self.path)
                 elif not self.path.parent.is_dir() or create_exclusively(self.path, self.record):
                     pass  # somebody has moved the folder, or deleted the lock
-                elif not self._released.is_set() and not self.is_held():
+                elif not self.is_held():
                     line = f"unet3d: another command has taken over {self.path.parent}, so this "
                     with suppress(OSError):
                         os.write(2, f"{line}one ends\n".encode())
