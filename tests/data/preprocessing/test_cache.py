@@ -150,6 +150,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage):
+    caplog.set_level("WARNING", logger="unet3d")
     label = np.zeros((12, 10, 8), np.uint8)
     label[3:6] = 1
     case = write_case(tmp_path, noise(12, 10, 8), label)
