@@ -201,3 +201,7 @@ def test_an_enhanced_image_is_read_and_segmented(tmp_path, voxels, labels):
     np.testing.assert_array_equal(affine, open_header(folder).affine)
     write_labels(tmp_path / "c.dcm", labels, tmp_path / "b.dcm", ["background", "a", "b", "c"])
     np.testing.assert_array_equal(read_labels(tmp_path / "c.dcm")[0], labels)
+    enhanced.NumberOfFrames = 2**31 - 1
+    enhanced.save_as(tmp_path / "d.dcm")
+    with pytest.raises(UsageError, match=r"declares 2,147,483,647 frames in [\d,]+ bytes"):
+        open_header(tmp_path / "d.dcm")

@@ -3,9 +3,11 @@ import gzip
 import nibabel
 import numpy as np
 import pytest
+from nibabel.nifti1 import Nifti1Extension
 
 from tests.data.helpers.corruptions import set_header_fields
 from tests.data.helpers.datasets import make_image, save_volume
+from unet3d.data.formats.volumes import open_header
 from unet3d.data.nifti.reader import read_volume
 from unet3d.errors import UsageError
 
@@ -62,3 +64,33 @@ def test_an_absurd_shape_is_refused_before_memory_is_allocated(tmp_path):
     set_header_fields(file, dim=[3, 32767, 32767, 32767, 1, 1, 1, 1])
     with pytest.raises(UsageError, match="is too short for 35,181"):
         read_volume(file)
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("size", "is_read"), [(32, True), (16, True), (48, False), (8, False), (-16, False)]
+)
+def test_an_extension_ends_before_the_voxels(tmp_path, byte_order, size, is_read):
+    file, voxels = tmp_path / "a.nii.gz", np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    header = nibabel.Nifti1Header(endianness=byte_order)
+    image = nibabel.Nifti1Image(voxels, np.eye(4), header)
+    image.header.extensions.append(Nifti1Extension("comment", b"a" * 20))
+    nibabel.save(image, file)
+    content = gzip.decompress(file.read_bytes())
+    lengths = b"".join(np.array(n, f"{byte_order}i4").tobytes() for n in (size, 32 - size))
+    file.write_bytes(gzip.compress(content[:352] + lengths[:4] + content[356:]))
+    if size == 16:  # a second one follows it
+        content = content[:352] + lengths[:4] + content[356:368] + lengths[4:] + content[372:]
+        file.write_bytes(gzip.compress(content))
+    if is_read:
+        np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+        return
+    with pytest.raises(UsageError, match=f"an extension of {size} bytes before its voxels"):
+        read_volume(file)
+
+
+def test_axes_of_size_1_after_the_third_do_not_count(tmp_path):
+    image = nibabel.Nifti1Image(np.zeros((5, 6, 7, 1, 1), np.uint8), np.eye(4))
+    nibabel.save(image, tmp_path / "a.nii")
+    assert open_header(tmp_path / "a.nii").shape == (5, 6, 7)
+    assert read_volume(tmp_path / "a.nii")[0].shape == (1, 5, 6, 7)

@@ -13,7 +13,6 @@ from unet3d.data.case import Case
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
 from unet3d.data.formats.volumes import find_format, read_header
-from unet3d.data.nifti.reader import get_volume_shape
 from unet3d.units import format_bytes
 
 MIN_SIZE = 4
@@ -145,7 +144,7 @@ def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tup
 
 def is_3d(header: VolumeHeader) -> bool:
     """Return whether the file holds a 3D volume, or several as channels."""
-    return len(get_volume_shape(header)) in (3, 4)
+    return len(header.shape) in (3, 4)
 
 
 def has_valid_affine(header: VolumeHeader) -> bool:

@@ -30,6 +30,9 @@ SUFFIX = ".dcm"
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
+MIN_FRAME_BYTES = 8
+"""Of the description of a frame; highdicom makes lists of all frames before it reads any."""
+
 
 def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
@@ -42,6 +45,9 @@ def open_image(file: Path) -> tuple[Any, Any]:
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         if "NumberOfFrames" not in dataset:
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
+        frames, size = int(dataset.NumberOfFrames), file.stat().st_size
+        if not 0 < frames <= size // MIN_FRAME_BYTES:
+            raise UnreadableFileError(f"declares {frames:,} frames in {size:,} bytes")
         if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
             image: Any = highdicom.seg.segread(file, lazy_frame_retrieval=True)
         else:

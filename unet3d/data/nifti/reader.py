@@ -16,14 +16,13 @@ def open_image(file: Path) -> Any:
 
     if not file.is_file():
         raise UsageError(f"{file.absolute()} is missing")
-    _read_header(file)  # nibabel reads all that precedes the voxels
+    shape = _read_header(file).shape  # nibabel reads all that precedes the voxels
     try:
         image: Any = nibabel.load(file)
     except Exception as error:  # nibabel's errors do not name the file
         raise UsageError(f"{file} cannot be read as a volume: {error}") from error
-    shape = get_volume_shape(image)
     if len(shape) not in (3, 4) or min(shape) < 1:
-        raise UsageError(f"{file} must be a 3D volume, but has shape {list(image.shape)}")
+        raise UsageError(f"{file} must be a 3D volume, but has shape {list(shape)}")
     return image
 
 
@@ -32,14 +31,6 @@ def _read_header(file: Path) -> Header:
         return read_header(file)
     except UnreadableFileError as error:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
-
-
-def get_volume_shape(image: Any) -> tuple[int, ...]:
-    """Return the shape without trailing axes of size 1 after the third."""
-    shape = tuple(image.shape)
-    while len(shape) > 3 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +43,6 @@ def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
     if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
         array = apply_scaling(array, header.slope, header.inter)
-    array = array.reshape(get_volume_shape(image))
     channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
     return channels, image.affine
 

@@ -4,12 +4,13 @@ import gzip
 import logging
 import stat
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +24,8 @@ MAX_OFFSET = 2**26
 
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
+
+ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
@@ -55,7 +58,7 @@ def read_header(file: Path) -> Header:
             fields.check_fix(SILENT)
             slope, inter = fields.get_slope_inter()
             header = Header(
-                shape=tuple(map(int, fields.get_data_shape())),
+                shape=drop_trailing_axes(fields.get_data_shape()),
                 affine=np.asarray(fields.get_best_affine(), np.float64),
                 pixdim=pixdim,
                 dtype=fields.get_data_dtype(),
@@ -72,6 +75,7 @@ def read_header(file: Path) -> Header:
                 f"has an invalid header: its voxels begin at byte {header.offset:,}, beyond "
                 f"{MAX_OFFSET:,}"
             )
+        check_extensions(file, fields.sizeof_hdr, header.offset, fields.endianness)
         size = file.stat().st_size
         if file.suffix == ".gz" and get_data_bytes(header) > MAX_DEFLATE_RATIO * size:
             raise UnreadableFileError(f"is too short for {prod(header.shape):,} voxels")
@@ -83,6 +87,32 @@ def read_header(file: Path) -> Header:
                 raise make_trailing_data_error(header)
         return header
     raise UnreadableFileError("is not a NIfTI file" if block else "is empty")
+
+
+def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without axes of size 1 after the third."""
+    sizes = tuple(map(int, shape))
+    while len(sizes) > 3 and sizes[-1] == 1:
+        sizes = sizes[:-1]
+    return sizes
+
+
+def check_extensions(file: Path, start: int, offset: int, endianness: str) -> None:
+    """Refuse extensions of the header that do not end before the first voxel.
+
+    nibabel would read as much as they declare.
+    """
+    with open_stream(file) as stream:
+        stream.seek(start)
+        position = start + len(has_any := stream.read(4))
+        while has_any[:1] not in (b"", b"\0") and position + 16 <= offset:
+            stream.seek(position)
+            size = int.from_bytes(stream.read(4), ORDERS[endianness], signed=True)
+            position += size
+            if size < 16 or position > offset:
+                raise UnreadableFileError(
+                    f"has an invalid header: an extension of {size:,} bytes before its voxels"
+                )
 
 
 def iter_voxels(file: Path, header: Header) -> Iterator[tuple[int, np.ndarray]]:

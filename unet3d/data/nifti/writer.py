@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.atomic_write import atomic_write
-from unet3d.data.nifti.reader import get_volume_shape, open_image
+from unet3d.data.nifti.reader import open_image
 
 
 def make_template(shape: tuple[int, ...], affine: np.ndarray) -> Any:
@@ -38,7 +38,7 @@ def open_probability_file(path: Path, classes: int, like: Any) -> Generator[np.n
     The disk space is allocated first, so that a full disk fails here and not while writing.
     """
     image = open_image(like) if isinstance(like, Path) else like
-    space = get_volume_shape(image)[:3]
+    space = image.shape[:3]
     header = _make_header(image, (*space, classes), np.float32)
     with atomic_write(path) as draft:
         with draft.open("wb") as file:
