@@ -118,7 +118,11 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("trainer.gradient_clip_val", [0, -1], "trainer.gradient_clip_val must be a number above"),
         ("trainer.check_val_every_n_epoch", [0], "trainer.check_val_every_n_epoch must be an int"),
         ("trainer.cuda_graph", ["x", 1, None], "trainer.cuda_graph must be auto, true or false"),
-        ("trainer.enable_progress_bar", ["x"], "trainer.enable_progress_bar must be true or false"),
+        (
+            "trainer.enable_progress_bar",
+            ["x"],
+            "trainer.enable_progress_bar must be auto, true or false",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused(key, values, expected):

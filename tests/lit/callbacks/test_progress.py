@@ -59,7 +59,10 @@ def test_the_limit_that_is_reached_first_counts():
     assert time_left.estimate_seconds(10, [0.51, 0.2]) == pytest.approx(40)
 
 
-@pytest.mark.parametrize(("bar", "callback"), [("true", ProgressBar), ("false", ProgressLines)])
+@pytest.mark.parametrize(
+    ("bar", "callback"),
+    [("true", ProgressBar), ("false", ProgressLines), ("auto", ProgressLines)],  # no terminal
+)
 def test_a_run_shows_a_bar_or_prints_lines(composed, tmp_path, bar, callback):
     run = build_training(composed(f"trainer.enable_progress_bar={bar}"), tmp_path)
     (progress,) = (c for c in run.trainer.callbacks if isinstance(c, ProgressBar | ProgressLines))

@@ -55,7 +55,7 @@ class TrainerSettings:
     accumulate_grad_batches: int
     gradient_clip_val: float | None
     cuda_graph: bool | Literal["auto"]
-    show_progress_bar: bool
+    show_progress_bar: bool | Literal["auto"]
 
     @property
     def several_processes(self) -> bool:
@@ -320,15 +320,16 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         gradient_clip_val=None
         if clip is None
         else read_float(config, "trainer.gradient_clip_val", exclusive=True),
-        cuda_graph=_parse_cuda_graph(read(config, "trainer.cuda_graph")),
-        show_progress_bar=read_bool(config, "trainer.enable_progress_bar"),
+        cuda_graph=_parse_bool_or_auto(config, "trainer.cuda_graph"),
+        show_progress_bar=_parse_bool_or_auto(config, "trainer.enable_progress_bar"),
     )
 
 
-def _parse_cuda_graph(value: Any) -> bool | Literal["auto"]:
+def _parse_bool_or_auto(config: DictConfig, key: str) -> bool | Literal["auto"]:
+    value = read(config, key)
     if value == "auto" or isinstance(value, bool):
         return value
-    raise UsageError(f"trainer.cuda_graph must be auto, true or false, got {value!r}")
+    raise UsageError(f"{key} must be auto, true or false, got {value!r}")
 
 
 def _parse_fold(value: Any) -> int | None:

@@ -1,5 +1,6 @@
 """Build the callbacks of a run, in the order in which Lightning calls them."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -115,7 +116,10 @@ def build_callbacks(
         },
         has_validation=bool(data.validation),
     )
-    progress = ProgressBar if settings.trainer.show_progress_bar else ProgressLines
+    show_bar = settings.trainer.show_progress_bar
+    if show_bar == "auto":
+        show_bar = sys.stdout.isatty()
+    progress = ProgressBar if show_bar else ProgressLines
     ordered: list[Callback] = [
         # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
         *([Prefetch(train_loader)] if device == "cuda" else []),
