@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
@@ -19,7 +19,7 @@ NO_MEMORY = (
 )
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 
-PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EROFS)
+PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
 
 def run_with_error_handling(
