@@ -40,10 +40,11 @@ from scripts.robustness.fuzzing.isolation import (
     LIMIT_SECONDS,
     Input,
     Outcome,
+    compose,
     run_command,
     run_isolated,
 )
-from scripts.robustness.fuzzing.volumes import draw_volumes, write_samples
+from scripts.robustness.fuzzing.volumes import SAMPLES, draw_volumes, write_samples
 from unet3d.cli.main import COMMANDS
 from unet3d.data.layouts.synthetic import write_dataset
 from unet3d.report.run_report import collect_versions, write_report
@@ -163,7 +164,10 @@ def fuzz(
     def run(item: Input) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "work"
-            shutil.copytree(original, folder)
+            unused = [] if item.kind == "volume" else [SAMPLES]
+            shutil.copytree(original, folder, ignore=shutil.ignore_patterns(*unused))
+            if item.is_file and item.words[0] != "load":
+                compose(item.words)  # in this process, for all later ones
             outcome = run_isolated(item, folder, lambda: act(item))
             results.add(item, outcome)
             if outcome.verdict in FAILURES and keep is not None:
@@ -230,7 +234,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes that run inputs")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind")
     parser.add_argument("--keep", type=Path, help="folder for the files of inputs that fail")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, help=f"default for {INPUTS} inputs: {OUTPUT.name}")
     options = parser.parse_args()
     prepare()
     start, results = time.perf_counter(), Results()
@@ -258,9 +262,9 @@ def main() -> int:
             re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", "?", failure).encode("utf-8", "replace").decode()
         )
     print(format_table(results))
-    if options.inputs >= INPUTS and options.kind is None:
-        seconds = time.perf_counter() - start
-        write_report(build_report(results, options.seed, seconds), options.output)
+    output = options.output or (OUTPUT if options.inputs >= INPUTS and not options.kind else None)
+    if output is not None:
+        write_report(build_report(results, options.seed, time.perf_counter() - start), output)
     return int(bool(results.failures))
 
 

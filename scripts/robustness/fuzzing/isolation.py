@@ -8,15 +8,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from stat import S_ISDIR
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory, gettempdir
 from types import SimpleNamespace
 from typing import Any
 
 import unet3d.cli.main
 from scripts.robustness.corrupted_inputs import fork
+from unet3d.cli.error_messages import run_with_error_handling
 from unet3d.config.settings.check import parse_check
 from unet3d.config.settings.compare import parse_compare
 from unet3d.config.settings.doctor import parse_doctor
@@ -87,10 +91,15 @@ class Input:
 
     kind: str
     words: tuple[str, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     parses_only: bool = False  # end when the config has been read into settings
     writes: str = "out"  # the folder that may be changed; the words may name others
     may_connect: bool = False  # a command that downloads or serves
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the words are those of a valid command, and a file that it reads is odd."""
+        return self.kind in ("checkpoint", "volume")
 
     def describe(self) -> str:
         """Return the command, and the sizes of the files."""
@@ -178,7 +187,7 @@ def run_isolated(item: Input, folder: Path, act: Callable[[], int] | None = None
         stderr=stderr,
         acts=[*acts, *(f"foreign file: {name}" for name in dict.fromkeys(changed))],
         timed_out=code == -signal.SIGKILL and seconds >= LIMIT_SECONDS,
-        is_file=item.kind in ("checkpoint", "volume"),
+        is_file=item.is_file,
     )
 
 
@@ -187,13 +196,34 @@ def run_command(item: Input) -> int:
     command, *words = item.words
     if command == "load":
         return load_checkpoint(words[0])
+    if item.is_file:
+        composed, folder = compose(item.words)
+        run = import_module(f"unet3d.cli.{command}").main
+        return run_with_error_handling(lambda: run(composed, folder), debug=False)
     if item.parses_only:
-        cli: Any = unet3d.cli.main  # of this process alone
-        cli.import_command = lambda name: SimpleNamespace(
-            main=lambda composed, folder: PARSERS[name](composed) and 0,
-            print_sweep_summary=lambda folder: None,
-        )
+        replace_commands(lambda name, composed, folder: PARSERS[name](composed) and 0)
     return unet3d.cli.main.main(item.words)
+
+
+@cache
+def compose(words: tuple[str, ...]) -> tuple[Any, Path]:
+    """Compose a command's config, which takes longer than most of what the command then does."""
+    found: list[tuple[Any, Path]] = []
+    own = unet3d.cli.main.import_command
+    with TemporaryDirectory() as scratch, chdir(scratch):
+        replace_commands(lambda _, composed, folder: found.append((composed, folder)) or 0)
+        code = unet3d.cli.main.main(words)
+        unet3d.cli.main.import_command = own
+        assert code == 0
+        return found[0][0], found[0][1].relative_to(Path.cwd())
+
+
+def replace_commands(act: Callable[[str, Any, Path], int]) -> None:
+    """Let commands do something else with their config and their folder."""
+    cli: Any = unet3d.cli.main
+    cli.import_command = lambda name: SimpleNamespace(
+        main=partial(act, name), print_sweep_summary=lambda folder: None
+    )
 
 
 def load_checkpoint(path: str) -> int:
@@ -201,7 +231,6 @@ def load_checkpoint(path: str) -> int:
     import numpy as np
 
     import unet3d
-    from unet3d.cli.error_messages import run_with_error_handling
 
     def segment() -> int:
         network = unet3d.load(path, device="cpu")
