@@ -170,6 +170,8 @@ def fuzz(
                 compose(item.words)  # in this process, for all later ones
             outcome = run_isolated(item, folder, lambda: act(item))
             results.add(item, outcome)
+            if results.verdicts.total() % 250 == 0:
+                print(f"job {number}: {results.verdicts.total()} of {count}", file=sys.stderr)
             if outcome.verdict in FAILURES and keep is not None:
                 name = f"{outcome.verdict} {number} {results.verdicts.total()}".replace(" ", "-")
                 shutil.copytree(folder, keep / name, symlinks=True, dirs_exist_ok=True)

@@ -64,9 +64,14 @@ def test_a_word_too_long_for_a_name_ends_a_command_with_one_line(capsys):
     assert capsys.readouterr().err.startswith("unet3d: no key or group 'a'")
 
 
-@pytest.mark.parametrize("word", ["trainer=3", "trainer=[[1]]"])
-def test_an_override_that_hydra_does_not_expect_ends_a_command_with_one_line(word, capsys):
+@pytest.mark.parametrize("word", ["trainer=3", "trainer=[[1]]", "--resolve"])
+def test_a_word_that_hydra_does_not_expect_ends_a_command_with_one_line(word, capsys):
     assert main(["doctor", word]) == 2
     error = capsys.readouterr().err
     assert error.startswith("unet3d: ")
     assert error.count("\n") == 1
+
+
+def test_an_error_brings_no_control_characters_to_a_terminal(capsys):
+    assert main(["doctor", "loss._target_='\x1b[2J\u202e'"]) == 2
+    assert "loss._target_ names \\x1b[2J\\u202e: a config" in capsys.readouterr().err
