@@ -220,6 +220,8 @@ BROKEN = {
     "the same key twice": "seed: 1\nseed: 2",
     "itself": "defaults: [x]",
     "itself by its group": "defaults: [/experiment: x]",
+    "a list in the defaults": "defaults: [[x]]",
+    "a number in the defaults": "defaults: [1]",
     "no option": "defaults: [{override /model: nothing}]",
 }
 

@@ -129,8 +129,25 @@ def test_what_a_run_does_not_save_is_refused_by_its_name(saved, run_from, path, 
         run_from(change(saved(), path, value), None)
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "message"),
+    [
+        ("exp_avg", float("nan"), "exp_avg contains NaN or infinite values"),
+        ("exp_avg", float("inf"), "exp_avg contains NaN or infinite values"),
+        ("exp_avg_sq", -1.0, "exp_avg_sq has the value -1, below 0"),
+        ("step", -1.0, "step has the value -1, below 0"),
+    ],
+)
+def test_numbers_that_no_step_gives_a_state_are_refused(saved, run_from, name, number, message):
+    path = (*STATE, name)
+    value = get(saved(), path).clone()
+    value.view(-1)[-1] = number
+    with pytest.raises(UsageError, match=message):
+        run_from(change(saved(), path, value), None)
+
+
 def test_states_that_share_their_values_are_refused(saved, run_from):
-    shared = get(saved(), (*STATE, "exp_avg"))
+    shared = get(saved(), (*STATE, "exp_avg_sq"))
     with pytest.raises(UsageError, match="shares its values"):
         run_from(change(saved(), (*STATE, "exp_avg_sq"), None) | _share(saved(), shared), None)
 

@@ -26,7 +26,13 @@ from unet3d.config.compose import (
 from unet3d.config.hydra_loader import checked_composition
 from unet3d.config.overrides import quote_override
 from unet3d.config.validate import check_config
-from unet3d.errors import EstimatedOutOfMemoryError, Interrupted, RunError, UsageError
+from unet3d.errors import (
+    EstimatedOutOfMemoryError,
+    Interrupted,
+    RunError,
+    UsageError,
+    summarize_error,
+)
 from unet3d.machine.distributed_env import detect_launcher
 
 Command = Callable[[ComposedConfig, Path], int]
@@ -64,16 +70,13 @@ def run_app(
 
     def compose_and_run() -> int:
         check_flags(command, args)
-        main = hydra.main(
-            version_base="1.3", config_path=str(get_config_dir()), config_name=command
-        )
         with checked_composition():
             if not sweep_flags or command != "train":
-                main(jobs.run)()
+                run_with_hydra(command, jobs.run)
                 return 0
             with lock_sweep(args, config_dirs) as words:
                 sys.argv = [f"unet3d {command}", *words]
-                main(jobs.run)()
+                run_with_hydra(command, jobs.run)
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
@@ -91,6 +94,17 @@ def run_app(
     if not failures or INTERRUPTED in jobs.codes:
         return code
     return failures[0] if len(jobs.codes) < 2 else 1
+
+
+def run_with_hydra(command: str, run_job: Callable[[DictConfig], None]) -> None:
+    """Let Hydra read sys.argv and run the jobs; what is wrong in a job, the job says itself."""
+    main = hydra.main(version_base="1.3", config_path=str(get_config_dir()), config_name=command)
+    try:
+        main(run_job)()
+    except UsageError:
+        raise
+    except ValueError as error:  # such as flags that need another one
+        raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
 
 
 @contextmanager

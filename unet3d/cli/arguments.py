@@ -41,6 +41,10 @@ def check_flags(command: str, args: Sequence[str]) -> None:
     known_args, unknown = parser.parse_known_args(list(args))
     if known_args.config_name is not None or known_args.config_path is not None:
         refuse("--config-name and --config-path cannot be given: --config-dir adds options")
+    if known_args.shell_completion or known_args.experimental_rerun is not None:
+        refuse(
+            "--shell-completion and --experimental-rerun, which unpickles a file, cannot be given"
+        )
     if not unknown:
         return
     flag, _, value = unknown[0].partition("=")

@@ -11,6 +11,7 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.check import parse_check
 from unet3d.data.findings import Finding, count_findings
 from unet3d.data.layouts.groups import describe_groups
+from unet3d.text import escape_unprintable
 from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 
 
@@ -36,7 +37,7 @@ def format_check_report(report: DatasetCheckResult) -> str:
         format_case_findings(case, list(group), report.root)
         for case, group in groupby(ordered, lambda finding: finding.case)
     ]
-    return "\n".join([*blocks, *summary])
+    return escape_unprintable("\n".join([*blocks, *summary]), keep="\n")
 
 
 def format_case_findings(case: str | None, findings: Sequence[Finding], root: Path) -> str:

@@ -4,11 +4,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from errno import EACCES, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
+from unet3d.text import escape_unprintable
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
 
@@ -19,7 +20,7 @@ NO_MEMORY = (
 )
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 
-PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EROFS)
+PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
 
 def run_with_error_handling(
@@ -49,7 +50,9 @@ def run_with_error_handling(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
+        # Names in files may hold what a terminal obeys.
+        message = escape_unprintable(format_error(error, command, args), keep="\n\t")
+        print(f"unet3d: {message}", file=sys.stderr)
         return get_exit_code(error)
 
 

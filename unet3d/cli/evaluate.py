@@ -7,7 +7,7 @@ from pathlib import Path
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.report.evaluation import make_score_rows
-from unet3d.text import format_columns, join_first
+from unet3d.text import escape_unprintable, format_columns, join_first
 from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.score_cases import CaseScores, build_evaluation
 
@@ -19,10 +19,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
     def print_case(case: CaseScores) -> None:
         outcome = f"Dice {case.dice:.4f}" if case.error is None else f"ERROR {case.error}"
-        print(f"{next(numbers)}/{total} {case.name}: {outcome}", file=sys.stderr)
+        warn(f"{next(numbers)}/{total} {case.name}: {outcome}")
 
     def warn(line: str) -> None:
-        print(line, file=sys.stderr)
+        print(escape_unprintable(line), file=sys.stderr)
 
     result = run_evaluation(evaluation, on_case=print_case, warn=warn)
     if names := evaluation.without_reference:

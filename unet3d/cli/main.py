@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -102,7 +103,8 @@ def collect_files(command: str, args: Sequence[str]) -> list[str]:
     """
     values = {n + 1 for n, a in enumerate(args) if a in FLAGS_WITH_VALUES}
     words = [a for n, a in enumerate(args) if a[:1] != "-" and n not in values]
-    files = [word for word in words if "=" not in word or Path(word).exists()]
+    # Path.exists raises an error if a word is too long for a name.
+    files = [word for word in words if "=" not in word or os.path.exists(word)]  # noqa: PTH110
     if not files or command not in ("compare", "view"):
         return list(args)
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in files]

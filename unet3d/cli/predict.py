@@ -10,6 +10,7 @@ from tqdm import tqdm
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.inference import InferenceSettings, parse_inference
 from unet3d.errors import summarize_error
+from unet3d.text import escape_unprintable
 from unet3d.workflows.inference.build import build_inference
 from unet3d.workflows.inference.predictor import ScanTask
 from unet3d.workflows.inference.prefetch import CaseQueue
@@ -51,7 +52,7 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
     def report(task: ScanTask, error: Exception) -> None:
         if settings.debug:
             traceback.print_exception(error)
-        failures.append(f"{task.scan.name}: {summarize_error(error)}")
+        failures.append(escape_unprintable(f"{task.scan.name}: {summarize_error(error)}"))
         print(f"unet3d: {failures[-1]}", file=sys.stderr, flush=True)
 
     with CaseQueue(job.predictor, job.tasks, prefetch=settings.prefetch) as queue:

@@ -16,13 +16,14 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.config.composed_check import check_composed
 from unet3d.config.config_dirs import get_config_dir
 from unet3d.config.user_configs import check_file
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 
 COMMAND_LINE_KEYS = (
     *("hydra.run.", "hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra.verbose"),
@@ -84,6 +85,10 @@ class CheckedLoader(ConfigLoaderImpl):
             config = super().load_configuration(config_name, overrides, *args, **kwargs)
         except RecursionError:
             raise UsageError("defaults: an option lists itself, or one that lists it") from None
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UsageError):
+            raise
+        except Exception as error:  # Hydra's, of files and words that it does not expect
+            raise UsageError(f"the config cannot be composed: {summarize_error(error)}") from error
         given = {o.key_or_group for o in OverridesParser.create().parse_overrides(overrides)}
         for group, option in config.hydra.runtime.choices.items():
             is_default = str(option) in DEFAULT_CHOICES and "@" not in group

@@ -26,6 +26,12 @@ from unet3d.lit.state_types import is_alike, is_count, is_number, matches
 Found = str | None
 """What is wrong; None if nothing."""
 
+NOT_NEGATIVE = (
+    *("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "exp_inf"),
+    *("row_var", "col_var", "variance", "mu_product", "step_size", "eta", "mu"),
+)
+"""States of torch's optimizers that count steps, or average squares and other sizes."""
+
 
 def find_problem(
     content: Mapping[str, Any], module: SegmentationModule, trainer: pl.Trainer
@@ -152,6 +158,8 @@ def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
             return f"{where} has {', '.join(map(str, state))}, not {', '.join(expected)}"
         for name, value in state.items():
             problem = find_odd_state(value, (expected or {}).get(name), parameters[key])
+            if problem is None and is_torch:
+                problem = find_odd_numbers(name, value)
             if problem is not None:
                 return f"{where}.{name} {problem}"
             if isinstance(value, Tensor) and value.numel():
@@ -222,6 +230,19 @@ def find_odd_state(value: Any, expected: Any, parameter: Tensor) -> Found:
     if isinstance(expected, Tensor):
         return f"is {shorten(value)}, not a tensor"
     return None if is_alike(value, like if expected is not None else value) else "is not alike"
+
+
+def find_odd_numbers(name: Any, value: Any) -> Found:
+    """Return why no step of torch's optimizers gives a state these numbers."""
+    if not isinstance(value, Tensor | int | float):
+        return None
+    numbers = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    if not numbers.is_floating_point() or not numbers.numel():
+        return None
+    low, high = (bound.item() for bound in numbers.aminmax())
+    if not isfinite(low) or not isfinite(high):
+        return "contains NaN or infinite values"
+    return f"has the value {low:.4g}, below 0" if low < 0 and name in NOT_NEGATIVE else None
 
 
 def predict_states(optimizer: Optimizer) -> list[dict[str, Any] | None]:

@@ -104,3 +104,37 @@ def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
     SimpleITK.WriteImage(image, str(file), True)
     cost = estimate_preprocessing_cost([file], Preprocessing(num_classes=2))
     assert cost.ram >= 2 * voxels.nbytes
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line", "other", "message"),
+    [
+        (".mha", "NDims = 3", "NDims = 1180591620717411303424", "NDims is 1180591620717411303424"),
+        (".mha", "NDims = 3", "NDims : 99", "NDims is 99"),
+        (".mha", "NDims = 3", "NDims = 3\nNDims = 99", "it has NDims twice"),
+        (".mha", "NDims = 3", f"NDims = 3\nComment = {'x' * 5000}", "a line has more than 1,000"),
+        (".mha", "Offset = ", "Offset = 1 2 3 4 5 6 7 8 9 ", "Offset is not 3 numbers"),
+        (".mha", "TransformMatrix = ", "TransformMatrix = nan ", "is not 9 numbers"),
+        (".mha", "NDims = 3", "NDims = 3\nHeaderSize = -5", "HeaderSize is -5"),
+        (
+            ".mha",
+            "ElementType = MET_FLOAT",
+            "ElementType = MET_STRING",
+            "ElementType is MET_STRING",
+        ),
+        (".mha", "= LOCAL", "= %n%n%s 1 9 1", "its voxels are in several files"),
+        (".mha", "= LOCAL", "= LIST\nx", "its voxels are in several files"),
+        (".nrrd", "dimension: 3", "dimension: 99", "dimension and sizes are not"),
+        (".nrrd", "encoding:", "byte skip: -9\nencoding:", "byte skip is -9"),
+        (".nrrd", "encoding:", "data file: %s 1 9 1\nencoding:", "voxels are in several files"),
+    ],
+)
+def test_numbers_that_size_buffers_are_read_before_the_library_reads_them(
+    tmp_path, voxels, suffix, line, other, message
+):
+    file = write_itk(tmp_path / f"a{suffix}", voxels.astype(np.float32), np.eye(4))
+    content = file.read_bytes()
+    assert line.encode() in content
+    file.write_bytes(content.replace(line.encode(), other.encode(), 1))
+    with pytest.raises(UsageError, match=f"has an invalid header: .*{message}"):
+        read_volume(file)

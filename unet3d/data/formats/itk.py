@@ -143,6 +143,9 @@ class Itk:
             import SimpleITK
         if not file.is_file():
             raise UnreadableFileError("is missing")
+        problem = self.text.find_problem(split_text(file, self.text.end)[0])
+        if problem is not None:
+            raise UnreadableFileError(f"has an invalid header: {problem}")
         reader: Any = SimpleITK.ImageFileReader()
         reader.SetFileName(str(file))
         with describe_read_errors():

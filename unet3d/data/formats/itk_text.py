@@ -4,6 +4,8 @@ SimpleITK names no truncated MetaImage, and it normalizes the axes of NRRD, whic
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
 from pathlib import Path
 from typing import Protocol
 
@@ -25,11 +27,41 @@ NRRD_SIGNS = {
 }
 """Factors from a space of NRRD to one whose axes point right, forward and up."""
 
+MAX_LINE = 1000
+"""Characters of a line: libraries read them into buffers of fixed sizes."""
+
+DIMENSIONS = range(2, 5)
+MAX_SIZE = 2**31 - 1
+
+META_TYPES = (
+    *("MET_CHAR", "MET_UCHAR", "MET_SHORT", "MET_USHORT", "MET_INT", "MET_UINT", "MET_LONG"),
+    *("MET_ULONG", "MET_LONG_LONG", "MET_ULONG_LONG", "MET_FLOAT", "MET_DOUBLE"),
+)
+
+META_COUNTS = {
+    **dict.fromkeys(("DimSize", "ElementSpacing", "ElementSize", "Offset", "Position"), 1),
+    **dict.fromkeys(("Origin", "CenterOfRotation"), 1),
+    **dict.fromkeys(("TransformMatrix", "Rotation", "Orientation"), 2),
+}
+"""Fields with a number for each axis (1), or for each pair of axes (2)."""
+
+META_INTS = {
+    "ElementNumberOfChannels": range(1, 2**16),
+    "HeaderSize": range(-1, MAX_SIZE),
+    "CompressedDataSize": range(2**53),
+}
+
+NRRD_INTS = {"line skip": range(MAX_SIZE), "byte skip": range(-1, MAX_SIZE)}
+
 
 class TextHeader(Protocol):
     """The text of one format."""
 
     end: bytes  # after which the voxels begin
+
+    def find_problem(self, text: str) -> str | None:
+        """Return what a library could stumble over that trusts the numbers in a text."""
+        ...
 
     def find_data_file(self, text: str) -> str | None:
         """Return the file of the voxels, if it is another."""
@@ -52,6 +84,21 @@ class NrrdText:
     """Lines of `field: value`, up to an empty line."""
 
     end = b"\n\n"
+
+    def find_problem(self, text: str) -> str | None:
+        """Return the line that is odd."""
+        lines = [line for line in text.splitlines() if ":=" not in line]  # a user's own values
+        fields, problem = parse_fields("\n".join(lines), ":")
+        dimension = parse_int(fields.get("dimension", ""))
+        sizes = [parse_int(word) for word in fields.get("sizes", "").split()]
+        if dimension not in DIMENSIONS or len(sizes) != dimension:
+            return "dimension and sizes are not those of a volume"
+        return (
+            problem
+            or find_odd_int(fields, NRRD_INTS)
+            or find_odd_size("sizes", sizes)
+            or find_many_files(fields.get("data file", fields.get("datafile", "")))
+        )
 
     def find_data_file(self, text: str) -> str | None:
         """Return the file of the voxels, if it is another."""
@@ -92,6 +139,27 @@ class MetaImageText:
 
     end = b"ElementDataFile = LOCAL\n"
 
+    def find_problem(self, text: str) -> str | None:
+        """Return the field that is odd."""
+        fields, problem = parse_fields(text, "=:", last="ElementDataFile")
+        if problem is not None:
+            return problem
+        dimension = parse_int(fields.get("NDims", ""))
+        if dimension not in DIMENSIONS:
+            return f"NDims is {fields.get('NDims', 'missing')[:40]}"
+        if fields.get("ElementType") not in META_TYPES:
+            return f"ElementType is {fields.get('ElementType', 'missing')[:40]}"
+        for name, power in META_COUNTS.items():
+            numbers = fields[name].split() if name in fields else ["0"] * dimension**power
+            if len(numbers) != dimension**power or not all(map(_is_finite, numbers)):
+                return f"{name} is not {dimension**power} numbers"
+        sizes = [parse_int(word) for word in fields.get("DimSize", "").split()]
+        return (
+            find_odd_int(fields, META_INTS)
+            or find_odd_size("DimSize", sizes)
+            or find_many_files(fields.get("ElementDataFile", ""))
+        )
+
     def find_data_file(self, text: str) -> str | None:
         """Return the file of the voxels, if it is another."""
         match = re.search(r"^ElementDataFile *= *(\S.*)$", text, re.MULTILINE)
@@ -112,6 +180,67 @@ class MetaImageText:
     def write_affine(self, text: str, affine: np.ndarray) -> str:
         """Leave it as SimpleITK writes it."""
         return text
+
+
+def parse_fields(text: str, separators: str, last: str = "") -> tuple[dict[str, str], str | None]:
+    r"""Return values by field, up to the last one, and a line that is too long or repeats one.
+
+    >>> parse_fields("NDims = 3\nDimSize: 4 5 6\nEnd = x\ny = 1", "=:", last="End")
+    ({'NDims': '3', 'DimSize': '4 5 6', 'End': 'x'}, None)
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, *value = (part.strip() for part in re.split(f"[{separators}]", line, maxsplit=1))
+        if len(line) > MAX_LINE:
+            return fields, f"a line has more than {MAX_LINE:,} characters"
+        if name in fields:
+            return fields, f"it has {name[:40]} twice"
+        if value and not name.startswith("#"):
+            fields[name] = value[0]
+        if name == last:
+            break
+    return fields, None
+
+
+def parse_int(word: str) -> int:
+    """Return a number; 0, which no axis has, if it is none.
+
+    >>> parse_int("12"), parse_int("1e3"), parse_int("9" * 5000)
+    (12, 0, 0)
+    """
+    return int(word) if re.fullmatch(r"[-+]?[0-9]{1,18}", word) else 0
+
+
+def find_odd_int(fields: Mapping[str, str], limits: Mapping[str, range]) -> str | None:
+    """Return the first number that is not in its limits."""
+    for name, limit in limits.items():
+        value = fields.get(name)
+        if value is not None and (
+            parse_int(value) not in limit or not value.lstrip("+-").isdigit()
+        ):
+            return f"{name} is {value[:40]}"
+    return None
+
+
+def find_odd_size(name: str, sizes: Sequence[int]) -> str | None:
+    """Return that there is no volume of this size."""
+    if not sizes or not all(0 < size <= MAX_SIZE for size in sizes) or prod(sizes) > 2**48:
+        return f"{name} is {' '.join(map(str, sizes)) or 'missing'}"
+    return None
+
+
+def find_many_files(name: str) -> str | None:
+    """Return that the voxels are in several files, whose names C would format."""
+    if "%" in name or name.split()[:1] == ["LIST"]:
+        return "its voxels are in several files: save them in one"
+    return None
+
+
+def _is_finite(word: str) -> bool:
+    try:
+        return isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def split_text(file: Path, end: bytes) -> tuple[str, int]:

@@ -1,0 +1,1 @@
+"""Inputs drawn at random, and the process that each of them is run in."""
