@@ -1,5 +1,6 @@
 """Atomic writes: after a crash a file or folder is the old one or the new one, never a part."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -15,6 +16,23 @@ def find_existing_dir(folder: Path) -> Path:
 
 
 @contextmanager
+def name_file(path: Path) -> Generator[None]:
+    """Name the file in errors of writing to it, which do not.
+
+    torch raises a RuntimeError where a file that was given to it cannot be written.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        if cause.filename is None and cause.errno is not None:
+            cause.filename = str(path)
+        raise cause from None
+
+
+@contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.
 
@@ -22,23 +40,44 @@ def atomic_write(path: Path) -> Generator[Path]:
     """
     draft = path.with_name(f".{os.getpid()}-{path.name}")  # writers choose a format by suffix
     try:
-        yield draft
-        with draft.open("r+b") as file:  # Windows syncs only what is open for writing
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        if error.filename is None and error.errno is not None:  # such as a full disk
+        with name_file(path):
+            yield draft
+            with draft.open("r+b") as file:  # Windows syncs only what is open for writing
+                sync_file(file.fileno())
+            draft.replace(path)
+    except BaseException as error:
+        with suppress(OSError):  # Windows removes no file that is still mapped
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft):
             error.filename = str(path)
         raise
-    finally:
-        with suppress(PermissionError):  # Windows removes no file that is still mapped
-            draft.unlink(missing_ok=True)
     if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder to sync it
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # Only a power failure could lose the new name; the file is complete under either.
+        with suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def sync_file(number: int) -> None:
+    """Write an open file to disk, where its file system can."""
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by a text in UTF-8; what is no regular file is written to."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with name_file(path):
+            path.write_text(text, "utf-8")
+        return
+    with atomic_write(path) as draft:
+        draft.write_text(text, "utf-8")
 
 
 @contextmanager
@@ -49,7 +88,8 @@ def create_folder(path: Path) -> Generator[Path]:
     """
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        yield draft
+        with name_file(path):
+            yield draft
         draft.chmod(0o755)
         try:
             draft.rename(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 
 STOP_SIGNALS = tuple(
@@ -34,6 +36,47 @@ class Interrupted(BaseException):
         self.exit_code = 130 if number == signal.SIGINT else 143
 
 
+CURES = {
+    errno.ENOSPC: "free space or inodes there (df -h, df -i), or choose another folder",
+    errno.EROFS: "its file system is mounted read-only: choose another folder",
+    errno.EACCES: "change its permissions, or choose another folder",
+    errno.EPERM: "change its permissions, or choose another folder",
+    errno.EIO: "check the disk, or the connection to it, then run the command again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another folder",
+    errno.EBUSY: "end the program that uses it, or choose another folder",
+    **dict.fromkeys(
+        (errno.EXDEV, errno.EMLINK, errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP),
+        "its file system cannot do this: choose another folder",
+    ),
+}
+if hasattr(errno, "EDQUOT"):  # Windows has neither
+    CURES[errno.EDQUOT] = "free space in your quota there, or choose another folder"
+    CURES[errno.ESTALE] = "mount its file system again, then run the command again"
+
+
+def get_cure(error: OSError) -> str:
+    """Return what to do about an error of a file system; nothing if the error says it.
+
+    >>> get_cure(OSError(errno.EPERM, ""))
+    'change its permissions, or choose another folder'
+    """
+    return "" if error.errno is None else CURES.get(error.errno, "")
+
+
+def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> str:
+    """Say in one line which file failed, how, and what to do.
+
+    >>> describe_os_error(OSError(errno.ENOENT, "No such file or directory", "a.nii"))
+    'a.nii: No such file or directory'
+    """
+    file = error.filename if path is None else path
+    name = None if file is None or isinstance(file, int) else os.fsdecode(file)
+    return ": ".join(filter(None, (name, error.strerror or str(error), get_cure(error))))
+
+
 def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return describe_os_error(error)
     return (str(error).strip() or type(error).__name__).splitlines()[0]

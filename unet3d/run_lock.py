@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.errors import UsageError
 
 NAME = "run.lock"
@@ -103,12 +104,13 @@ def acquire_lock(folder: Path, log: Log, *, launcher: int | None = None) -> RunL
         if not create_exclusively(successor, lock.record):
             continue  # another process was faster
         if lock.is_held():
-            draft = lock.path.with_name(f".{NAME}-{uuid4().hex}")
-            draft.write_bytes(lock.record)
-            draft.replace(lock.path)
-            for name, _ in holders[1:]:
-                name.unlink(missing_ok=True)
-            successor.unlink(missing_ok=True)
+            try:
+                with atomic_write(lock.path) as draft:
+                    draft.write_bytes(lock.record)
+                for name, _ in holders[1:]:
+                    name.unlink(missing_ok=True)
+            finally:
+                successor.unlink(missing_ok=True)
             break
         successor.unlink(missing_ok=True)  # the lock has been taken over and replaced
     return lock
@@ -138,7 +140,8 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file with its content, unless it exists; return whether it was created."""
     draft = path.with_name(f".{NAME}-{uuid4().hex}")
     try:
-        draft.write_bytes(content)
+        with name_file(path):
+            draft.write_bytes(content)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -148,8 +151,13 @@ def create_exclusively(path: Path, content: bytes) -> bool:
                 handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
             except FileExistsError:
                 return False
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
+            try:
+                with name_file(path), os.fdopen(handle, "wb") as file:
+                    file.write(content)
+            except OSError:
+                with suppress(OSError):
+                    path.unlink()
+                raise
         return True
     finally:
         with suppress(OSError):

@@ -8,7 +8,7 @@ from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, E
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
-from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
+from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, describe_os_error
 from unet3d.text import escape_unprintable
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
@@ -82,7 +82,7 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     if isinstance(error, UsageError | RunError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return describe_os_error(error)
     text = " ".join(str(error).split()) or type(error).__name__
     if is_out_of_memory(error):
         return (

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from unet3d.cli.output import write_output
+from unet3d.cli.output import write_figure, write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.lr import parse_lr
 from unet3d.lit.callbacks.preemption import SignalListener
@@ -32,7 +32,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     elif output.format == "png" and output.path is not None:
         choices = settings.training.composition.choices
         title = ", ".join(f"{group}={choices[group]}" for group in ("model", "optimizer", "loss"))
-        curve.plot(title).savefig(output.path, dpi=100)
+        write_figure(curve.plot(title), output.path, dpi=100)
     else:
         write_output(format_curve(curve, settings.steps), output.path)
     return 0

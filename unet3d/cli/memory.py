@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from unet3d.cli.output import write_output
+from unet3d.cli.output import write_figure, write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
 from unet3d.memory.comparison import comparison_to_dict, format_comparison
@@ -73,7 +73,7 @@ def show_memory(settings: MemorySettings) -> int:
     else:
         draw = plot_timeline if settings.view == "timeline" else plot_layers
         title = make_figure_title(resolve_fused(training))
-        draw(estimate, title).savefig(get_figure_path(settings), dpi=110)
+        write_figure(draw(estimate, title), get_figure_path(settings), dpi=110)
         print(output.path, file=sys.stderr)
     print(summary, file=sys.stderr)
     return 0
@@ -115,7 +115,7 @@ def print_variants(settings: MemorySettings, vary: str) -> int:
     if output.format == "png":
         bars = [(label, estimate) for label, estimate, _ in variants]
         title = f"vary={vary}, model={training.network.name}"
-        plot_variants(bars, title).savefig(get_figure_path(settings), dpi=110)
+        write_figure(plot_variants(bars, title), get_figure_path(settings), dpi=110)
         print(output.path, file=sys.stderr)
     elif output.format == "json":
         rows = []

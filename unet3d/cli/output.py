@@ -1,6 +1,9 @@
 """Print a command's result, or write it to a file."""
 
 from pathlib import Path
+from typing import Any
+
+from unet3d.atomic_write import atomic_write, write_text
 
 
 def write_output(text: str, path: Path | None) -> None:
@@ -8,4 +11,10 @@ def write_output(text: str, path: Path | None) -> None:
     if path is None:
         print(text)
     else:
-        path.write_text(text + "\n", "utf-8")
+        write_text(path, text + "\n")
+
+
+def write_figure(figure: Any, path: Path, *, dpi: int) -> None:
+    """Write a figure of matplotlib as PNG."""
+    with atomic_write(path) as draft:
+        figure.savefig(draft, dpi=dpi, format="png")

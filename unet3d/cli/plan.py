@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from unet3d.atomic_write import write_text
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.planning import parse_planning
 from unet3d.config.settings.training import TrainingSettings
@@ -48,7 +49,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
-    path.write_text(header + render_experiment(training, dataset, plan), "utf-8")
+    write_text(path, header + render_experiment(training, dataset, plan))
     figure = path.with_suffix(".png")
     draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")

@@ -68,7 +68,8 @@ def write_description(
     write_json(make_monai_metadata(pipeline), configs / "metadata.json")
     write_json(make_monai_inference(pipeline), configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
-    torch.save({}, folder / "models" / MONAI_LABEL_FILE)
+    with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
+        torch.save({}, file)
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ def write_torch_export(program: ExportedProgram, path: Path, metadata: Mapping[s
 
     The metadata becomes an extra file inside, unet3d.json.
     """
+    content, extra = BytesIO(), {METADATA_FILE: json.dumps(metadata, indent=1)}
     with suppress_output():
-        torch.export.save(
-            program, path, extra_files={METADATA_FILE: json.dumps(metadata, indent=1)}
-        )
+        torch.export.save(program, content, extra_files=extra)  # a full disk ends the process
+    path.write_bytes(content.getbuffer())
     return f"torch.export of torch {torch.__version__}"
 
 

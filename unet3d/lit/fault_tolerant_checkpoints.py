@@ -1,8 +1,10 @@
 """Checkpoints that survive a full disk: training continues with a warning."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unet3d.errors import get_cure
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.lit.loggers.append_only_file import warn
 
@@ -19,17 +21,22 @@ class FaultTolerantCheckpointIO(AtomicCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        path = Path(path)
+        super_save = super().save_checkpoint
+        self._try(Path(path), lambda: super_save(checkpoint, path, storage_options))
+
+    def copy_checkpoint(self, path: Path, target: Path) -> None:
+        super_copy = super().copy_checkpoint
+        self._try(target, lambda: super_copy(path, target))
+
+    def _try(self, path: Path, write: Callable[[], None]) -> None:
+        """Write a checkpoint; warn once if that fails, and note why."""
         try:
-            super().save_checkpoint(checkpoint, path, storage_options)
-        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError from OSError
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError):
-                raise
+            write()
+        except OSError as error:
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
-            message = f"{path}: {cause.strerror}; {kept}"
+            message = f"{path}: {error.strerror}; {kept}"
             if path.name not in self.failed_saves:
-                warn(f"{message}; training continues")
-            self.failed_saves[path.name] = message
+                warn(f"{message}; training continues: {get_cure(error)}")
+            self.failed_saves[path.name] = f"{message}: {get_cure(error)}"
         else:
             self.failed_saves.pop(path.name, None)

@@ -4,14 +4,17 @@ They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tens
 tests/lit/test_lightning_internals.py says which one changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
+from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard.writer import FileWriter, SummaryWriter
 
 
@@ -113,12 +116,19 @@ def get_file_writer(writer: SummaryWriter) -> FileWriter:
     return writer._get_file_writer()
 
 
-def replace_event_file(writer: FileWriter, open_file: Callable[[Path], Any]) -> None:
-    """Close a writer's event file, and write to what `open_file` returns for its path."""
-    events: Any = writer.event_writer
-    records = events._async_writer._writer
-    records._writer.close()
-    records._writer = open_file(Path(events._file_name))
+@contextmanager
+def replace_event_files(open_file: Callable[[Path], Any]) -> Generator[None]:
+    """Let writers that are created in the context write to what `open_file` returns for a path."""
+    original: Any = event_file_writer.tf
+    gfile = SimpleNamespace(
+        makedirs=original.io.gfile.makedirs, GFile=lambda path, mode: open_file(Path(path))
+    )
+    module: Any = event_file_writer
+    module.tf = SimpleNamespace(io=SimpleNamespace(gfile=gfile))
+    try:
+        yield
+    finally:
+        module.tf = original
 
 
 def _progress(

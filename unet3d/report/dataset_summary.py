@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from unet3d.atomic_write import atomic_write
 from unet3d.report.slices import get_palette
 from unet3d.text import pluralize
 
@@ -96,4 +97,5 @@ def draw_dataset_summary(
         box.set_facecolor(color)
     volumes.set_yticks(range(1, len(classes)), classes[1:])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")
-    figure.savefig(path, dpi=100)
+    with atomic_write(path) as draft:
+        figure.savefig(draft, dpi=100, format="png")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
@@ -56,8 +56,17 @@ class NumPy:
         self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
     ) -> None:
         """Write the array alone."""
-        with atomic_write(path) as draft, draft.open("wb") as file:
-            np.save(file, labels)
+        with atomic_write(path) as draft:
+            save_array(draft, labels)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array as np.save does, which cannot say why a file cannot be written."""
+    array = np.ascontiguousarray(array)
+    header = np.lib.format.header_data_from_array_1_0(array)
+    with name_file(path), path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array.data)
 
 
 def _map(file: Path) -> np.ndarray:

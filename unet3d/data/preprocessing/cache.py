@@ -37,7 +37,7 @@ from unet3d.data.preprocessing.resampling import (
     get_spacing,
 )
 from unet3d.data.preprocessing.statistics import Statistics
-from unet3d.errors import UsageError
+from unet3d.errors import RunError, UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
@@ -90,7 +90,11 @@ class CachedVolume:
     @property
     def statistics(self) -> Statistics:
         """Return the statistics of the case before normalization."""
-        return Statistics.from_dict(read_entry(self.folder)["values"]["statistics"])
+        try:
+            values = read_entry(self.folder)["values"]
+        except DamagedEntryError as error:  # it was verified when the run began
+            raise RunError(f"{self.folder}: {error}: run the command again") from error
+        return Statistics.from_dict(values["statistics"])
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

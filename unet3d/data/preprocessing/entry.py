@@ -8,6 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
+from unet3d.atomic_write import name_file
+from unet3d.data.formats.numpy_file import save_array
+
 VALUES = "values.json"
 
 
@@ -23,11 +26,12 @@ def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[
     records = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
-        np.save(folder / f"{name}.npy", array)
+        save_array(folder / f"{name}.npy", array)
         records[name] = {**_describe(array), "crc32": crc32(array.data)}
     content = json.dumps({"values": values, "arrays": records})
     text = f"{content}\n{crc32(content.encode())}\n"
-    (folder / VALUES).write_text(text, "utf-8")
+    with name_file(folder / VALUES):
+        (folder / VALUES).write_text(text, "utf-8")
 
 
 def read_entry(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import create_folder
+from unet3d.atomic_write import create_folder, name_file
 
 try:
     import fcntl
@@ -30,12 +30,19 @@ def lock_cache(
     """
     draft = folder.with_name(f".{folder.name}")
     while not is_usable(folder):
+        is_new = False
         with suppress(FileExistsError):  # exist_ok=True raises it if the folder is then renamed
             draft.mkdir()
+            is_new = True
         try:
             handle = lock_folder(draft)
         except FileNotFoundError:  # another process has just renamed or removed it
             continue
+        except OSError:
+            if is_new:
+                with suppress(OSError):
+                    draft.rmdir()
+            raise
         if handle is None:
             shutil.rmtree(draft, ignore_errors=True)
             with create_folder(folder) as own:
@@ -81,7 +88,8 @@ def lock_folder(folder: Path) -> int | None:
         return None
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with name_file(folder):
+            fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as error:
         os.close(handle)
         if error.errno in NO_LOCKS:

@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from unet3d.atomic_write import name_file
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
@@ -36,6 +38,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         save_checkpoint(checkpoint, Path(path))
+
+    def copy_checkpoint(self, path: Path, target: Path) -> None:
+        """Replace another checkpoint by one that was saved."""
+        replace_with_copy(path, target)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Load the checkpoint to resume; what is restored is what is checked here."""
@@ -91,7 +97,7 @@ class LastCheckpoint(Callback):
         start = time.monotonic()
         if trainer.is_global_zero:
             if self.path.exists():
-                replace_with_copy(self.path, self.path.with_name(PREVIOUS))
+                copy_checkpoint(trainer, self.path, self.path.with_name(PREVIOUS))
             write_checkpoint(trainer, self.path)
         self.saved_at = time.monotonic()
         self.save_seconds, self.saved_step = self.saved_at - start, trainer.global_step
@@ -137,11 +143,12 @@ class BestCheckpoint(Callback):
         path = self._get_path(step)
         write_checkpoint(trainer, path)
         if is_best and path.exists():
-            replace_with_copy(path, self.path)
+            copy_checkpoint(trainer, path, self.path)
         kept = {self._get_path(step) for _, step in self.ranking}
         for other in self.folder.glob("best-step=*.ckpt"):
             if other not in kept:
-                other.unlink(missing_ok=True)
+                with suppress(OSError):  # the next validation tries again
+                    other.unlink()
 
     def _get_path(self, step: int) -> Path:
         return self.folder / f"best-step={step:06d}.ckpt"
@@ -167,19 +174,31 @@ def write_checkpoint(trainer: pl.Trainer, path: Path) -> None:
     trainer.strategy.checkpoint_io.save_checkpoint(dump_checkpoint(trainer), path)
 
 
+def copy_checkpoint(trainer: pl.Trainer, path: Path, target: Path) -> None:
+    """Replace a checkpoint of a run by a copy of another."""
+    io = trainer.strategy.checkpoint_io
+    copy = io.copy_checkpoint if isinstance(io, AtomicCheckpointIO) else replace_with_copy
+    copy(path, target)
+
+
 def replace_with_copy(path: Path, target: Path) -> None:
     """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
     link = path.with_name(f".{os.getpid()}-{target.name}")
-    link.unlink(missing_ok=True)
     try:
-        os.link(path, link)
-    except OSError:  # a filesystem without hard links
-        shutil.copyfile(path, link)
-    link.replace(target)
-    link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
+        link.unlink(missing_ok=True)
+        try:
+            os.link(path, link)
+        except OSError:  # a filesystem without hard links
+            with name_file(target):
+                shutil.copyfile(path, link)
+        link.replace(target)
+    finally:
+        with suppress(OSError):
+            link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of killed runs."""
     for draft in folder.glob(".[0-9]*-*.ckpt"):
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()

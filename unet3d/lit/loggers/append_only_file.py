@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from unet3d.errors import get_cure
+
 
 class AppendOnlyFile:
     """A file to which a record is appended completely or not at all.
@@ -35,7 +37,7 @@ class AppendOnlyFile:
             self.warned = True
             warn(
                 f"{self.path.parent}: {error.strerror}; some metrics were not logged; training "
-                "continues"
+                f"continues: {get_cure(error)}"
             )
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ import yaml
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.atomic_write import atomic_write
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.loggers.image_file import write_image
 from unet3d.lit.loggers.run_logger import RunFacts
@@ -75,7 +75,8 @@ class CsvLogger(Logger):
         """Delete the rows from `step` on; the last row left may still get values."""
         if not self.path.exists():
             return
-        rows = self._read_rows()
+        with name_file(self.path):
+            rows = self._read_rows()
         self.columns = list(rows[0]) if rows else []
         rows = [row for row in rows if row["step"] and int(row["step"]) < step]
         last = rows.pop() if rows else None

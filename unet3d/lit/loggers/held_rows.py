@@ -70,7 +70,7 @@ class HeldRows:
         try:
             path = write_image(self.folder, name, image, step)
         except OSError as error:
-            self._warn(str(error.strerror))
+            self._warn(summarize_error(error))
         else:
             self.add({name: path}, step)
 
@@ -92,7 +92,7 @@ class HeldRows:
             with atomic_write(self._path) as draft:
                 draft.write_text(json.dumps(content), "utf-8")
         except OSError as error:
-            self._warn(str(error.strerror))
+            self._warn(summarize_error(error))
 
     @property
     def _path(self) -> Path:

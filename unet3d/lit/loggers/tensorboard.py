@@ -1,5 +1,6 @@
 """Log to TensorBoard: curves, charts, images, config and hyperparameters."""
 
+from contextlib import nullcontext
 from textwrap import indent
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.tensorboard.summary import hparams
 from unet3d.lit.lightning_internals import (
     get_file_writer,
     has_writer,
-    replace_event_file,
+    replace_event_files,
     set_purge_step,
 )
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
@@ -50,11 +51,8 @@ class FaultTolerantTensorBoardLogger(TensorBoardLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """Return TensorBoard's writer."""
-        created = has_writer(self)
-        writer = super().experiment
-        if not created:
-            replace_event_file(get_file_writer(writer), AppendOnlyFile)
-        return writer
+        with replace_event_files(AppendOnlyFile) if not has_writer(self) else nullcontext():
+            return super().experiment
 
     def start(self, facts: RunFacts, step: int) -> None:
         """Write the config, the charts and the hyperparameters.

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
@@ -172,7 +172,7 @@ def temporary_output(output: Path) -> Generator[Path]:
     except OSError as error:
         where = output.parent.absolute()
         raise UsageError(f"output={output}: cannot write to {where}: {error.strerror}") from error
-    with folder as name:
+    with folder as name, name_file(output):
         yield Path(name) / output.name
 
 

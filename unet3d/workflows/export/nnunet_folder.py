@@ -44,7 +44,8 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
         "current_epoch": 0,
         "_best_ema": None,
     }
-    torch.save(content, path / CHECKPOINT)
+    with (path / CHECKPOINT).open("wb") as file:
+        torch.save(content, file)
     files = "files in any orientation"
     if preprocessing.orientation != "RAS":
         files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"

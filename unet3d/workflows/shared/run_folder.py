@@ -6,6 +6,7 @@ from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from pathlib import Path
 
+from unet3d.atomic_write import write_text
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
 from unet3d.run_lock import NAME, RunLock, acquire_lock
@@ -157,4 +158,4 @@ def write_records(folder: Path, records: Mapping[str, str]) -> None:
     """Write what Hydra would: the composed config, its own settings, and the overrides."""
     for name, text in records.items():
         (folder / ".hydra").mkdir(exist_ok=True)
-        (folder / ".hydra" / name).write_text(text, "utf-8")
+        write_text(folder / ".hydra" / name, text)

@@ -72,6 +72,8 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     for path in checkpoints if cleaned else []:
         update_metadata(path, {"keep_largest_component": cleaned_classes})
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
+    for name, reason in result.errors.items():
+        log(f"{name} is not scored: {reason}")
     return {
         "checkpoint": str(checkpoints[0]),
         "largest_component": cleaned_classes,

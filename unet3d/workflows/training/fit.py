@@ -12,12 +12,14 @@ from typing import Any, cast
 import torch
 import yaml
 
+from unet3d.atomic_write import write_text
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import (
     DoesNotFitError,
     Interrupted,
     RunError,
     UsageError,
+    describe_os_error,
     summarize_error,
 )
 from unet3d.lit.callbacks.preemption import SignalListener
@@ -145,7 +147,8 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     is_main = run.process.rank == 0
     if start.is_finished:
         report = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        if not report.get("finished") or "evaluation" in report or not should_evaluate(run):
+        scored = "evaluation" in report and not report["evaluation"]["errors"]
+        if not report.get("finished") or scored or not should_evaluate(run):
             log(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
                 "max_steps or max_time, or the patience of early stopping, to continue"
@@ -156,7 +159,7 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
         if is_main:
             run.folder.mkdir(parents=True, exist_ok=True)
             config = yaml.safe_dump(dict(run.config), sort_keys=False)
-            (run.folder / "config.yaml").write_text(config, "utf-8")
+            write_text(run.folder / "config.yaml", config)
             write_records(run.folder, run.settings.composition.records)
         device = run.trainer.strategy.root_device
         prepare_kernels(run.settings, run.precision, device, log=log)
@@ -217,7 +220,7 @@ def try_write_report(report: dict[str, Any], path: Path) -> list[str]:
     try:
         run_report.write_report(report, path)
     except OSError as error:
-        return [f"{path}: {error.strerror}"]
+        return [describe_os_error(error, path)]
     return []
 
 
