@@ -14,24 +14,25 @@ def open_image(file: Path) -> Any:
     """Open an image: its header is read, its voxels are not."""
     import nibabel
 
-    if not file.is_file():
-        raise UsageError(f"{file.absolute()} is missing")
     _read_header(file)  # nibabel reads all that precedes the voxels
     try:
-        image: Any = nibabel.load(file)
+        return nibabel.load(file)
     except Exception as error:  # nibabel's errors do not name the file
         raise UsageError(f"{file} cannot be read as a volume: {error}") from error
-    shape = get_volume_shape(image)
-    if len(shape) not in (3, 4) or min(shape) < 1:
-        raise UsageError(f"{file} must be a 3D volume, but has shape {list(image.shape)}")
-    return image
 
 
 def _read_header(file: Path) -> Header:
+    """Return the header of a 3D volume, with channels or without."""
+    if not file.is_file():
+        raise UsageError(f"{file.absolute()} is missing")
     try:
-        return read_header(file)
+        header = read_header(file)
     except UnreadableFileError as error:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
+    shape = get_volume_shape(header)
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise UsageError(f"{file} must be a 3D volume, but has shape {list(header.shape)}")
+    return header
 
 
 def get_volume_shape(image: Any) -> tuple[int, ...]:
@@ -44,7 +45,6 @@ def get_volume_shape(image: Any) -> tuple[int, ...]:
 
 def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers."""
-    image = open_image(file)
     header = _read_header(file)
     try:
         array = read_stored(file, header)
@@ -52,9 +52,9 @@ def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
     if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
         array = apply_scaling(array, header.slope, header.inter)
-    array = array.reshape(get_volume_shape(image))
+    array = array.reshape(get_volume_shape(header))
     channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
-    return channels, image.affine
+    return channels, header.affine
 
 
 def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
