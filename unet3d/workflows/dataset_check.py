@@ -14,6 +14,7 @@ from unet3d.data.checks.headers import (
     describe_extent,
     describe_formats,
     find_assumptions,
+    read_image_headers,
 )
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
@@ -47,7 +48,8 @@ def check_dataset(
     findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
     too_large = {f.case for f in findings if f.is_too_large}
     findings = [*layout.find_problems(), *findings]
-    findings += find_assumptions(cases)
+    headers = read_image_headers(cases)
+    findings += find_assumptions(headers, len(cases))
     if groups is None and data.splits is None:
         hint = find_likely_groups([case.name for case in cases])
         findings += [] if hint is None else [hint]
@@ -72,6 +74,6 @@ def check_dataset(
         cases=cases,
         findings=[finding for finding in findings if not finding.is_hint],
         hints=[finding for finding in findings if finding.is_hint],
-        summary=f"{describe_formats(cases)}, {describe_extent(cases)}; {names}",
+        summary=f"{describe_formats(cases)}, {describe_extent(headers)}; {names}",
         groups=groups,
     )

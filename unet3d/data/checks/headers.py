@@ -164,6 +164,8 @@ def check_alignment(
     header: VolumeHeader, other: VolumeHeader, name: str
 ) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) if a file's grid is not that of another file, called `name`."""
+    if header.shape[:3] == other.shape[:3] and np.array_equal(header.affine, other.affine):
+        return  # most files: what follows takes longer than reading a header
     from nibabel.orientations import aff2axcodes
 
     if header.shape[:3] != other.shape[:3]:
@@ -200,17 +202,23 @@ def describe_formats(cases: Sequence[Case]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def find_assumptions(cases: Sequence[Case]) -> list[Finding]:
-    """Return hints on what the images do not say of their spacing."""
-    counts: Counter[str] = Counter()
+def read_image_headers(cases: Sequence[Case]) -> list[VolumeHeader]:
+    """Return the header of the first image of each case, without those that cannot be read."""
+    headers = []
     for case in cases:
         with suppress(UnreadableFileError):
-            counts[read_header(case.images[0]).assumption or ""] += 1
+            headers.append(read_header(case.images[0]))
+    return headers
+
+
+def find_assumptions(headers: Sequence[VolumeHeader], cases: int) -> list[Finding]:
+    """Return hints on what the images of `cases` cases do not say of their spacing."""
+    counts = Counter(header.assumption or "" for header in headers)
     return [
         Finding(
             case=None,
             file=None,
-            message=f"{count} of {len(cases)} cases have {assumption}",
+            message=f"{count} of {cases} cases have {assumption}",
             advice="write the voxel size into the files, unless it is the same in all of them",
             is_hint=True,
         )
@@ -219,17 +227,12 @@ def find_assumptions(cases: Sequence[Case]) -> list[Finding]:
     ]
 
 
-def describe_extent(cases: Sequence[Case]) -> str:
-    """Describe the ranges of sizes and spacings of all readable images."""
-    headers = []
-    for case in cases:
-        with suppress(UnreadableFileError):
-            header = read_header(case.images[0])
-            if is_3d(header) and has_valid_affine(header):
-                headers.append(header)
-    if not headers:
+def describe_extent(headers: Sequence[VolumeHeader]) -> str:
+    """Describe the ranges of sizes and spacings of images."""
+    valid = [header for header in headers if is_3d(header) and has_valid_affine(header)]
+    if not valid:
         return "no readable image"
-    shapes, spacings = zip(*((h.shape[:3], h.spacing_mm) for h in headers), strict=True)
+    shapes, spacings = zip(*((h.shape[:3], h.spacing_mm) for h in valid), strict=True)
     return f"{format_range(shapes)} voxels of {format_range(spacings)} mm"
 
 

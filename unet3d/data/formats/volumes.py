@@ -132,7 +132,8 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
         format = find_format(path)
         channels, affine = format.read_volume(path)
         check_shape(path, channels.shape[1:])
-        header = None if grid is None else format.read_header(path)
+        is_part = grid is not None and channels.shape[1:4] != grid.shape[:3]
+        header = format.read_header(path) if is_part else None
     if grid is not None and header is not None and header.may_be_cropped:
         offset = find_offset(header, grid)
         if offset is not None:

@@ -14,28 +14,28 @@ def open_image(file: Path) -> Any:
     """Open an image: its header is read, its voxels are not."""
     import nibabel
 
-    if not file.is_file():
-        raise UsageError(f"{file.absolute()} is missing")
-    shape = _read_header(file).shape  # nibabel reads all that precedes the voxels
+    _read_header(file)  # nibabel reads all that precedes the voxels
     try:
-        image: Any = nibabel.load(file)
+        return nibabel.load(file)
     except Exception as error:  # nibabel's errors do not name the file
         raise UsageError(f"{file} cannot be read as a volume: {error}") from error
-    if len(shape) not in (3, 4) or min(shape) < 1:
-        raise UsageError(f"{file} must be a 3D volume, but has shape {list(shape)}")
-    return image
 
 
 def _read_header(file: Path) -> Header:
+    """Return the header of a 3D volume, with channels or without."""
+    if not file.is_file():
+        raise UsageError(f"{file.absolute()} is missing")
     try:
-        return read_header(file)
+        header = read_header(file)
     except UnreadableFileError as error:
         raise UsageError(f"{file} cannot be read as a volume: it {error}") from error
+    if len(header.shape) not in (3, 4) or min(header.shape) < 1:
+        raise UsageError(f"{file} must be a 3D volume, but has shape {list(header.shape)}")
+    return header
 
 
 def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers."""
-    image = open_image(file)
     header = _read_header(file)
     try:
         array = read_stored(file, header)
@@ -44,7 +44,7 @@ def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
     if (header.slope, header.inter) != (1, 0) and header.dtype.kind in "iuf":
         array = apply_scaling(array, header.slope, header.inter)
     channels = array[None] if array.ndim == 3 else np.moveaxis(array, -1, 0)
-    return channels, image.affine
+    return channels, header.affine
 
 
 def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:

@@ -48,7 +48,7 @@ def read_header(file: Path) -> Header:
     if not file.name.endswith(NIFTI_SUFFIXES):
         raise UnreadableFileError("is not named .nii or .nii.gz")
     with open_stream(file) as stream:
-        block = stream.read(540)
+        block = stream.read(544)
     for kind in (Nifti1Header, Nifti2Header):
         if not kind.may_contain_header(block):
             continue
@@ -75,7 +75,8 @@ def read_header(file: Path) -> Header:
                 f"has an invalid header: its voxels begin at byte {header.offset:,}, beyond "
                 f"{MAX_OFFSET:,}"
             )
-        check_extensions(file, fields.sizeof_hdr, header.offset, fields.endianness)
+        if block[fields.sizeof_hdr : fields.sizeof_hdr + 1] > b"\0":
+            check_extensions(file, fields.sizeof_hdr + 4, header.offset, fields.endianness)
         size = file.stat().st_size
         if file.suffix == ".gz" and get_data_bytes(header) > MAX_DEFLATE_RATIO * size:
             raise UnreadableFileError(f"is too short for {prod(header.shape):,} voxels")
@@ -97,15 +98,13 @@ def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def check_extensions(file: Path, start: int, offset: int, endianness: str) -> None:
+def check_extensions(file: Path, position: int, offset: int, endianness: str) -> None:
     """Refuse extensions of the header that do not end before the first voxel.
 
     nibabel would read as much as they declare.
     """
     with open_stream(file) as stream:
-        stream.seek(start)
-        position = start + len(has_any := stream.read(4))
-        while has_any[:1] not in (b"", b"\0") and position + 16 <= offset:
+        while position + 16 <= offset:
             stream.seek(position)
             size = int.from_bytes(stream.read(4), ORDERS[endianness], signed=True)
             position += size
