@@ -19,6 +19,7 @@ class StandIn:
     """What a callback reads of a trainer and of a module."""
 
     is_global_zero, sanity_checking, should_stop, loggers = True, False, False, ()
+    checkpoint_io = None
 
     def __init__(self):
         self.callback_metrics, self.global_step, self.saved = {}, 0, []
