@@ -1,7 +1,8 @@
 """Run a network's graph with OpenVINO on the CPU."""
 
+import sys
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ class OpenVinoSession:
     """A graph that OpenVINO has compiled for this CPU; it takes any batch size."""
 
     def __init__(self, program: ExportedProgram, *, dtype: torch.dtype = torch.float32):
+        # Or openvino would fork this process, each time, to report its use to its makers.
+        sys.modules.setdefault("openvino_telemetry", cast(Any, None))
         with suppress_output():  # absl, which it imports, would keep the stream, and close it
             import openvino
 

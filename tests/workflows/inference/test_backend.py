@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import nibabel
 import numpy as np
 import pytest
@@ -110,3 +113,17 @@ def test_windows_of_another_backend_are_counted_without_a_peak_of_the_process(
     monkeypatch.setattr(peak, "read_resident_peak", lambda: None)
     _, predictor = segment(ensemble, task, "openvino")
     assert predictor.window_bytes >= 4 * 5 * 3 * np.prod(PATCH)  # at least the logits
+
+
+def test_openvino_starts_no_process_and_connects_to_nothing():
+    code = (
+        "import sys, time, torch; events = []\n"
+        "names = ('os.fork', 'os.posix_spawn', 'subprocess.', 'socket.connect', 'socket.getaddr')\n"
+        "hook = lambda name, _: events.append(name) if name.startswith(names) else None\n"
+        "from unet3d.export.openvino_session import OpenVinoSession\n"
+        "program = torch.export.export(torch.nn.ReLU(), (torch.ones(1, 1, 4, 4, 4),))\n"
+        "sys.addaudithook(hook); OpenVinoSession(program); time.sleep(1); print(events)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
