@@ -1,4 +1,4 @@
-"""Building what a config or a checkpoint may name has no side effect."""
+"""Building and calling what a config or a checkpoint may name has no side effect."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ DOWNLOADS = {"pretrained", "weights", "progress", "pretrained_path", "weights_pa
 
 
 def build_all(folder, *more):
-    """Build every class in a process of its own; return a line for each one that acts."""
+    """Build and call every class in a process of its own; return a line for each one that acts."""
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.config.helpers.build_constructors", *more],
         cwd=folder,
@@ -34,11 +34,10 @@ def build_all(folder, *more):
     return lines
 
 
-def test_no_class_that_a_config_may_name_acts_when_it_is_built(tmp_path):
-    probe = "tests.config.helpers.acting.Writer"
-    lines = build_all(tmp_path, probe)
-    assert lines
-    assert all(line.startswith(f"{probe} | writes ") for line in lines)
+def test_no_class_that_a_config_may_name_acts_when_it_is_built_or_called(tmp_path):
+    probes = [f"tests.config.helpers.acting.{name}" for name in ("Writer", "WritingModule")]
+    lines = build_all(tmp_path, *probes)
+    assert {line.partition(" | writes ")[0] for line in lines} == set(probes)
 
 
 @pytest.mark.parametrize("package", CONFIGURED)

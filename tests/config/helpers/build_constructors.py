@@ -1,4 +1,4 @@
-"""Build every class that a config may name under an audit hook, and print what each one does.
+"""Build and call every class that a config may name under an audit hook; print what each does.
 
 Run as a module, in a process of its own: an audit hook cannot be removed.
 """
@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from hydra.utils import get_object
 
+from unet3d import UNet3D
 from unet3d.config.constructors import CONFIGURED, TRAINER
 
 WEIGHT = torch.nn.Parameter(torch.zeros(4, 4))
@@ -46,9 +48,35 @@ OWN: dict[str, dict[str, Any]] = {
     "OffloadActivations": {"encoders": ["store_last"], "decoders": ["store_all"]},
     "Pairs": {"images": "i/*.nii.gz", "labels": "l/*.nii.gz", "channels": None, "classes": None},
     "OneCycleLR": {"total_steps": 3},
+    "LocalResponseNorm": {"size": 2},
+    "Upsample": {"scale_factor": 2},
     "Trainer": {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"},
 }
 """By class."""
+
+VOLUME, LABELS = torch.rand(2, 4, 16, 16, 16), torch.zeros(2, 1, 16, 16, 16, dtype=torch.long)
+BOXES = torch.tensor([[0.0, 0, 0, 1, 1, 1]])
+INPUTS: tuple[tuple[torch.Tensor, ...], ...] = (
+    (VOLUME,),
+    (VOLUME, LABELS[:, 0]),
+    (VOLUME, LABELS),
+    (VOLUME[:, :3], LABELS[:, 0]),
+    (VOLUME, VOLUME),
+    *((VOLUME[:, :n],) for n in (1, 2, 3)),
+    (VOLUME[:, :1], VOLUME[:, :1]),
+    *((VOLUME[(slice(None), slice(None), *[0] * n)],) for n in (1, 2)),
+    (VOLUME[..., 0], LABELS[:, 0, ..., 0]),
+    *((torch.rand(2, n),) for n in (2, 4)),
+    *((torch.rand(2, 4),) * n for n in (2, 3)),
+    (torch.rand(2, 4), torch.zeros(2, 4, dtype=torch.long)),
+    (torch.rand(2, 4), torch.zeros(2, dtype=torch.long)),
+    (torch.rand(2, 4), torch.rand(2, 4), torch.ones(2)),
+    (BOXES, BOXES),
+    *((torch.rand(1, n, 64, 64, 64),) for n in (1, 2, 4)),
+)
+"""What modules are called with, until one of these fits."""
+
+WITHOUT_FORWARD = ("ModuleList",)
 
 FORBIDDEN = (
     *("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "os.putenv"),
@@ -67,6 +95,8 @@ def main(more: Sequence[str]) -> None:
         for name in sorted(names)
     } | {name: get_object(name) for name in more}
     import_module("wandb")  # makes temporary folders
+    network = UNet3D(in_channels=1, num_classes=2, pool=torch.nn.MaxPool3d)
+    network(VOLUME[:, :1])  # compiles and loads our kernels
     events: list[str] = []
     armed = False
 
@@ -95,7 +125,10 @@ def main(more: Sequence[str]) -> None:
             given = {key: ARGUMENTS[key] for key in needed if key in ARGUMENTS}
             armed = True
             try:
-                target(**given | OWN.get(name.rpartition(".")[2], {}))
+                built = target(**given | OWN.get(name.rpartition(".")[2], {}))
+                if imports == "has imported" and isinstance(built, torch.nn.Module):
+                    call(built)
+                    events[:] = [e for e in events if not e.startswith("imports")]
             except Exception as error:
                 events.append(f"cannot be built: {type(error).__name__}: {error}")
             armed = False
@@ -103,6 +136,20 @@ def main(more: Sequence[str]) -> None:
             if acts:
                 print(name, *acts[:3], sep=" | ")
     print(len(classes))
+
+
+def call(module: torch.nn.Module) -> None:
+    """Call a module with the first input that it takes."""
+    if type(module).__name__ in WITHOUT_FORWARD:
+        return
+    with torch.no_grad():
+        for is_training in (True, False):
+            module.train(is_training)
+            for inputs in INPUTS:
+                with suppress(TypeError, ValueError, RuntimeError, IndexError, AssertionError):
+                    module(*inputs)
+                    return
+    raise ValueError("takes none of the inputs")
 
 
 if __name__ == "__main__":
