@@ -140,6 +140,9 @@ def test_lists_and_mappings_are_plain_and_resolved():
 def test_the_duration_in_a_message_has_its_key():
     with pytest.raises(UsageError, match=r"^trainer\.max_time must be DD:HH:MM:SS"):
         parse_duration("1h", "trainer.max_time")
+    for text in ("00:00:00:00", "99999:00:00:00"):
+        with pytest.raises(UsageError, match=f"between a second and 11,574 days, got {text}"):
+            parse_duration(text, "trainer.max_time")
 
 
 @pytest.fixture

@@ -138,6 +138,7 @@ def test_upsampling_keeps_half_precision_under_autocast(autocast_to):
     [
         ({"depth": 1}, "model.depth"),
         ({"width": 0}, "model.width"),
+        ({"width": 33, "max_width": 32}, "model.width=33 is above model.max_width=32"),
         ({"channels": [4]}, "model.channels"),
         ({"kernel_size": 2}, "model.kernel_size"),
         ({"kernel_size": [3, 3]}, "model.kernel_size"),

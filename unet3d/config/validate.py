@@ -19,6 +19,7 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
+from unet3d.config.values import is_number
 from unet3d.errors import UsageError
 
 MIXED_TYPES = (
@@ -78,10 +79,19 @@ def check_value_types(composed: ComposedConfig) -> None:
         owner = _select(defaults, parent) if parent else None
         if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
             raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
-        value = _select(composed.config, key)
-        for number in value if isinstance(value, ListConfig) else [value]:
-            if isinstance(number, float) and number != number:
-                raise UsageError(f"{key} must be a number, got NaN")
+        for number in iter_numbers(_select(composed.config, key)):
+            if not is_number(number):
+                given = number if isinstance(number, float) else "an int of over 300 digits"
+                raise UsageError(f"{key} must be a number within 1e300, got {given}")
+
+
+def iter_numbers(value: Any) -> Iterator[int | float]:
+    """Yield the numbers of a value, and of lists in it."""
+    if isinstance(value, ListConfig):
+        for part in value:
+            yield from iter_numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
 
 
 def check_loggers(composed: ComposedConfig) -> None:

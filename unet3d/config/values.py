@@ -1,5 +1,6 @@
 """Read single values of a config; an error names the key, what it must be and what was given."""
 
+import re
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -9,6 +10,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.errors import UsageError
 from unet3d.types import Triple
+
+MAX_NUMBER = 1e300
+"""Larger numbers are typing errors, and overflow in the first product."""
+
+MAX_SECONDS = 10**9
+"""Of durations: 31 years; libraries keep them in milliseconds or nanoseconds."""
 
 
 def read(config: DictConfig, key: str) -> Any:
@@ -28,7 +35,9 @@ def is_number(value: Any) -> bool:
     >>> is_number(0.5), is_number(True), is_number(float("inf")), is_number("1")
     (True, False, False, False)
     """
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) < MAX_NUMBER and isfinite(value)
 
 
 def read_bool(config: DictConfig, key: str) -> bool:
@@ -53,12 +62,19 @@ def read_optional_int(config: DictConfig, key: str, *, minimum: int) -> int | No
 
 
 def read_float(
-    config: DictConfig, key: str, *, minimum: float = 0.0, exclusive: bool = False
+    config: DictConfig,
+    key: str,
+    *,
+    minimum: float = 0.0,
+    exclusive: bool = False,
+    maximum: float = MAX_NUMBER,
 ) -> float:
-    """Read a finite number of at least `minimum`, or above it."""
+    """Read a number of at least `minimum`, or above it, and at most `maximum`."""
     value = read(config, key)
-    if not is_number(value) or value < minimum or (exclusive and value == minimum):
+    is_low = is_number(value) and (value < minimum or (exclusive and value == minimum))
+    if not is_number(value) or is_low or value > maximum:
         bound = f"above {minimum:g}" if exclusive else f">= {minimum:g}"
+        bound += "" if maximum == MAX_NUMBER else f" and <= {maximum:g}"
         raise UsageError(f"{key} must be a number {bound}, got {value!r}")
     return float(value)
 
@@ -148,10 +164,15 @@ def parse_duration(value: Any, key: str) -> float:
     86430.0
     """
     parts = str(value).split(":")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{key} must be DD:HH:MM:SS, as in 00:01:30:00, got {value!r}")
+    if len(parts) != 4 or not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
+        raise UsageError(f"{key} must be DD:HH:MM:SS, as in 00:01:30:00, got {repr(value)[:40]}")
     days, hours, minutes, seconds = map(int, parts)
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    duration = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not 0 < duration <= MAX_SECONDS:
+        raise UsageError(
+            f"{key} must be between a second and {MAX_SECONDS // (24 * 60**2):,} days, got {value}"
+        )
+    return float(duration)
 
 
 def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:

@@ -286,6 +286,10 @@ def resolve_encoder_channels(
             f"a U-Net needs model.depth in 2..{MAX_LEVELS} and model.width >= 1, "
             f"got {depth} and {width}"
         )
+    if channels is None and width > max_width:
+        raise UsageError(
+            f"model.width={width} is above model.max_width={max_width}: raise that, too"
+        )
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
     if not 2 <= len(widths) <= MAX_LEVELS or min(widths) < 1:
         raise UsageError(

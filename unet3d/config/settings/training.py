@@ -14,6 +14,7 @@ from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
+    MAX_SECONDS,
     is_number,
     read,
     read_bool,
@@ -250,7 +251,7 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         head_warmup=_parse_head_warmup(config),
         lr_factors=_parse_lr_factors(config),
         ema_decay=_parse_ema_decay(config),
-        save_every_seconds=read_float(config, "save_every_seconds"),
+        save_every_seconds=read_float(config, "save_every_seconds", maximum=MAX_SECONDS),
         max_skipped_steps=read_int(config, "max_skipped_steps", minimum=0),
         allow_targets=read_allowed_packages(config),
         inference=parse_windows(config, "inference."),
@@ -311,7 +312,9 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         accelerator=read_choice(config, "trainer.accelerator", ACCELERATORS),
         devices=devices,
         launch=read_choice(config, "trainer.launch", LAUNCHERS),
-        timeout_seconds=read_float(config, "trainer.timeout_seconds", exclusive=True),
+        timeout_seconds=read_float(
+            config, "trainer.timeout_seconds", exclusive=True, maximum=MAX_SECONDS
+        ),
         sync_batchnorm=read_bool(config, "trainer.sync_batchnorm"),
         max_steps=max_steps,
         max_epochs=max_epochs,
