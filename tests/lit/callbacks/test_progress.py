@@ -67,6 +67,8 @@ def test_a_run_shows_a_bar_or_prints_lines(composed, tmp_path, bar, callback):
     run = build_training(composed(f"trainer.enable_progress_bar={bar}"), tmp_path)
     (progress,) = (c for c in run.trainer.callbacks if isinstance(c, ProgressBar | ProgressLines))
     assert type(progress) is callback
+    assert (run.trainer.progress_bar_callback is progress) == (callback is ProgressBar)
+    assert run.trainer.progress_bar_callback in (progress, None)  # Lightning adds none
 
 
 @pytest.mark.parametrize("fold", ["0", "none"])

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
+from unet3d.lit.callbacks.progress import ProgressBar
 from unet3d.lit.distributed import DDPWithoutSigtermBroadcast, RankEnvironment
 from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.precision import TrueHalfPrecision
@@ -56,6 +57,7 @@ def build_trainer(
             plugins=plugins,
             default_root_dir=folder,
             enable_model_summary=False,
+            enable_progress_bar=any(isinstance(c, ProgressBar) for c in callbacks),
             enable_checkpointing=False,  # callbacks write checkpoints
             use_distributed_sampler=False,
             **arguments,
