@@ -58,9 +58,11 @@ class RunLock:
     def release(self) -> None:
         """Remove the lock, unless another process has taken it over."""
         self._released.set()
-        with self._mutex, suppress(OSError):
-            if self.is_held():
-                self.path.unlink()
+        for _ in range(2):  # a file that an NFS server has replaced (ESTALE) is found again
+            with self._mutex, suppress(OSError):
+                if self.is_held():
+                    self.path.unlink()
+                return
 
     def _beat(self) -> None:
         while not self._released.wait(HEARTBEAT_SECONDS):

@@ -76,3 +76,10 @@ def test_characters_that_a_log_cannot_encode_lose_no_line(tmp_path):
     code = "from unet3d.cli.streams import protect_streams as p; p(); print('\\xe9'); print('b')"
     ended = run_shell(f'PYTHONIOENCODING=ascii "{sys.executable}" -c "{code}"', tmp_path)
     assert ended.stdout == "\\xe9\nb\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_lost_output_is_a_failure_of_a_command_that_prints_its_result(tmp_path):
+    ended = run_shell(f"{COMMAND} --help >/dev/full", tmp_path)
+    assert ended.returncode == 4
+    assert "standard output: No space left on device: the command is done" in ended.stderr

@@ -15,8 +15,8 @@ EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3,
 
 NO_MEMORY = (
     *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory"),
-    *("Storage size calculation overflowed", "array is too big", "Maximum allowed dimension"),
-    *("numel: integer multiplication overflow", "negative dimension", "Unable to allocate"),
+    *("Storage size calculation overflowed", "array is too big", "Unable to allocate"),
+    "numel: integer multiplication overflow",
 )
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 

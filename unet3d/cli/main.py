@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from unet3d import __version__
-from unet3d.cli.streams import ignore_hangup, protect_streams
+from unet3d.cli.streams import find_lost_output, ignore_hangup, protect_streams
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -36,12 +36,31 @@ FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 """Flags of Hydra after which a word is no file."""
 
 
+OUTLAST_OUTPUT = ("train", "search")
+"""Commands that may run for days: a lost line of their log is no failure."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # the process is ours
-        protect_streams()
-    if args[:1] == ["--version"]:
+    if arguments is not None:
+        return run_command_line(arguments, owns_process=False)
+    protect_streams()
+    args = sys.argv[1:]
+    code = run_command_line(args, owns_process=True)
+    lost = find_lost_output()
+    if lost is None or code or args[:1] in ([name] for name in OUTLAST_OUTPUT):
+        return code
+    print(
+        f"unet3d: standard output: {lost.strerror}: the command is done, but not all that it "
+        "printed was written",
+        file=sys.stderr,
+    )
+    return 4
+
+
+def run_command_line(args: Sequence[str], *, owns_process: bool) -> int:
+    """Run a command; return the exit code."""
+    if list(args[:1]) == ["--version"]:
         print(__version__)
         return 0
     if not args or args[0] in ("-h", "--help", "help"):
@@ -60,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
-    if arguments is None and command in ("train", "search"):
+    if owns_process and command in OUTLAST_OUTPUT:
         ignore_hangup()
     from unet3d.cli.app import run_app  # imports Hydra
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from unet3d.cli.error_messages import get_exit_code
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.inference import InferenceSettings, parse_inference
 from unet3d.errors import summarize_error
@@ -37,6 +38,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     print(summary)
     if result.failures:
         print(f"{len(result.failures)} failed:", *result.failures, sep="\n  ", file=sys.stderr)
+    if result.out_of_memory:
+        return 3
     return 1 if result.failures else 0
 
 
@@ -47,11 +50,13 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
     if index == 0:
         print(job.summary, flush=True)
     failures: list[str] = []
+    exit_codes: set[int] = set()
     num_different, start = 0, time.perf_counter()
 
     def report(task: ScanTask, error: Exception) -> None:
         if settings.debug:
             traceback.print_exception(error)
+        exit_codes.add(get_exit_code(error))
         failures.append(escape_unprintable(f"{task.scan.name}: {summarize_error(error)}"))
         print(f"unet3d: {failures[-1]}", file=sys.stderr, flush=True)
 
@@ -69,6 +74,7 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
         num_skipped=job.num_skipped,
         num_different=num_different,
         failures=tuple(failures),
+        out_of_memory=3 in exit_codes,
         seconds=time.perf_counter() - start,
     )
 

@@ -41,14 +41,15 @@ class SafeStream:
     def __init__(self, stream: TextIO):
         self._stream = stream
         self.is_lost = False
+        self.error: OSError | None = None  # why, unless nobody reads any more
 
     def write(self, text: str) -> int:
         """Write, unless the reader is gone or the disk is full."""
         if not self.is_lost:
             try:
                 self._stream.write(make_plain(text))
-            except (OSError, ValueError):
-                self._lose()
+            except (OSError, ValueError) as error:
+                self._lose(error)
         return len(text)
 
     def flush(self) -> None:
@@ -56,12 +57,14 @@ class SafeStream:
         if not self.is_lost:
             try:
                 self._stream.flush()
-            except (OSError, ValueError):
-                self._lose()
+            except (OSError, ValueError) as error:
+                self._lose(error)
 
-    def _lose(self) -> None:
+    def _lose(self, error: Exception) -> None:
         """Send the rest to nowhere, and what C libraries write there, too."""
         self.is_lost = True
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            self.error = error
         with suppress(OSError, ValueError):
             number = os.open(os.devnull, os.O_WRONLY)
             os.dup2(number, self._stream.fileno())
@@ -95,6 +98,15 @@ def protect_streams() -> None:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # characters that it cannot encode
             setattr(sys, name, SafeStream(stream))
+
+
+def find_lost_output() -> OSError | None:
+    """Return why not all of standard output could be written; None where nobody reads any more."""
+    stream = sys.stdout
+    if not isinstance(stream, SafeStream):
+        return None
+    stream.flush()
+    return stream.error
 
 
 def ignore_hangup() -> None:

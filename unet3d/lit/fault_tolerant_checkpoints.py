@@ -36,7 +36,7 @@ class FaultTolerantCheckpointIO(AtomicCheckpointIO):
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
             message = f"{path}: {error.strerror}; {kept}"
             if path.name not in self.failed_saves:
-                warn(f"{message}; training continues: {get_cure(error)}")
-            self.failed_saves[path.name] = f"{message}: {get_cure(error)}"
+                warn(": ".join(filter(None, (f"{message}; training continues", get_cure(error)))))
+            self.failed_saves[path.name] = ": ".join(filter(None, (message, get_cure(error))))
         else:
             self.failed_saves.pop(path.name, None)

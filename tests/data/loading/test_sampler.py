@@ -1,3 +1,5 @@
+from itertools import islice
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,3 +71,8 @@ def test_batches_are_skipped_in_one_epoch_only():
     sampler = EpochSampler(6, batch_size=2, foreground_fraction=0, seed=0)
     sampler.skip(1)
     assert [len(list(sampler)), len(list(sampler))] == [4, 6]
+
+
+def test_a_batch_with_more_patches_than_memory_holds_is_not_listed():
+    sampler = make_sampler(4, batch_size=10**15)
+    assert [n for _, n, _ in islice(sampler, 6)][4:] == [4, 5]

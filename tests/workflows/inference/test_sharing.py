@@ -29,6 +29,7 @@ def describe_share(settings):
         num_skipped=0,
         num_different=1,
         failures=(f"{settings.share} {settings.memory_bytes}",),
+        out_of_memory=settings.share[0] == 1,
         seconds=float(settings.share[0]),
     )
 
@@ -42,6 +43,7 @@ def die_or_refuse(settings):
 def test_each_process_has_its_share_of_scans_and_memory():
     result = run_in_processes(make_settings("memory_gib=4"), 2, describe_share)
     assert (result.num_tasks, result.num_different, result.seconds) == (3, 2, 1.0)
+    assert result.out_of_memory
     assert result.failures == (f"(0, 2) {2 * GIB}", f"(1, 2) {2 * GIB}")
 
 

@@ -55,12 +55,12 @@ class EpochSampler(Sampler[PatchIndex]):
         epoch, fraction = self.epoch, self.foreground_fraction
         total = self.length * self.world_size
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-        # The last batch is filled with extra indices, which are patches of their own.
-        indices = [*order.tolist(), *range(self.samples, total)]
         first_batch, self.skipped_batches = self.skipped_batches, 0
         for batch in range(first_batch, self.length // self.batch_size):
             start = (batch * self.world_size + self.rank) * self.batch_size
             for position in range(start, start + self.batch_size):
                 n = epoch * total + position
                 is_foreground = floor((n + 1) * fraction) > floor(n * fraction)
-                yield epoch, indices[position], is_foreground
+                # The last batch is filled with extra indices, which are patches of their own.
+                index = int(order[position]) if position < self.samples else position
+                yield epoch, index, is_foreground

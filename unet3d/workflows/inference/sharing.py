@@ -28,6 +28,7 @@ class InferenceResult:
     num_skipped: int  # of scans that had an output
     num_different: int  # of scans that differ from the training data
     failures: tuple[str, ...]
+    out_of_memory: bool  # whether one of these was for lack of memory
     seconds: float  # without loading the networks
 
 
@@ -110,6 +111,7 @@ def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResu
         num_skipped=sum(result.num_skipped for result in done),
         num_different=sum(result.num_different for result in done),
         failures=tuple(failure for result in done for failure in result.failures),
+        out_of_memory=any(result.out_of_memory for result in done),
         seconds=max(result.seconds for result in done),
     )
 

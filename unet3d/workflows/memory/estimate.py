@@ -1,18 +1,24 @@
 """Estimate the memory of a configured step, as it is and with one thing changed."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine.device import Precision, resolve_precision
 from unet3d.memory.estimate import (
     MemoryEstimate,
     estimate_step,
     refuse_untraceable,
 )
+from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
+from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
+
+LARGEST_BATCH_BYTES = 64 * GIB
+"""Of the input and the output of a network; a step takes many times as much."""
 
 
 def estimate_memory(
@@ -20,12 +26,26 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
     cuda = settings.trainer.accelerator != "cpu"
+    check_step_size(settings, volume_size)
     if cuda:  # a GPU computes in the precision that is requested
         precision = Precision(settings.precision, settings.precision)
     else:
         precision = resolve_precision(settings.precision, "cpu")
     settings = resolve_strategy(settings, precision, cuda=cuda)
     return trace_step(settings, precision, cuda=cuda, volume_size=volume_size, validates=validates)
+
+
+def check_step_size(settings: TrainingSettings, volume_size: Sequence[int] | None = None) -> None:
+    """Refuse a step that fits nowhere: tracing it would take hours, tile by tile."""
+    data = complete_settings(settings).data
+    channels, num_outputs = get_network_sizes(data)
+    batch = data.batch_size * prod(data.patch_size)
+    needed = 4 * (channels + num_outputs) * max(batch, prod(volume_size or ()))
+    if needed > LARGEST_BATCH_BYTES:
+        raise DoesNotFitError(
+            f"the input and the output of the network alone take {format_bytes(needed)}, which no "
+            "device has beside the rest of a step: lower data.batch_size or data.patch_size"
+        )
 
 
 def trace_step(

@@ -20,7 +20,7 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
-from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
+from unet3d.workflows.memory.estimate import check_step_size, estimate_memory, format_scaled_patch
 from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_strategies
 from unet3d.workflows.memory.training_step import make_step_factory
@@ -60,6 +60,7 @@ def search_configs(
 ) -> Iterator[tuple[tuple[str, ...], MemoryCandidate | None]]:
     """Yield every combination with its largest batch; None where not even batch size 1 fits."""
     training = settings.training
+    check_step_size(training.with_batch_size(1))
     is_batch_given = training.composition.is_overridden("data.batch_size")
     search = check_configured_batch if is_batch_given else find_largest_batch
 

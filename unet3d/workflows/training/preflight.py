@@ -92,6 +92,7 @@ def find_problems(
         ]
     checkpoint = estimate_checkpoint_bytes(settings, precision)
     if checkpoint is not None:
+        check_network_fits(checkpoint, torch.device(device))
         problems.append(machine.check_disk(folder / "checkpoints", checkpoint=checkpoint))
     return [problem for problem in problems if problem is not None]
 
@@ -104,6 +105,16 @@ def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment
         raise DoesNotFitError(
             f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
             "lower data.batch_size or data.patch_size"
+        )
+
+
+def check_network_fits(nbytes: int, device: torch.device) -> None:
+    """Refuse a network whose weights and optimizer state a device does not hold."""
+    free = get_available_bytes(device)
+    if free is not None and nbytes > free:
+        raise DoesNotFitError(
+            f"the network's weights and the state of its optimizer take {format_bytes(nbytes)}, "
+            f"{format_bytes(free)} are available: make the network smaller (model.*)"
         )
 
 
