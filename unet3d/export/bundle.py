@@ -5,7 +5,6 @@ in it run its exported networks, without this package.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unet3d.atomic_write import name_file
 from unet3d.checkpoint_archive import MAX_STRUCTURE_BYTES, check_values
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, summarize_error
@@ -70,7 +70,10 @@ def write_description(
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
-    shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "scripts").mkdir()
+    for script in SCRIPTS.glob("*.py"):
+        with name_file(folder / "scripts" / script.name):
+            (folder / "scripts" / script.name).write_bytes(script.read_bytes())
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -33,9 +33,10 @@ class ExportedSession:
     """A .pt2 file, run by torch on the CPU."""
 
     def __init__(self, path: Path):
+        content = path.read_bytes()  # torch does not say why it cannot read a file
         try:
             with suppress_output():
-                self.module = torch.export.load(path).module()
+                self.module = torch.export.load(BytesIO(content)).module()
         except Exception as error:
             raise RunError(
                 f"torch cannot load the exported {path.name}: {find_root_cause(error)}"
