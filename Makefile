@@ -48,9 +48,10 @@ layers: $(TEST_NEEDS)
 docs: $(TEST_NEEDS)
 	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
 
-# Hours: every corrupted input, every failing call of the file system, and runs that are killed at every kind of moment. Results: benchmarks/.
+# Hours: corrupted and random inputs, file systems that fail, runs that are killed. Results: benchmarks/.
 long: $(TEST_NEEDS)
 	$(TEST) -m scripts.robustness.corrupted_inputs
+	$(TEST) -m scripts.robustness.fuzz
 	$(TEST) -m scripts.robustness.storage_faults
 	$(TEST) -m scripts.chaos
 
