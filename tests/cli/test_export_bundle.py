@@ -204,17 +204,22 @@ def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path, content
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("damage", [b"", b"1234567", b"\xff" * 64, None])
+@pytest.mark.parametrize("damage", [b"", b"1234567", b"\xff" * 64])
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
 def test_damaged_weights_are_refused(exported, tmp_path, damage):
     bundle = tmp_path / "bundle"
     shutil.copytree(exported[0], bundle)
-    weights = bundle / "models" / "network_0.safetensors"
-    if damage is None:
-        weights.unlink()
-    else:
-        weights.write_bytes(damage)
+    (bundle / "models" / "network_0.safetensors").write_bytes(damage)
     with pytest.raises(UsageError, match=r"network_0\.safetensors cannot be read"):
+        unet3d.load(bundle)
+
+
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_missing_weights_are_named(exported, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(exported[0], bundle)
+    (bundle / "models" / "network_0.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"network_0\.safetensors is not there: the bundle is"):
         unet3d.load(bundle)
 
 

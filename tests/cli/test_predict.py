@@ -210,8 +210,10 @@ def test_test_time_augmentation_changes_the_labels(predict, checkpoint, images, 
 
 def test_too_little_memory_is_an_error_of_the_case(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    assert predict(**words, memory_gib=0.001) == 1
-    assert "of RAM" in capsys.readouterr().err
+    assert predict(**words, memory_gib=0.001) == 3
+    captured = capsys.readouterr()
+    assert "of RAM" in captured.err
+    assert "0 of 1 scans segmented" in captured.out
 
 
 def test_probabilities_sum_to_one_and_agree_with_the_labels(

@@ -1,5 +1,8 @@
 """A run resumes from what it saved; from anything else not at all, or bit for bit the same."""
 
+import random
+from contextlib import suppress
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -213,3 +216,10 @@ def test_a_changed_value_is_refused_or_changes_nothing(saved, run_from, data):
         assert "\n" not in result
     else:
         assert_equal_runs(result, unchanged)
+
+
+def test_every_value_may_be_any_other_without_another_error(saved, run_from):
+    paths = [(path, value) for path in iter_paths(saved()) for value in VALUES]
+    for path, value in random.Random(0).sample(paths, 200):
+        with suppress(UsageError):
+            run_from(change(saved(), path, value), None)

@@ -1,6 +1,7 @@
 """Commands survive inputs drawn at random, and what draws them would notice if they did not."""
 
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -34,7 +35,9 @@ def fail(_: object = None) -> int:
 
 
 def allocate() -> int:
-    return len(bytearray(100 * 2**20)) * 0
+    """Fill pages that are not of the heap, which may have free ones after other tests."""
+    pages = mmap.mmap(-1, 100 * 2**20)
+    return pages.write(b"x" * len(pages)) * 0
 
 
 def connect() -> int:

@@ -36,10 +36,10 @@ MAX_CASES = 3
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
     ignored = (*MAY_CHANGE, *fixed)
-    config = flatten(metadata.get("config", {}))
+    config = flatten(_get_mapping(metadata, "config"))
     values = {key: value for key, value in config if not is_below(key, ignored)}
     values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
-    values |= flatten(metadata.get("preprocessing", {}), "preprocessing.")
+    values |= flatten(_get_mapping(metadata, "preprocessing"), "preprocessing.")
     return to_json({**values, **fixed})
 
 
@@ -106,6 +106,12 @@ def is_below(key: str, parents: Iterable[str]) -> bool:
 def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as a JSON file would have them: tuples are lists, numbers Python's."""
     return json.loads(json.dumps(values, default=str))
+
+
+def _get_mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a part of a checkpoint's metadata; nothing if it is no part."""
+    part = metadata.get(key)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _get(values: Mapping[str, Any], key: str) -> Any:

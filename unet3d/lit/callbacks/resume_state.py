@@ -183,4 +183,8 @@ def _is_complete(state: Any) -> TypeGuard[dict[str, Any]]:
         **dict.fromkeys(("pending", "ending"), bool),
         "fixed_settings": dict,
     }
-    return isinstance(state, dict) and all(matches(state.get(k), t) for k, t in types.items())
+    return (
+        isinstance(state, dict)
+        and all(matches(state.get(k), t) for k, t in types.items())
+        and matches(state["fixed_settings"].get("cases", {}), {str: {str: str}})
+    )
