@@ -49,6 +49,8 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
     index, count = settings.share
     if index == 0:
         print(job.summary, flush=True)
+        if job.ignored is not None:
+            print(f"warning: {job.ignored}", file=sys.stderr, flush=True)
     failures: list[str] = []
     exit_codes: set[int] = set()
     num_different, start = 0, time.perf_counter()

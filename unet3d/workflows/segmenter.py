@@ -1,5 +1,6 @@
 """Segment scans from Python: arrays, files and folders."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
-from unet3d.data.layouts.scans import ScanFiles, find_scans
+from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import UsageError
 from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
 from unet3d.units import GIB
@@ -99,6 +100,9 @@ class Segmenter:
         """
         source = Path(images)
         scans = find_scans(source, self.channels)
+        ignored = describe_ignored(source)
+        if ignored is not None:
+            warnings.warn(ignored, stacklevel=2)
         tasks = plan_outputs(scans, source, Path(output), save_probabilities=False)
         pending = [task for task in tasks if overwrite or not task.done]
         with CaseQueue(self._predictor, pending, prefetch=True) as queue:

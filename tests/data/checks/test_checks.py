@@ -103,6 +103,24 @@ def test_unlisted_files_and_a_wrong_count_are_reported(tmp_path):
     assert len(findings) == 3
 
 
+def test_links_that_lead_nowhere_and_folders_among_scans_are_hints(tmp_path):
+    write_decathlon(tmp_path, 3)
+    scans = tmp_path / "imagesTr"
+    (scans / "dangling").symlink_to("nowhere")
+    (scans / "loop").symlink_to("loop")
+    (scans / "more").mkdir()
+    (scans / "notes.txt").touch()
+    findings = find_all(tmp_path)
+    for name, reason in (
+        ("dangling", "is a link that leads nowhere, and is ignored"),
+        ("loop", "is a link that leads nowhere, and is ignored"),
+        ("more", "is a folder without DICOM images, and is ignored"),
+    ):
+        (finding,) = select(findings, None, scans / name, reason)
+        assert finding.is_hint
+    assert len(findings) == 3
+
+
 def test_a_file_that_is_listed_twice_is_reported(tmp_path):
     write_decathlon(tmp_path, 3)
     edit_json(tmp_path, lambda c: c["training"][1].update(label="./labelsTr/case_00.nii.gz"))

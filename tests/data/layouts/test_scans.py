@@ -1,6 +1,6 @@
 import pytest
 
-from unet3d.data.layouts.scans import find_scans
+from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError
 
 
@@ -77,3 +77,16 @@ def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
 def test_an_invalid_input_is_refused(folder, files, source, message):
     with pytest.raises(UsageError, match=message):
         find_scans(folder(*files) / source, ["CT"])
+
+
+def test_links_that_lead_nowhere_and_folders_are_named_and_others_are_scans(folder):
+    root = folder("a.nii", "b.NII", ".hidden", "notes.txt")
+    (root / "loop.nii").symlink_to(root / "loop.nii")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "more").mkdir()
+    assert list(get_names(find_scans(root, ["CT"]))) == ["a", "loop"]
+    ignored = describe_ignored(root)
+    assert ignored.startswith(f"input={root}: ignoring b.NII (is not named .nii.gz, .nii")
+    assert "dangling (is a link that leads nowhere), more (is a folder without DICOM" in ignored
+    assert ignored.endswith("and 1 more")
+    assert describe_ignored(folder("x.nii") / "x.nii") is None

@@ -89,9 +89,16 @@ def is_series(path: Path) -> bool:
         return False
     try:
         with os.scandir(path) as entries:
-            names = sorted(e.name for e in entries if e.is_file() and e.name[0] != ".")
+            names = sorted(e.name for e in entries if e.name[0] != "." and _is_file(e))
         return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
     except PermissionError:
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads to itself
         return False
 
 

@@ -48,6 +48,18 @@ def list_volumes(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if is_volume(path))
 
 
+def describe_skipped(folder: Path) -> dict[Path, str]:
+    """Return why entries of a folder are no volumes, sorted by name; hidden ones are left out."""
+    entries = folder.glob("[!.]*")
+    return {path: _describe_other(path) for path in sorted(entries) if not is_volume(path)}
+
+
+def _describe_other(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return "is a link that leads nowhere"
+    return "is a folder without DICOM images" if path.is_dir() else f"is not named {SUFFIX_LIST}"
+
+
 def split_suffix(path: Path) -> tuple[str, str]:
     """Return a volume's name without and its suffix, which may be empty.
 
@@ -73,9 +85,7 @@ def find_format(path: Path) -> VolumeFormat:
         return DICOM
     if not path.exists():
         raise UnreadableFileError("is missing")
-    if path.is_dir():
-        raise UnreadableFileError("is a folder without DICOM images")
-    raise UnreadableFileError(f"is not named {SUFFIX_LIST}")
+    raise UnreadableFileError(_describe_other(path))
 
 
 def list_files(path: Path) -> list[Path]:

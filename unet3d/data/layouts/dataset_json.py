@@ -9,7 +9,7 @@ from typing import Any
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import list_volumes
+from unet3d.data.formats.volumes import describe_skipped, list_volumes
 from unet3d.errors import UsageError
 
 
@@ -63,19 +63,32 @@ def is_printable(name: str) -> bool:
 
 
 def find_unlisted_files(root: Path, cases: Iterable[Case], message: str) -> list[Finding]:
-    """Find volumes in imagesTr and labelsTr that belong to no case."""
+    """Find volumes in imagesTr and labelsTr that belong to no case; links and folders are hints."""
     listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
-    return [
-        Finding(
-            case=None,
-            file=file,
-            message=message,
-            advice="add it to the dataset, or move it out of the folder",
-        )
-        for folder in ("imagesTr", "labelsTr")
-        for file in list_volumes(root / folder)
-        if os.path.realpath(file) not in listed
-    ]
+    findings = []
+    for folder in (root / "imagesTr", root / "labelsTr"):
+        findings += [
+            Finding(
+                case=None,
+                file=file,
+                message=message,
+                advice="add it to the dataset, or move it out of the folder",
+            )
+            for file in list_volumes(folder)
+            if os.path.realpath(file) not in listed
+        ]
+        findings += [
+            Finding(
+                case=None,
+                file=path,
+                message=f"{reason}, and is ignored",
+                advice="move what it holds into the dataset, or remove it",
+                is_hint=True,
+            )
+            for path, reason in describe_skipped(folder).items()
+            if path.is_symlink() or path.is_dir()
+        ]
+    return findings
 
 
 def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[Finding]:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from unet3d.data.formats.volumes import (
     SUFFIX_LIST,
+    describe_skipped,
     get_label_suffix,
     is_volume,
     list_volumes,
     split_suffix,
 )
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 
 NUMBERED = re.compile(r"(.+)_(\d{4})")
 """nnU-Net's names of a case's channels: name_0000, name_0001, ..."""
@@ -50,6 +52,14 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))
     return [scan for scan in scans if source in scan.files]
+
+
+def describe_ignored(source: Path) -> str | None:
+    """Say what in a folder is not segmented, and why; None if there is nothing."""
+    if not source.is_dir() or is_volume(source):
+        return None
+    reasons = [f"{path.name} ({reason})" for path, reason in describe_skipped(source).items()]
+    return f"input={source}: ignoring {join_first(reasons, 3)}" if reasons else None
 
 
 def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:

@@ -9,7 +9,7 @@ import torch
 
 from unet3d.config.settings.inference import InferenceSettings
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
-from unet3d.data.layouts.scans import ScanFiles, find_scans
+from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
@@ -25,6 +25,7 @@ class InferenceJob:
     predictor: Predictor
     tasks: list[ScanTask]  # without those that are already done
     num_skipped: int
+    ignored: str | None  # what in the folder of scans is none
     summary: str
 
 
@@ -58,6 +59,7 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
+        ignored=describe_ignored(settings.input),
         summary=summarize_job(ensemble, predictor, precision),
     )
 
