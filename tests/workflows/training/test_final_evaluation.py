@@ -1,6 +1,7 @@
 """The best checkpoint is evaluated on whole validation cases when training ends."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import nibabel
@@ -66,6 +67,9 @@ def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
         first, second = run.data.validation[0], run.data.training[0]
         missing = replace(first.case, images=(tmp_path / "missing.nii.gz",))
         run.data.validation[:] = [replace(first, case=missing), second]
+        (run.folder / "validation").mkdir()
+        for name in (first.name, "of_another_run"):  # labels that this run has not predicted
+            shutil.copy(first.case.label, run.folder / "validation" / f"{name}.nii.gz")
         return evaluate(run, log)
 
     monkeypatch.setattr(fit, "evaluate_best_checkpoint", damage_first)
@@ -78,3 +82,6 @@ def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
     assert len(evaluation["errors"]) == 1
     assert evaluation["checkpoint"].endswith("last.ckpt")
     assert evaluation["per_class"]
+    scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
+    assert len(scored) == 1
+    assert not {*scored} & {*evaluation["errors"], "of_another_run"}
