@@ -437,6 +437,7 @@ def main() -> int:
         total = len(experiment.faults)
         faults = [f for f in experiment.faults if re.search(options.match, f.title)]
         faults = sample(faults, options.count) if options.count else faults
+        print(f"{len(faults)} of {total} faults", flush=True)
         results: list[tuple[Fault, Outcome]] = []
         for fault in faults:
             outcome = experiment.run(fault)
