@@ -7,8 +7,10 @@ from pydicom.uid import generate_uid
 from tests.data.helpers.formats import turn, write_nifti, write_series
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import check_headers
+from unet3d.data.formats import dicom_file
 from unet3d.data.formats.labels import read_label_pair, read_labels
 from unet3d.data.formats.volumes import (
+    check_target,
     is_volume,
     list_volumes,
     open_header,
@@ -108,6 +110,30 @@ def test_a_segmentation_without_labels_is_written(tmp_path, voxels, labels):
     write_labels(tmp_path / "a.dcm", labels * 0, folder, ["background", "liver"])
     assert read_labels(tmp_path / "a.dcm")[0].shape == labels.shape
     assert not read_labels(tmp_path / "a.dcm")[0].any()
+
+
+def remove(folder, *keywords):
+    for file in folder.iterdir():
+        dataset = pydicom.dcmread(file)
+        for keyword in keywords:
+            if keyword in dataset:
+                delattr(dataset, keyword)
+        dataset.save_as(file)
+
+
+def test_images_that_name_no_patient_are_segmented(tmp_path, voxels, labels):
+    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
+    remove(folder, *dicom_file.OF_PATIENT_AND_STUDY)
+    write_labels(tmp_path / "a.dcm", labels, folder)
+    np.testing.assert_array_equal(read_labels(tmp_path / "a.dcm")[0], labels)
+
+
+@pytest.mark.parametrize("keyword", ["StudyInstanceUID", "FrameOfReferenceUID"])
+def test_images_that_nothing_can_refer_to_get_no_segmentation(tmp_path, voxels, keyword):
+    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
+    remove(folder, keyword)
+    with pytest.raises(UsageError, match=f"has no {keyword}: set output_format=nii.gz"):
+        check_target(tmp_path / "a.dcm", folder)
 
 
 @pytest.fixture

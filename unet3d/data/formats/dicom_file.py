@@ -14,6 +14,7 @@ from unet3d.data.formats.dicom_series import (
     compute_affine,
     get_normal,
     is_series,
+    list_dicom_files,
     open_series,
     read_dataset,
 )
@@ -29,6 +30,15 @@ from unet3d.errors import UsageError
 SUFFIX = ".dcm"
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+
+IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
+"""Of an image, for what refers to it."""
+
+OF_PATIENT_AND_STUDY = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
+    *("AccessionNumber", "StudyID", "StudyDate", "StudyTime"),
+)
+"""What a segmentation copies of its images; any of them may be empty."""
 
 MIN_FRAME_BYTES = 8
 """Of the description of a frame; highdicom makes lists of all frames before it reads any."""
@@ -137,6 +147,9 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
         planes = planes[np.argsort(np.argsort(positions @ get_normal(orientation)))]  # of frames
     else:
         sources = open_series(like, tags=None).datasets
+    for keyword in OF_PATIENT_AND_STUDY:
+        if keyword not in sources[0]:  # removed, as to make it anonymous
+            setattr(sources[0], keyword, "")
     names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names and dates of the images
@@ -175,9 +188,17 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
 
 
 def check_source(path: Path, like: Path) -> None:
-    """Refuse a volume that is not DICOM: a segmentation refers to images."""
+    """Refuse a volume that is not DICOM, or has no identifiers: a segmentation refers to images."""
     if not (like.name.endswith(SUFFIX) or is_series(like)):
         raise UsageError(
             f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
             "output_format=nii.gz"
+        )
+    file = like if like.is_file() else list_dicom_files(like)[0]
+    image = read_dataset(file, stop_before_pixels=True)
+    missing = [keyword for keyword in IDENTIFIERS if not image.get(keyword)]
+    if missing:
+        raise UsageError(
+            f"{path} would be a DICOM SEG, which refers to its images, and {file} has no "
+            f"{', '.join(missing)}: set output_format=nii.gz"
         )
