@@ -220,7 +220,7 @@ def _draw_format(draw: st.DrawFn, folder: Path) -> Input:
         change = corrupt
     changed = draw(change(path.read_bytes()))
     where = f"{SAMPLES}/{folder.name}"
-    evaluate = (f"predictions={where}", "references=scans", "output=out/scores", "draw_worst=0")
+    evaluate = (f"predictions={where}", f"references={where}", "output=out/scores", "draw_worst=0")
     words = draw(
         st.sampled_from(
             (
@@ -241,8 +241,11 @@ def _draw_dataset(draw: st.DrawFn, folder: Path, train: tuple[str, ...]) -> Inpu
     change = change_json if name.endswith(".json") else change_gzip
     data = [word for word in train if word.startswith("data")]
     commands = [("check", *data)] * 6 + [train] * 3
-    commands += [("plan", *data, "budget_gib=1", "output=out/plan.yaml")]
-    words = draw(st.sampled_from(commands))
+    plan = ("plan", *data, "data.cache=conf/cache", "budget_gib=1", "measure_time=false")
+    words = draw(st.sampled_from([*commands, plan]))
     return Input(
-        kind="volume", words=words, files={name: draw(change((folder / name).read_bytes()))}
+        kind="volume",
+        words=words,
+        files={name: draw(change((folder / name).read_bytes()))},
+        writes="conf" if words == plan else "out",
     )
