@@ -777,6 +777,35 @@ def corrupted_inputs(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def fuzz(folder: Path) -> str:
+    """Count random inputs by kind and verdict."""
+    lines = ["| | inputs | accepted | refused | failures |", "| --- | --- | --- | --- | --- |"]
+    for kind, verdicts in result(folder, "cpu-fuzz")["kinds"].items():
+        total, fine = sum(verdicts.values()), [verdicts["accepted"], verdicts["refused"]]
+        cells = (total, *fine, total - sum(fine))
+        lines.append(f"| {kind} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def storage_faults(folder: Path) -> str:
+    """Count faults of storage by command and verdict."""
+    content = result(folder, "cpu-storage-faults")
+    lines = [
+        f"{content['tried']:,} of {content['faults']:,} faults, drawn at random:",
+        "",
+        "| | went on | ended | not met | failures |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    commands = dict.fromkeys(case["fault"].partition(":")[0] for case in content["cases"])
+    for command in commands:
+        met = Counter(
+            case["verdict"] for case in content["cases"] if case["fault"].startswith(f"{command}:")
+        )
+        fine = [met[verdict] for verdict in ("went on", "ended", "not met")]
+        lines.append(f"| {command} | {' | '.join(map(str, fine))} | {met.total() - sum(fine)} |")
+    return "\n".join(lines)
+
+
 def start(folder: Path) -> str:
     """List the seconds until a command begins its work."""
     commands = result(folder, "cpu-start")["commands"]
@@ -928,7 +957,19 @@ TABLES: dict[str, Callable[[Path], str]] = {
             host_time,
             peers,
         ),
-        *(huge, same_dice, chaos, slurm, corrupted_inputs, start, results, big, big_fit),
+        *(
+            huge,
+            same_dice,
+            chaos,
+            slurm,
+            corrupted_inputs,
+            fuzz,
+            storage_faults,
+            start,
+            results,
+            big,
+            big_fit,
+        ),
         *(
             gpu_device,
             gpu_error,

@@ -50,7 +50,7 @@ from unet3d.data.layouts.synthetic import write_dataset
 from unet3d.report.run_report import collect_versions, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "benchmarks" / "robustness-fuzz.json"
+OUTPUT = ROOT / "benchmarks" / "cpu-fuzz.json"
 INPUTS = 10_000
 
 TRAIN = (
