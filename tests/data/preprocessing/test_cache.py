@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
+from tests.helpers.opened_files import count_openings
 from unet3d.data.case import Case
 from unet3d.data.preprocessing import cache, contents
 from unet3d.data.preprocessing.cache import (
@@ -211,3 +212,17 @@ def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path, mon
     np.save(file, np.ones((4, 4, 4)))
     os.utime(file, ns=times)
     assert ContentDigests(tmp_path).digest(file) != first
+
+
+def test_an_array_is_mapped_with_one_opening_of_its_file(tmp_path):
+    volume = preprocess(write_case(tmp_path, noise(8, 8, 8)), tmp_path)
+    with count_openings(tmp_path) as opened:
+        image = volume.image
+    assert opened == {volume.folder / "image.npy": 1}
+    np.testing.assert_array_equal(image, np.load(volume.folder / "image.npy"))
+
+
+def test_pickled_objects_in_the_cache_are_damage(tmp_path):
+    volume = preprocess(write_case(tmp_path, noise(8, 8, 8)), tmp_path)
+    np.save(volume.folder / "image.npy", np.array([[[[None]]]]), allow_pickle=True)
+    assert "image.npy cannot be read" in find_damage(volume.folder, 2)

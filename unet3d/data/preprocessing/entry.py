@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -12,6 +14,9 @@ from unet3d.atomic_write import name_file
 from unet3d.data.formats.numpy_file import save_array
 
 VALUES = "values.json"
+
+HEADER_LENGTH_BYTES = 2
+"""Size of the length of a header in version 1.0 of NumPy's format."""
 
 
 class DamagedEntryError(ValueError):
@@ -50,8 +55,14 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:
-    """Map an array."""
-    return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    """Map an array that `write_entry` has written; np.load would open its file three times."""
+    with (folder / f"{name}.npy").open("rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it has another version of NumPy's format")
+        header = file.read(HEADER_LENGTH_BYTES)
+        header += file.read(int.from_bytes(header, "little"))
+        shape, dtype = _parse_header(header)
+        return np.memmap(file, dtype, "r", file.tell(), shape)
 
 
 def verify_arrays(folder: Path, entry: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
@@ -71,6 +82,15 @@ def verify_arrays(folder: Path, entry: Mapping[str, Any]) -> Iterator[tuple[str,
         if crc32(np.asarray(array).data) != record["crc32"]:
             raise DamagedEntryError(f"{name}.npy does not have its checksum")
         yield name, array
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and dtype; most arrays of a dataset share their header with others."""
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(BytesIO(header))
+    if is_fortran or dtype.hasobject:
+        raise ValueError("it is no C-contiguous array of numbers")
+    return shape, dtype
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
