@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
+from unet3d.data.preprocessing.statistics import Statistics
 
 
 @pytest.fixture
@@ -19,5 +20,7 @@ def volumes(tmp_path):
         points = np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32)
         np.save(folder / "foreground_points.npy", points)
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
-        volumes.append(CachedVolume(case, folder))
+        statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(9, 9, 9), percentiles=())
+        summary = VolumeSummary(shape=size, classes=frozenset({1, 2}), statistics=statistics)
+        volumes.append(CachedVolume(case, folder, summary))
     return volumes

@@ -4,7 +4,7 @@ Where a case has no label, a class that it does not annotate may be: its backgro
 its own, below IGNORE_LABEL, for each set of classes that cases do not annotate.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -59,7 +59,7 @@ class Annotations:
         labels = (label for label, classes in self.unknown_classes.items() if classes == unknown)
         return next(labels, 0)
 
-    def find_contradiction(self, case: str, labels: set[int]) -> str | None:
+    def find_contradiction(self, case: str, labels: Set[int]) -> str | None:
         """Return what is wrong with the labels that a case has, if anything."""
         extra = sorted(labels & set(self.find_unknown_labels(case)))
         if not extra:

@@ -10,6 +10,7 @@ from unet3d.errors import UsageError
 from unet3d.text import pluralize
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_LISTED = 20
 """Problems listed by an error; `unet3d check` lists all of them."""
@@ -59,21 +60,22 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def collect_findings(
-    pool: Executor, work: Callable[[T], object], items: Sequence[T], cases: Sequence[str]
-) -> None:
-    """Call `work` on every item, then raise InvalidDatasetError if any call failed.
+    pool: Executor, work: Callable[[T], R], items: Sequence[T], cases: Sequence[str]
+) -> list[R]:
+    """Call `work` on every item; return the results, or raise InvalidDatasetError.
 
     `cases` holds the case name of each item.
     """
 
-    def try_item(item: T, case: str) -> Finding | None:
+    def try_item(item: T, case: str) -> R | Finding:
         try:
-            work(item)
+            return work(item)
         except UsageError as error:
             advice = "fix the file or remove the case"
             return Finding(case=case, file=None, message=str(error), advice=advice)
-        return None
 
-    findings = [finding for finding in pool.map(try_item, items, cases) if finding]
+    results = list(pool.map(try_item, items, cases))
+    findings = [result for result in results if isinstance(result, Finding)]
     if findings:
         raise InvalidDatasetError(findings)
+    return [result for result in results if not isinstance(result, Finding)]

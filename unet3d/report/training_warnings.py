@@ -1,7 +1,7 @@
 """Diagnose a run that finished without an error but did not learn, and suggest what to try."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -101,15 +101,15 @@ def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
 
 def find_absent_classes(
     classes: Mapping[str, Sequence[int]],
-    training: Sequence[set[int]],
-    validation: Sequence[set[int]],
+    training: Sequence[Set[int]],
+    validation: Sequence[Set[int]],
 ) -> list[str]:
     """Return warnings about classes (name -> labels) without a voxel in any case.
 
     `training` and `validation` hold the labels that occur in each case.
     """
 
-    def find_absent(cases: Sequence[set[int]]) -> list[str]:
+    def find_absent(cases: Sequence[Set[int]]) -> list[str]:
         present = set().union(*cases)
         return [name for name, labels in classes.items() if not present & set(labels)]
 

@@ -10,7 +10,7 @@ from torch.utils.data._utils import signal_handling
 from tests.data.helpers.loaders import load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading import worker_errors
-from unet3d.data.loading.datasets import ValidationVolumes, read_classes
+from unet3d.data.loading.datasets import ValidationVolumes
 from unet3d.data.loading.loaders import collate
 from unet3d.data.loading.worker_errors import SampleError, explain_worker_error
 from unet3d.errors import RunError
@@ -79,13 +79,6 @@ def test_a_missing_file_of_a_validation_volume_is_reported_with_its_case(volumes
     (volumes[0].folder / "label.npy").unlink()
     with pytest.raises(SampleError, match=r"case0: .*missing"):
         ValidationVolumes(volumes)[0]
-
-
-def test_a_missing_file_is_reported_with_its_case_when_classes_are_read(volumes):
-    assert read_classes(volumes) == [{1, 2}] * 3
-    (volumes[1].folder / "foreground_points.npy").unlink()
-    with pytest.raises(SampleError, match=r"case1: .*missing"):
-        read_classes(volumes)
 
 
 def test_an_exception_in_a_worker_is_one_line_with_its_traceback_as_a_note(volumes):

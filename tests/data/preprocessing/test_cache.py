@@ -13,11 +13,11 @@ from unet3d.data.case import Case
 from unet3d.data.preprocessing import cache, contents
 from unet3d.data.preprocessing.cache import (
     estimate_preprocessing_cost,
-    find_damage,
     preprocess_all,
+    verify_volume,
 )
 from unet3d.data.preprocessing.contents import ContentDigests
-from unet3d.data.preprocessing.entry import read_entry, write_entry
+from unet3d.data.preprocessing.entry import DamagedEntryError, read_entry, write_entry
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -52,7 +52,7 @@ def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
     assert (volume.label[:2] == IGNORE_LABEL).all()
     assert not volume.label[2:].any()
     assert len(volume.foreground_points) == 0
-    assert volume.classes == set()
+    assert volume.summary.classes == set()
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,10 @@ def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage
 def test_values_out_of_range_are_damage_although_their_checksum_is_right(tmp_path, name, array):
     volume = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path)
     arrays = {key: np.array(getattr(volume, key)) for key in cache.ARRAYS}
-    assert find_damage(volume.folder, 2) is None
+    assert verify_volume(volume.folder, 2) == volume.summary
     write_entry(volume.folder, arrays | {name: array}, read_entry(volume.folder)["values"])
-    assert f"{name}.npy holds" in find_damage(volume.folder, 2)
+    with pytest.raises(DamagedEntryError, match=f"{name}.npy holds"):
+        verify_volume(volume.folder, 2)
 
 
 def test_gzip_files_with_equal_ends_are_different_contents(tmp_path):
@@ -225,4 +226,19 @@ def test_an_array_is_mapped_with_one_opening_of_its_file(tmp_path):
 def test_pickled_objects_in_the_cache_are_damage(tmp_path):
     volume = preprocess(write_case(tmp_path, noise(8, 8, 8)), tmp_path)
     np.save(volume.folder / "image.npy", np.array([[[[None]]]]), allow_pickle=True)
-    assert "image.npy cannot be read" in find_damage(volume.folder, 2)
+    with pytest.raises(DamagedEntryError, match=r"image\.npy cannot be read"):
+        verify_volume(volume.folder, 2)
+
+
+def test_a_run_from_the_cache_opens_each_file_of_a_case_once(tmp_path):
+    """Verification reads all that the start of a run asks of a case."""
+    case = write_case(tmp_path, noise(8, 8, 8), (noise(8, 8, 8) > 5).astype(np.uint8))
+    made = preprocess(case, tmp_path)
+    with count_openings(tmp_path / "cache") as opened:
+        volume = preprocess(case, tmp_path)
+        assert (volume.shape, volume.summary.classes) == ((8, 8, 8), {1})
+        assert volume.get_spacing_mm(Preprocessing(num_classes=2)) == (1, 1, 1)
+    names = [*(f"{name}.npy" for name in cache.ARRAYS), "values.json"]
+    del opened[tmp_path / "cache" / "contents.json"]
+    assert opened == {volume.folder / name: 1 for name in names}
+    assert volume == made

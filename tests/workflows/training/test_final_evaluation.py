@@ -10,7 +10,8 @@ import pytest
 
 from unet3d.cli.main import main
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
+from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.workflows.training.final_evaluation import choose_postprocessing
 
 
@@ -49,7 +50,9 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
     for name, array in {"label": reference, "validation/case": prediction}.items():
         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), tmp_path / f"{name}.nii.gz")
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
-    volumes = [CachedVolume(case, tmp_path)]
+    statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
+    summary = VolumeSummary(shape=(8, 8, 8), classes=frozenset({1}), statistics=statistics)
+    volumes = [CachedVolume(case, tmp_path, summary)]
     assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
 

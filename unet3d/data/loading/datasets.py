@@ -159,12 +159,3 @@ class ValidationVolumes(Dataset[Sample]):
                 label=torch.from_numpy(mark_background(np.array(volume.label), volume)),
                 case=volume.name,
             )
-
-
-def read_classes(volumes: Sequence[CachedVolume]) -> list[set[int]]:
-    """Read the foreground classes of each volume."""
-    making, classes = InFlightCases(volumes), []
-    for index, volume in enumerate(volumes):
-        with making(index):
-            classes.append(volume.classes)
-    return classes

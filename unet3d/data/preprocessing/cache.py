@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from hashlib import blake2s
 from math import prod
 from pathlib import Path
@@ -37,7 +36,7 @@ from unet3d.data.preprocessing.resampling import (
     get_spacing,
 )
 from unet3d.data.preprocessing.statistics import Statistics
-from unet3d.errors import RunError, UsageError
+from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
@@ -55,11 +54,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class VolumeSummary:
+    """What a run asks of every case, noted when its arrays are written or verified."""
+
+    shape: tuple[int, ...]  # (D, H, W)
+    classes: frozenset[int]  # foreground classes that occur
+    statistics: Statistics  # before normalization
+
+
+@dataclass(frozen=True)
 class CachedVolume:
     """A preprocessed case; its arrays are memory-mapped."""
 
     case: Case
     folder: Path
+    summary: VolumeSummary
+    contents: tuple[str, ...] = ()  # digests of the files that it was made of
     background_label: int = 0  # what a sample has as label where the case has 0
 
     @property
@@ -83,30 +93,13 @@ class CachedVolume:
         return map_array(self.folder, "foreground_points")
 
     @property
-    def classes(self) -> set[int]:
-        """Return the foreground classes that occur."""
-        return set(np.unique(self.foreground_points[:, 0]).tolist())
-
-    @property
-    def statistics(self) -> Statistics:
-        """Return the statistics of the case before normalization."""
-        try:
-            values = read_entry(self.folder)["values"]
-        except DamagedEntryError as error:  # it was verified when the run began
-            raise RunError(f"{self.folder}: {error}: run the command again") from error
-        return Statistics.from_dict(values["statistics"])
-
-    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Return (D, H, W)."""
-        return self.label.shape
+        return self.summary.shape
 
     def get_spacing_mm(self, preprocessing: Preprocessing) -> tuple[float, float, float]:
-        """Return the spacing after preprocessing; read the file's header if it was kept."""
-        if preprocessing.spacing_mm is not None:
-            return preprocessing.spacing_mm
-        affine = open_header(self.case.images[0]).affine
-        return get_spacing(affine, find_orientation(affine, preprocessing.orientation)[0])
+        """Return the spacing after preprocessing: the file's if it was kept."""
+        return preprocessing.spacing_mm or self.summary.statistics.spacing_mm
 
 
 def preprocess_all(
@@ -121,24 +114,24 @@ def preprocess_all(
     cache.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        keys = pool.map(lambda case: make_cache_key(case, preprocessing, digests), cases)
-        volumes = [
-            CachedVolume(case, cache / f"{_shorten(case.name)}-{key}")
-            for case, key in zip(cases, keys, strict=True)
+        contents = list(pool.map(lambda case: digest_files(case, digests), cases))
+        folders = [
+            cache / f"{_shorten(case.name)}-{make_cache_key(digest, preprocessing)}"
+            for case, digest in zip(cases, contents, strict=True)
         ]
-        found = [volume for volume in volumes if os.path.lexists(volume.folder)]
-        damage = pool.map(lambda v: find_damage(v.folder, preprocessing.num_classes), found)
-        damaged = {v.name: reason for v, reason in zip(found, damage, strict=True) if reason}
+        verified = list(pool.map(lambda f: _try_verify(f, preprocessing.num_classes), folders))
     digests.save()
+    damaged = [
+        f"{case.name} ({result})"
+        for case, result in zip(cases, verified, strict=True)
+        if isinstance(result, str)
+    ]
     if damaged:
-        log.warning(
-            "damaged in the cache, preprocessing again: %s",
-            join_first([f"{name} ({reason})" for name, reason in damaged.items()]),
-        )
-    intact = {volume.name for volume in found} - damaged.keys()
-    missing = [volume for volume in volumes if volume.name not in intact]
+        log.warning("damaged in the cache, preprocessing again: %s", join_first(damaged))
+    summaries = {n: v for n, v in enumerate(verified) if isinstance(v, VolumeSummary)}
+    missing = [n for n in range(len(cases)) if n not in summaries]
     if missing:
-        costs = [estimate_preprocessing_cost(v.case.images, preprocessing) for v in missing]
+        costs = [estimate_preprocessing_cost(cases[n].images, preprocessing) for n in missing]
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -149,10 +142,16 @@ def preprocess_all(
             threads,
         )
         with ThreadPoolExecutor(threads) as pool:
-            collect_findings(
-                pool, lambda v: _preprocess(v, preprocessing), missing, [v.name for v in missing]
+            made = collect_findings(
+                pool,
+                lambda n: _preprocess(cases[n], folders[n], preprocessing),
+                missing,
+                [cases[n].name for n in missing],
             )
-    return volumes
+        summaries |= zip(missing, made, strict=True)
+    return [
+        CachedVolume(case, folders[n], summaries[n], contents[n]) for n, case in enumerate(cases)
+    ]
 
 
 @dataclass(frozen=True)
@@ -190,26 +189,46 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def make_cache_key(case: Case, preprocessing: Preprocessing, digests: ContentDigests) -> str:
-    """Return a key of the files' contents, the settings and the code; paths do not matter."""
-    parts: list[Any] = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS)]
-    parts += [digests.digest(file) for file in (*case.images, case.label)]
+def digest_files(case: Case, digests: ContentDigests) -> tuple[str, ...]:
+    """Return a digest of each file of a case: of its contents, not its path."""
+    return tuple(digests.digest(file) for file in (*case.images, case.label))
+
+
+def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str:
+    """Return a key of the files' contents, the settings and the code."""
+    parts = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS), *contents]
     return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def find_damage(folder: Path, num_classes: int) -> str | None:
-    """Return why a folder of the cache cannot be used, if it cannot: all of it is read."""
+def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
+    """Read all of a folder of the cache; raise DamagedEntryError if it cannot be used."""
     try:
         entry = read_entry(folder)
-        _check_records(entry["arrays"])
-        Statistics.from_dict(entry["values"]["statistics"])
+        records = entry["arrays"]
+        _check_records(records)
+        statistics = Statistics.from_dict(entry["values"]["statistics"])
+        points = np.empty((0, 4), np.int32)
         for name, array in verify_arrays(folder, entry):
-            _check_values(name, array, entry["arrays"]["label"]["shape"], num_classes)
+            _check_values(name, array, records["label"]["shape"], num_classes)
+            points = array if name == "foreground_points" else points
+    except (KeyError, TypeError):
+        raise DamagedEntryError("its values are incomplete") from None
+    return _summarize(records["label"]["shape"], points, statistics)
+
+
+def _summarize(shape: Sequence[int], points: np.ndarray, statistics: Statistics) -> VolumeSummary:
+    classes = frozenset(np.unique(points[:, 0]).tolist())
+    return VolumeSummary(shape=tuple(shape), classes=classes, statistics=statistics)
+
+
+def _try_verify(folder: Path, num_classes: int) -> VolumeSummary | str | None:
+    """Return the summary of a folder, or why it cannot be used; None if it is missing."""
+    if not os.path.lexists(folder):
+        return None
+    try:
+        return verify_volume(folder, num_classes)
     except DamagedEntryError as error:
         return str(error)
-    except (KeyError, TypeError):
-        return "its values are incomplete"
-    return None
 
 
 def _check_records(records: Mapping[str, Any]) -> None:
@@ -224,8 +243,12 @@ def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classe
     if name == "image" and not is_finite(array):
         raise DamagedEntryError("image.npy holds NaN or infinity")
     if name == "label":
-        labels = np.flatnonzero(np.bincount(array.ravel(), minlength=256))
-        if any(num_classes <= label != IGNORE_LABEL for label in labels.tolist()):
+        # np.bincount makes eight bytes of each voxel, so it gets a plane of those that need it.
+        planes = [] if array.max(initial=0) < num_classes else array
+        labels = {
+            n for plane in planes for n in np.flatnonzero(np.bincount(plane.ravel())).tolist()
+        }
+        if any(num_classes <= label != IGNORE_LABEL for label in labels):
             raise DamagedEntryError(f"label.npy holds labels of {num_classes} or above")
     if name == "foreground_points" and not (
         array.shape[1] == 4
@@ -245,17 +268,17 @@ def _shorten(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
-def _preprocess(volume: CachedVolume, preprocessing: Preprocessing) -> None:
+def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
     def is_usable(folder: Path) -> bool:
-        return folder.exists() and find_damage(folder, preprocessing.num_classes) is None
+        return isinstance(_try_verify(folder, preprocessing.num_classes), VolumeSummary)
 
-    with lock_cache(volume.folder, is_usable) as draft:
-        if draft is None:
-            return
-        scan, label = preprocess_case(volume.case, preprocessing)
+    with lock_cache(folder, is_usable) as draft:
+        if draft is None:  # another process has made it
+            return verify_volume(folder, preprocessing.num_classes)
+        scan, label = preprocess_case(case, preprocessing)
         if not is_finite(scan.image):
             raise UsageError(
-                f"{volume.case.images[0]}: preprocessing makes infinite values of it: its values "
+                f"{case.images[0]}: preprocessing makes infinite values of it: its values "
                 "are too large"
             )
         arrays = {
@@ -263,7 +286,9 @@ def _preprocess(volume: CachedVolume, preprocessing: Preprocessing) -> None:
             "label": label,
             "foreground_points": _sample_foreground_points(label),
         }
-        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)})
+        statistics = scan.statistics
+        write_entry(draft, arrays, {"statistics": asdict(statistics)})
+    return _summarize(label.shape, arrays["foreground_points"], statistics)
 
 
 def _sample_foreground_points(label: np.ndarray) -> np.ndarray:

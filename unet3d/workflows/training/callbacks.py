@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unet3d.config.instantiate import Factory
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.data.loading.datasets import read_classes
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
@@ -87,7 +86,8 @@ def build_callbacks(
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
     curves = Curves()
     absent = find_absent_classes(
-        module.metric.scored_classes, read_classes(data.training), read_classes(data.validation)
+        module.metric.scored_classes,
+        *([v.summary.classes for v in part] for part in (data.training, data.validation)),
     )
     training_warnings = TrainingWarnings(limits, suggest_overrides(settings), absent)
     resume_state = ResumeState(

@@ -11,7 +11,6 @@ from unet3d.data.case import DatasetLayout
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import split_cases
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.lit.distributed import rank_zero_first
@@ -25,7 +24,7 @@ def mark_volumes(
 ) -> tuple[list[CachedVolume], ...]:
     """Return the volumes with the label of what they do not annotate."""
     for volume in (volume for part in parts for volume in part):
-        problem = annotations.find_contradiction(volume.name, volume.classes)
+        problem = annotations.find_contradiction(volume.name, volume.summary.classes)
         if problem is not None:
             raise UsageError(f"{volume.name} {problem}")
     return tuple(
@@ -52,9 +51,8 @@ class TrainingData:
 
         What a case does not annotate is part of it.
         """
-        digests = ContentDigests(self.training[0].folder.parent)
         return {
-            part: {volume.name: _digest_case(volume, digests) for volume in volumes}
+            part: {volume.name: _digest_case(volume) for volume in volumes}
             for part, volumes in (("training", self.training), ("validation", self.validation))
         }
 
@@ -95,7 +93,6 @@ def prepare_training_data(
     )
 
 
-def _digest_case(volume: CachedVolume, digests: ContentDigests) -> str:
-    files = (*volume.case.images, volume.case.label)
-    parts = [volume.background_label, *(digests.digest(file) for file in files)]
+def _digest_case(volume: CachedVolume) -> str:
+    parts = [volume.background_label, *volume.contents]
     return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()

@@ -80,7 +80,7 @@ def make_metadata(
     config: dict[str, Any], dataset: ResolvedDataset, data: TrainingData
 ) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
-    statistics = summarize_statistics([volume.statistics for volume in data.training])
+    statistics = summarize_statistics([volume.summary.statistics for volume in data.training])
     return {
         "format_version": FORMAT_VERSION,
         "config": config,
