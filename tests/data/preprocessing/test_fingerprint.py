@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case, zero_padded_noise
+from tests.helpers.opened_files import count_openings
 from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
     compute_median_spacing,
@@ -39,3 +40,15 @@ def test_a_fingerprint_has_sizes_spacings_and_classes_and_is_cached(tmp_path):
     written = file.stat().st_mtime_ns
     fingerprint_dataset([case], "RAS", tmp_path / "cache")
     assert file.stat().st_mtime_ns == written
+
+
+def test_a_cached_fingerprint_is_read_once(tmp_path):
+    case = write_case(tmp_path, noise(8, 8, 8))
+    first = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    with count_openings(tmp_path / "cache" / "fingerprints") as opened:
+        again = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    assert sorted((file.name, count) for file, count in opened.items()) == [
+        ("intensities.npy", 1),
+        ("values.json", 1),
+    ]
+    np.testing.assert_array_equal(again[0].intensities, first[0].intensities)

@@ -20,7 +20,6 @@ from unet3d.data.preprocessing.background import AUTO, Background, find_backgrou
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
-    map_array,
     read_entry,
     verify_arrays,
     write_entry,
@@ -81,13 +80,19 @@ def fingerprint_dataset(
     digests = ContentDigests(cache)
     folders = [folder / _make_key(case, code, background, digests) for case in cases]
     digests.save()
-    missing = [(c, f) for c, f in zip(cases, folders, strict=True) if not _is_usable(f)]
+    found = {n: f for n, f in enumerate(map(_try_load, folders)) if f is not None}
+    missing = [n for n in range(len(cases)) if n not in found]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
         with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
-            names = [case.name for case, _ in missing]
-            collect_findings(pool, lambda m: _save(*m, code, background), missing, names)
-    return [_load(folder) for folder in folders]
+            made = collect_findings(
+                pool,
+                lambda n: _make(cases[n], folders[n], code, background),
+                missing,
+                [cases[n].name for n in missing],
+            )
+        found |= zip(missing, made, strict=True)
+    return [found[n] for n in range(len(cases))]
 
 
 def compute_foreground_intensities(
@@ -108,17 +113,18 @@ def _make_key(case: Case, code: str, background: Background, digests: ContentDig
     return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
-def _is_usable(folder: Path) -> bool:
+def _try_load(folder: Path) -> CaseFingerprint | None:
+    """Return a verified fingerprint; None if it is missing or damaged."""
     try:
-        return {name for name, _ in verify_arrays(folder, read_entry(folder))} == {"intensities"}
+        return _load(folder)
     except DamagedEntryError:
-        return False
+        return None
 
 
-def _save(case: Case, folder: Path, code: str, background: Background) -> None:
-    with lock_cache(folder, _is_usable) as draft:
-        if draft is None:
-            return
+def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFingerprint:
+    with lock_cache(folder, lambda folder: _try_load(folder) is not None) as draft:
+        if draft is None:  # another process has made it
+            return _load(folder)
         fingerprint = fingerprint_case(case, code, background)
         values = {
             "shape": fingerprint.shape,
@@ -128,16 +134,22 @@ def _save(case: Case, folder: Path, code: str, background: Background) -> None:
             "background": fingerprint.background,
         }
         write_entry(draft, {"intensities": fingerprint.intensities}, values)
+    return fingerprint
 
 
 def _load(folder: Path) -> CaseFingerprint:
-    content = read_entry(folder)["values"]
+    """Read a fingerprint and verify it; raise DamagedEntryError if it cannot be used."""
+    entry = read_entry(folder)
+    arrays = dict(verify_arrays(folder, entry))
+    if set(arrays) != {"intensities"}:
+        raise DamagedEntryError("it holds other arrays")
+    content = entry["values"]
     return CaseFingerprint(
         shape=tuple(content["shape"]),
         crop_fraction=content["crop_fraction"],
         spacing_mm=tuple(content["spacing_mm"]),
         voxels={int(k): v for k, v in content["voxels"].items()},
-        intensities=np.array(map_array(folder, "intensities")),
+        intensities=np.array(arrays["intensities"]),
         background=tuple(content["background"]),
     )
 
