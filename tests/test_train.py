@@ -158,6 +158,20 @@ def test_a_run_interrupted_in_its_evaluation_is_evaluated_when_resumed(unet3d, m
     assert "Dice, mean" in capsys.readouterr().out
 
 
+def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            StepTimer,
+            "on_train_end",
+            lambda *_: os.kill(os.getpid(), signal.SIGTERM),
+            raising=False,
+        )
+        assert unet3d("evaluation.enabled=true") == 143
+    assert "Dice, mean" not in capsys.readouterr().out
+    assert unet3d("evaluation.enabled=true", "resume=auto") == 0
+    assert "Dice, mean" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("override", ["data.num_workers=2", "data.ignore_label=9"])
 def test_a_run_trains_with_workers_or_an_ignored_label(composed, tmp_path, override):
     run = build_training(composed(override, "trainer.max_steps=2"), tmp_path)

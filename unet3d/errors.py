@@ -29,10 +29,11 @@ class RunError(RuntimeError):
 
 
 class Interrupted(BaseException):
-    """A signal to stop: Ctrl-C (exit code 130), SIGTERM or SIGUSR1 (exit code 143)."""
+    """A signal to stop: Ctrl-C (exit code 130), or another one (exit code 143)."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
+        self.is_reported = False  # whether the user has been told
         self.exit_code = 130 if number == signal.SIGINT else 143
 
 

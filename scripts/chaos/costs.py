@@ -14,8 +14,8 @@ from scripts.chaos.runs import FAULT_TOLERANCE_CALLBACKS
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.nonfinite import NonFiniteGuard
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
 

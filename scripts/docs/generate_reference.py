@@ -147,7 +147,7 @@ CODES = {
     "3": "out of memory, or estimated to run out of memory with `memory.if_too_large=error`",
     "4": "error at run time: NaN, a dead data worker, a full disk, a lost process",
     "130": "stopped by Ctrl-C; resume with `resume=auto`",
-    "143": "stopped by SIGTERM or SIGUSR1; resume with `resume=auto`",
+    "143": "stopped by SIGTERM, SIGUSR1 or a closed terminal (SIGHUP); resume with `resume=auto`",
 }
 
 VARIABLES = {

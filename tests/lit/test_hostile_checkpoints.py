@@ -13,7 +13,7 @@ from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start

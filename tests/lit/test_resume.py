@@ -16,7 +16,7 @@ from unet3d.checkpoint_file import load_checkpoint
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted, UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
-from unet3d.lit.callbacks.preemption import SignalListener
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start

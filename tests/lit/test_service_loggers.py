@@ -12,10 +12,10 @@ from tests.lit.helpers.read_logs import read_mlflow, read_wandb
 from tests.lit.test_resume import At, crash, send_sigterm
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.loggers.held_rows import HeldRows
 from unet3d.lit.loggers.mlflow import RunMlflowLogger
 from unet3d.lit.loggers.run_logger import RunFacts
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start

@@ -41,6 +41,8 @@ def run_with_error_handling(
         if sweeping:
             raise
         if isinstance(stop, Interrupted):
+            if not stop.is_reported:
+                print(f"unet3d: interrupted by {stop}", file=sys.stderr)
             return stop.exit_code
         print("interrupted", file=sys.stderr)
         return 130

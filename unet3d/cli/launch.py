@@ -108,7 +108,9 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -
         -n: n for n in STOP_SIGNALS
     }
     if code in interruptions:
-        raise Interrupted(stop or interruptions[code])
+        interrupted = Interrupted(stop or interruptions[code])
+        interrupted.is_reported = True  # by the ranks
+        raise interrupted
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
     elif code in (2, 3):

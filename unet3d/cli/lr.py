@@ -6,8 +6,8 @@ from pathlib import Path
 from unet3d.cli.output import write_figure, write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.lr import parse_lr
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.report.lr_curve import LRCurve
+from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.training.find_lr import try_learning_rates
 from unet3d.workflows.training.fit import fit_model

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -13,6 +14,8 @@ from typing import Any
 
 from unet3d import __version__
 from unet3d.cli.streams import find_lost_output, ignore_hangup, protect_streams
+from unet3d.errors import STOP_SIGNALS
+from unet3d.stop_signals import SignalListener
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -43,10 +46,12 @@ OUTLAST_OUTPUT = ("train", "search")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     if arguments is not None:
-        return run_command_line(arguments, owns_process=False)
-    protect_streams()
-    args = sys.argv[1:]
-    code = run_command_line(args, owns_process=True)
+        return run_command_line(arguments)
+    args, signals = sys.argv[1:], SignalListener()
+    signals.is_idle = True
+    with signals.listening(prepare_signals(args)):
+        protect_streams()
+        code = run_command_line(args, signals)
     lost = find_lost_output()
     if lost is None or code or args[:1] in ([name] for name in OUTLAST_OUTPUT):
         return code
@@ -58,8 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 4
 
 
-def run_command_line(args: Sequence[str], *, owns_process: bool) -> int:
-    """Run a command; return the exit code."""
+def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:
+    """Return the signals that stop this process, but for those that it was started to ignore."""
+    signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if args[:1] in ([name] for name in OUTLAST_OUTPUT):
+        ignore_hangup()
+    elif hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+def run_command_line(args: Sequence[str], signals: SignalListener | None = None) -> int:
+    """Run a command; return the exit code. `signals` are those of a process of its own."""
     if list(args[:1]) == ["--version"]:
         print(__version__)
         return 0
@@ -79,12 +94,15 @@ def run_command_line(args: Sequence[str], *, owns_process: bool) -> int:
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
-    if owns_process and command in OUTLAST_OUTPUT:
-        ignore_hangup()
+    if signals is not None and {"-m", "--multirun"} & set(rest):
+        signals.is_idle = False  # a sweep locks its folder
     from unet3d.cli.app import run_app  # imports Hydra
 
     def run_command(composed: Any, folder: Path) -> int:
-        return import_command(command).main(composed, folder)
+        module = import_command(command)
+        if signals is not None:
+            signals.is_idle = False
+        return module.main(composed, folder)
 
     def print_sweep_summary(folder: Path) -> None:
         import_command("compare").print_sweep_summary(folder)

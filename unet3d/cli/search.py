@@ -7,11 +7,10 @@ from unet3d.cli.compare import print_sweep_summary
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.search import SearchSettings, parse_search
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import Interrupted
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report.run_report import write_report
+from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
 from unet3d.workflows.shared.run_folder import open_run_folder, write_records
@@ -34,8 +33,6 @@ def search(settings: SearchSettings, folder: Path) -> int:
     def train(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
         with SignalListener().listening() as signals:
             train_within_memory(training, run_folder, signals, ProcessRank(), [report], log=print)
-            if signals.received is not None:  # after the last step of the trial
-                raise Interrupted(signals.received)
 
     trials = run_trials(settings, folder, train, print)
     best = find_best(settings, trials)

@@ -19,6 +19,7 @@ from torch import nn
 from unet3d.errors import RunError, UsageError
 from unet3d.lit.lightning_internals import disable_sigterm_broadcast
 from unet3d.machine.distributed_env import ProcessRank, resolve_rendezvous
+from unet3d.stop_signals import let_signals_end_process
 
 HEARTBEAT_SECONDS = 1.0
 UNRESPONSIVE_FRACTION = 0.8
@@ -92,12 +93,13 @@ def process_group(
     if device == "cuda":
         torch.cuda.set_device(process.gpu_index)
     try:
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            rank=process.rank,
-            world_size=process.world_size,
-            timeout=timedelta(seconds=timeout_seconds),
-        )
+        with let_signals_end_process():  # it could not handle them until all ranks have joined
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo",
+                rank=process.rank,
+                world_size=process.world_size,
+                timeout=timedelta(seconds=timeout_seconds),
+            )
     except RuntimeError as error:
         raise RunError(
             f"rank {process.rank} could not join the process group at {host}:{port}: {error}"

@@ -4,7 +4,8 @@ import pytest
 
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks import preemption
-from unet3d.lit.callbacks.preemption import Preemption, SignalListener
+from unet3d.lit.callbacks.preemption import Preemption
+from unet3d.stop_signals import SignalListener
 
 
 def test_no_rank_exits_before_rank_0_has_saved_its_checkpoint(monkeypatch):

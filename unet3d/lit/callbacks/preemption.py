@@ -1,48 +1,16 @@
 """On SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save one checkpoint, exit."""
 
 import signal
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.errors import STOP_SIGNALS, Interrupted
+from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
 from unet3d.lit.distributed import is_set_on_any_rank
 from unet3d.lit.lightning_internals import disable_signal_handlers, is_optimizer_step, request_exit
-
-
-class SignalListener:
-    """Record signals; unless `defers_exit`, a signal also ends the process.
-
-    Lightning's own handlers broadcast within the handler, which deadlocks, and exit with status 0.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None  # the last signal received
-        self.defers_exit = False  # whether a callback ends the run at a good moment
-
-    @contextmanager
-    def listening(self) -> Generator["SignalListener"]:
-        """Install the handlers for the duration of the context; only the main thread can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        second_ctrl_c = self.received == number == signal.SIGINT
-        self.received = number
-        if second_ctrl_c or not self.defers_exit:
-            raise Interrupted(number)
+from unet3d.stop_signals import SignalListener
 
 
 class Preemption(Callback):

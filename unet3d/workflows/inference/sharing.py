@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from unet3d.config.settings.inference import InferenceSettings
-from unet3d.errors import Interrupted, RunError, UsageError
+from unet3d.errors import STOP_SIGNALS, Interrupted, RunError, UsageError
 from unet3d.machine.device import resolve_device
 from unet3d.machine.memory import get_available_bytes
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.inference.predictor import USABLE_FRACTION
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -68,7 +69,7 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
             process = context.Process(
                 target=_run_share, args=(work, part, n, threads, sender), daemon=True
             )
-            with _keep_working_folder_off_path():
+            with _keep_working_folder_off_path(), _hold_signals():
                 process.start()
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
@@ -78,7 +79,7 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
         for process in processes:
             if process.is_alive() and process.pid is not None:
                 with suppress(OSError):
-                    os.kill(process.pid, signal.SIGINT)  # it removes what it has half written
+                    os.kill(process.pid, signal.SIGTERM)  # it removes what it has half written
         raise
     finally:
         for process in processes:
@@ -98,6 +99,19 @@ def _keep_working_folder_off_path() -> Generator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
+
+
+@contextmanager
+def _hold_signals() -> Generator[None]:
+    """Let signals wait, also in a process that is started here, until it handles them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResult:
@@ -131,11 +145,14 @@ def _run_share(
 ) -> None:
     """Work on a share of the scans, in a process of its own."""
     try:
-        if resolve_device(settings.device, "device") == "cuda":
-            torch.cuda.set_device(index)
-        else:
-            torch.set_num_threads(threads)
-        sender.send(work(settings))
+        with SignalListener().listening():
+            if hasattr(signal, "pthread_sigmask"):
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            if resolve_device(settings.device, "device") == "cuda":
+                torch.cuda.set_device(index)
+            else:
+                torch.set_num_threads(threads)
+            sender.send(work(settings))
     except (Interrupted, KeyboardInterrupt):
         pass
     except Exception as error:

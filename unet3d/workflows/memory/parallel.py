@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from unet3d.errors import STOP_SIGNALS
 from unet3d.machine.system import count_usable_cores
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T]) -> Iterator
 
 
 def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the parent stops them
     torch.set_num_threads(1)  # the threads of OpenMP are not inherited
 
 

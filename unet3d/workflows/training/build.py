@@ -13,7 +13,6 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.machine.device import (
     Precision,
     describe_missing_kernels,
@@ -23,6 +22,7 @@ from unet3d.machine.device import (
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
 from unet3d.memory.tables import summarize_compiled
+from unet3d.stop_signals import SignalListener
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.estimate import trace_step
 from unet3d.workflows.memory.oom_advice import check_memory

@@ -20,7 +20,7 @@ from unet3d.lit.callbacks.curves import Curves
 from unet3d.lit.callbacks.dashboard import Dashboard
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.lr import LRSchedule, TorchSchedule
-from unet3d.lit.callbacks.preemption import Preemption, SignalListener
+from unet3d.lit.callbacks.preemption import Preemption
 from unet3d.lit.callbacks.prefetch import Prefetch
 from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.lit.callbacks.resume_state import ResumeState
@@ -35,6 +35,7 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
 from unet3d.report.run_comparison import HIDDEN_KEYS
 from unet3d.report.training_warnings import find_absent_classes
+from unet3d.stop_signals import SignalListener
 from unet3d.types import HasRetention
 from unet3d.workflows.memory.estimate import make_figure_title
 from unet3d.workflows.training.dataset import TrainingData

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
@@ -22,10 +23,10 @@ from unet3d.errors import (
     describe_os_error,
     summarize_error,
 )
-from unet3d.lit.callbacks.preemption import SignalListener
 from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.lit.distributed import (
     is_communication_error,
+    is_set_on_any_rank,
     leave_process_group,
     process_group,
     run_on_rank_zero,
@@ -34,6 +35,7 @@ from unet3d.lit.lightning_internals import is_restoring
 from unet3d.machine.device import resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report import run_report
+from unet3d.stop_signals import SignalListener
 from unet3d.workflows.memory.strategies import list_leaner_strategies
 from unet3d.workflows.shared.run_folder import open_run_folder, write_records
 from unet3d.workflows.training.build import build_training
@@ -81,7 +83,6 @@ def train_as_rank(
         timeout_seconds=settings.trainer.timeout_seconds,
     )
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
-    # Until all ranks have joined, a process cannot handle signals: they just end it.
     with stdout, group as heartbeat, SignalListener().listening() as signals:
         try:
             with ExitStack() as stack:
@@ -143,7 +144,8 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     """Start or resume, train up to the limits, then evaluate."""
     start = resolve_start(run)
     log("\n".join([summarize_run(run), *start.messages]))
-    path, finished, message = run.folder / "report.json", False, None
+    path, message = run.folder / "report.json", None
+    finished = goes_on = False
     is_main = run.process.rank == 0
     if start.is_finished:
         report = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -166,12 +168,15 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
         try:
             fit_model(run, start.checkpoint, signals)
             finished = True
+            exit_if_interrupted(run, signals)  # after the last step
+            goes_on = True
         except Interrupted as stop:
             steps = run.trainer.global_step
             log(
                 f"\ninterrupted by {stop} after {steps} steps; resume with "
                 f"{run.format_resume_overrides()}"
             )
+            stop.is_reported = True
             raise
         except RunError as error:
             message = str(error)
@@ -180,7 +185,7 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
             report = build_report(run, finished=finished, error=message)
             unwritten = run.list_unwritten_checkpoints()
             unwritten += try_write_report(report, path) if is_main else []
-            if not finished:
+            if not goes_on:
                 run.callbacks.dashboard.finish({}, 0, finished=False)
                 if is_main:
                     write_page(run, report, log)
@@ -229,6 +234,12 @@ def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
     from unet3d.workflows.training.page import try_write_run_page
 
     try_write_run_page(run, report, log)
+
+
+def exit_if_interrupted(run: TrainingRun, signals: SignalListener) -> None:
+    """Raise Interrupted on all ranks if one has received a signal."""
+    if is_set_on_any_rank(run.trainer, signals.received is not None):
+        raise Interrupted(signals.received or signal.SIGTERM)
 
 
 def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener) -> None:

@@ -1,0 +1,78 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from unet3d.errors import Interrupted
+from unet3d.stop_signals import SignalListener
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def test_a_signal_waits_until_a_module_that_swallows_exceptions_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.1)\n"
+        "except BaseException:\n"
+        "    pass\n"
+        "done = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with SignalListener().listening():
+        import swallows  # ty: ignore[unresolved-import]
+
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            time.sleep(5)
+    assert swallows.done
+
+
+def test_a_second_sigterm_does_not_disturb_what_cleans_up_after_the_first():
+    cleaned = False
+    with SignalListener().listening():
+        try:
+            send(signal.SIGTERM)
+        except Interrupted:
+            send(signal.SIGTERM)
+            cleaned = True
+    assert cleaned
+
+
+def test_a_second_ctrl_c_ends_what_cleans_up_after_the_first():
+    with SignalListener().listening():
+        with pytest.raises(Interrupted):
+            send(signal.SIGINT)
+        with pytest.raises(Interrupted):
+            send(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143), ("SIGHUP", 143)]
+)
+def test_a_command_that_is_still_imported_ends_at_once_with_one_line(number, code):
+    program = (
+        "import os, signal, sys\n"
+        "from unet3d.cli import main\n"
+        f"main.import_command = lambda command: os.kill(os.getpid(), signal.{number})\n"
+        "sys.argv = ['unet3d', 'doctor']\n"
+        "sys.exit(main.main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (code, f"unet3d: interrupted by {number}\n")
+
+
+def test_signals_that_a_command_was_started_to_ignore_do_not_stop_it():
+    program = "from unet3d.cli.main import prepare_signals; print(prepare_signals(['doctor']))"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "SIGTERM" in ended.stdout
+    assert "SIGINT" not in ended.stdout

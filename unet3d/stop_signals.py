@@ -1,0 +1,91 @@
+"""What signals that stop a command do: raise Interrupted, at once or when a callback asks."""
+
+import os
+import signal
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from unet3d.errors import STOP_SIGNALS, Interrupted
+
+RETRY_SECONDS = 0.05
+
+
+class SignalListener:
+    """Record signals; unless `defers_exit`, the first one also raises Interrupted.
+
+    While it is handled, others are ignored, but for a second Ctrl-C. Lightning's own handlers
+    broadcast within the handler, which deadlocks, and exit with status 0.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None  # the last signal received
+        self.defers_exit = False  # whether a callback ends the run at a good moment
+        self.is_idle = False  # whether nothing has begun that would have to be cleaned up
+
+    @contextmanager
+    def listening(
+        self, numbers: Sequence[signal.Signals] = STOP_SIGNALS
+    ) -> Generator["SignalListener"]:
+        """Install the handlers for the duration of the context; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        previous = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.received is None
+        second_ctrl_c = self.received == number == signal.SIGINT
+        if self.is_idle:
+            os.write(2, f"unet3d: interrupted by {Interrupted(number)}\n".encode())
+            os._exit(Interrupted(number).exit_code)
+        if self.defers_exit:
+            self.received = number
+            if second_ctrl_c:
+                raise Interrupted(number)
+        elif is_importing(frame):
+            send_again(number)
+        elif is_first or second_ctrl_c:
+            self.received = number
+            raise Interrupted(number)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported.
+
+    Many packages catch what is raised there, or stay half imported and fail in odd ways later.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def send_again(number: int) -> None:
+    """Send a signal to this process a little later."""
+    timer = threading.Timer(RETRY_SECONDS, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+@contextmanager
+def let_signals_end_process() -> Generator[None]:
+    """Do without handlers, which cannot run while a C library waits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {n: h for n in STOP_SIGNALS if (h := signal.getsignal(n)) != signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
