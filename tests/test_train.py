@@ -158,6 +158,16 @@ def test_a_run_interrupted_in_its_evaluation_is_evaluated_when_resumed(unet3d, m
     assert "Dice, mean" in capsys.readouterr().out
 
 
+def test_a_run_killed_after_its_last_step_is_evaluated_when_resumed(unet3d, tmp_path, capsys):
+    assert unet3d("trainer.max_steps=2") == 0
+    (tmp_path / "run" / "report.json").unlink()
+    assert unet3d("trainer.max_steps=2", "evaluation.enabled=true", "resume=auto") == 0
+    assert "Dice, mean" in capsys.readouterr().out
+    report = read_report(tmp_path / "run")
+    assert (report["finished"], report["steps"]) == (True, 2)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -150,13 +150,17 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     if start.is_finished:
         report = json.loads(path.read_text("utf-8")) if path.exists() else {}
         scored = "evaluation" in report and not report["evaluation"]["errors"]
-        if not report.get("finished") or scored or not should_evaluate(run):
+        if report.get("finished") and (scored or not should_evaluate(run)):
             log(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
                 "max_steps or max_time, or the patience of early stopping, to continue"
             )
             return make_result(run, report)
-        unwritten = []
+        if not report.get("finished"):  # a run that was killed after its last step
+            report.pop("error", None)
+            report = build_report(run, finished=True) | report
+            report |= {"finished": True, "steps": start.steps}
+        unwritten = try_write_report(report, path) if is_main else []
     else:
         if is_main:
             run.folder.mkdir(parents=True, exist_ok=True)

@@ -96,6 +96,7 @@ class Start:
     """Where a run starts, and messages about resume= and init_from=."""
 
     checkpoint: Path | None = None  # to resume from
+    steps: int = 0  # of the checkpoint
     is_finished: bool = False  # whether the checkpoint is at the end of this run already
     messages: list[str]
 
@@ -118,6 +119,7 @@ def resolve_start(run: TrainingRun) -> Start:
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(
             checkpoint=path,
+            steps=content["global_step"],
             is_finished=is_finished(
                 *(content, callbacks.limits, callbacks.resume_state, epochs),
                 [c for c in callbacks.ordered if isinstance(c, EarlyStopping)],
