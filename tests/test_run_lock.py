@@ -103,13 +103,23 @@ def test_a_process_elsewhere_holds_its_lock_as_long_as_its_heart_beats(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_heartbeat_of_another_host_is_not_waited_for(tmp_path, monkeypatch):
+def test_after_an_old_heartbeat_of_another_host_two_beats_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 60)
     lock = write_lock(tmp_path, boot="other")
     os.utime(lock.path, (0, time.time() - 61))
     start = time.monotonic()
     acquire(tmp_path).release()
     assert time.monotonic() - start < 5
+
+
+def test_a_clock_that_jumps_does_not_end_a_lock_whose_heart_beats(tmp_path):
+    lock = write_lock(tmp_path, boot="other")
+    os.utime(lock.path, (1, 1))  # the last beat was decades ago
+    beat = threading.Timer(0.05, os.utime, [lock.path])
+    beat.start()
+    with pytest.raises(UsageError, match="in use"):
+        acquire(tmp_path)
+    beat.join()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b"[1]", b'{"pid": "x"}'])

@@ -3,7 +3,7 @@
 The lock is a file, because not every network file system has locks, and some have them per host.
 It is created exclusively and says who holds it; its modification time is the heartbeat. Whether a
 process on this host is gone is known at once. A process elsewhere is gone if its heartbeat stops,
-which is watched here: clocks of two hosts are never compared.
+which is watched here for two beats at least: clocks of two hosts are never compared, and may jump.
 """
 
 import json
@@ -238,11 +238,11 @@ def is_stale(file: Path, record: bytes, known: dict[str, Any], log: Log) -> bool
     if beat is None:
         return True  # released: nothing is in the way
     left = STALE_SECONDS - max(0.0, read_clock(file.parent) - beat)
-    if left > 0:
-        log(
-            f"{file.parent} is in use by process {known.get('pid', '?')} on "
-            f"{known.get('host', 'an unknown host')}: waiting up to {left:.0f} s for a sign of life"
-        )
+    left = max(left, 2 * HEARTBEAT_SECONDS)  # the file system's clock may have jumped
+    log(
+        f"{file.parent} is in use by process {known.get('pid', '?')} on "
+        f"{known.get('host', 'an unknown host')}: waiting up to {left:.0f} s for a sign of life"
+    )
     deadline = time.monotonic() + left
     while time.monotonic() < deadline:
         time.sleep(min(POLL_SECONDS, left))
