@@ -6,6 +6,7 @@ import pytest
 from unet3d.errors import UsageError
 from unet3d.machine.distributed_env import (
     ProcessRank,
+    check_rank_variables,
     detect_launcher,
     read_process_rank,
     resolve_rendezvous,
@@ -130,3 +131,9 @@ def test_a_process_that_sees_one_gpu_uses_it_whatever_its_rank():
     assert (alone.gpu_index, alone.visible_devices, alone.num_nodes) == (0, 1, 8)
     with pytest.raises(UsageError, match="4 processes on this machine, but rank 5 sees 2 GPUs"):
         process.assign_gpu(2)
+
+
+def test_a_variable_of_a_launcher_that_is_no_number_is_named():
+    with pytest.raises(UsageError, match="variable RANK must be a number, got 'x': unset it"):
+        check_rank_variables({"RANK": "x"})
+    check_rank_variables(torchrun() | {"SLURM_PROCID": "0"})

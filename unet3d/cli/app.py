@@ -33,7 +33,7 @@ from unet3d.errors import (
     UsageError,
     summarize_error,
 )
-from unet3d.machine.distributed_env import detect_launcher
+from unet3d.machine.distributed_env import check_rank_variables, detect_launcher
 
 Command = Callable[[ComposedConfig, Path], int]
 
@@ -196,6 +196,7 @@ class _Jobs:
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
 
     def _check(self, composed: ComposedConfig, hydra_keys: set[str]) -> None:
+        check_rank_variables()
         launcher = detect_launcher() if self.command == "train" else None
         if launcher is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & hydra_keys:
             raise UsageError(

@@ -10,6 +10,12 @@ from unet3d.errors import UsageError
 LAUNCHES = ("local", "torchrun", "slurm")
 """Values of trainer.launch: unet3d starts the processes itself on this machine; torchrun; srun."""
 
+NUMBERS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "JSM_NAMESPACE_RANK"),
+)
+"""Environment variables of launchers that we or Lightning read as numbers."""
+
 LAUNCHER = "UNET3D_LAUNCHER"
 """Environment variable with the process id of the unet3d process that started and watches this."""
 
@@ -54,6 +60,17 @@ class ProcessRank:
                 f"{num_gpus} GPUs: start one process per GPU"
             )
         return self
+
+
+def check_rank_variables(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise a UsageError if a variable of a launcher is no number: imports would fail."""
+    for name in NUMBERS:
+        value = environ.get(name)
+        if value is not None and not value.strip().isdecimal():
+            raise UsageError(
+                f"the environment variable {name} must be a number, got {value!r}: unset it, or "
+                "let torchrun or srun set it"
+            )
 
 
 def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
