@@ -36,6 +36,15 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*<>\[\]|&!])", r"\\\1", escape_unprintable(text))
 
 
+def escape_mathtext(text: str) -> str:
+    r"""Return text that matplotlib draws as it is, where it would find a formula.
+
+    >>> print(escape_mathtext("a$b$"))
+    a\$b\$
+    """
+    return escape_unprintable(text, keep="\n").replace("$", r"\$")
+
+
 def escape_formula(text: str) -> str:
     """Return the text of a cell that a spreadsheet does not compute.
 

@@ -129,3 +129,10 @@ def test_a_figure_names_its_slices_and_follows_the_radiological_convention(tmp_p
     (row,) = make_panels(with_image, 1, [16], find_crop_box(with_image, 1))
     assert (reference == orient_for_display(row["reference"])).all()
     assert aspect == 1.0
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "\udcff", "a\x1bb"])
+def test_a_figure_shows_names_that_are_no_formula_and_no_text(tmp_path, name):
+    case = make_case(classes={name: (1,)})
+    draw_case_figure(case, tmp_path / "a.png", title=name, legend={name: "Dice 0.5"})
+    assert read_shape(tmp_path / "a.png")

@@ -24,6 +24,7 @@ from unet3d.report.slices import (
     overlay_classes,
     scale_intensity,
 )
+from unet3d.text import escape_mathtext
 
 MARGIN_MM = 10
 PANEL_INCHES = 3.4
@@ -74,7 +75,7 @@ def draw_case_figure(
         slice_title = format_slice_title(axis, index, len(errors))
         row[0].set_ylabel(f"{slice_title}\n{name}: {count}", fontsize=9)
     handles = [
-        Patch(color=color, label=f"{name}: {legend[name]}")
+        Patch(color=color, label=escape_mathtext(f"{name}: {legend[name]}"))
         for name, color in zip(case.classes, get_class_colors(case.classes)[1:], strict=True)
         if name in legend
     ]
@@ -87,7 +88,7 @@ def draw_case_figure(
         fontsize=9,
         frameon=False,
     )
-    figure.suptitle(title, wrap=True)
+    figure.suptitle(escape_mathtext(title), wrap=True)
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")
 

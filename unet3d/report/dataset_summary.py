@@ -8,7 +8,7 @@ import numpy as np
 
 from unet3d.atomic_write import atomic_write
 from unet3d.report.slices import get_palette
-from unet3d.text import pluralize
+from unet3d.text import escape_mathtext, pluralize
 
 
 class CaseFingerprintLike(Protocol):
@@ -87,7 +87,12 @@ def draw_dataset_summary(
             low, high = np.percentile(values, (0.1, 99.9))
             scale = max(float(np.median(np.abs(values))), 1e-6)  # linear up to here, then log
             bins = np.sinh(np.linspace(np.arcsinh(low / scale), np.arcsinh(high / scale), 100))
-            intensities.hist(values.clip(low, high), bins=bins * scale, histtype="step", label=name)
+            intensities.hist(
+                values.clip(low, high),
+                bins=bins * scale,
+                histtype="step",
+                label=escape_mathtext(name),
+            )
             intensities.set_xscale("asinh", linear_width=scale)
     intensities.set(title="foreground intensities", yticks=[])
     intensities.legend()
@@ -95,7 +100,7 @@ def draw_dataset_summary(
     boxes = volumes.boxplot(percents, orientation="horizontal", whis=(0, 100), patch_artist=True)
     for box, color in zip(boxes["boxes"], get_palette(len(classes))[1:], strict=True):
         box.set_facecolor(color)
-    volumes.set_yticks(range(1, len(classes)), classes[1:])
+    volumes.set_yticks(range(1, len(classes)), [escape_mathtext(name) for name in classes[1:]])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=100, format="png")

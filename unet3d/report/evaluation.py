@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
-from unet3d.text import escape_formula, escape_unprintable, pluralize
+from unet3d.text import escape_formula, escape_mathtext, escape_unprintable, pluralize
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
@@ -111,7 +111,7 @@ def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path
                     va="center",
                     fontsize=8,
                 )
-        axes.set_yticks(range(len(classes)), list(classes))
+        axes.set_yticks(range(len(classes)), [escape_mathtext(name) for name in classes])
         axes.set_ylim(len(classes) - 0.5, -0.5)
         axes.set_xlabel(
             SCORE_LABELS["dice"] if score == "dice" else "HD95 (mm), cases with the class in both"

@@ -9,7 +9,7 @@ from typing import Any
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError
 from unet3d.report.run_report import select_headline_metrics
-from unet3d.text import flatten_keys, pluralize
+from unet3d.text import escape_mathtext, flatten_keys, pluralize
 from unet3d.units import GIB, MIB
 
 HIDDEN_KEYS = (
@@ -222,7 +222,7 @@ def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
             points.append((x, -y))
             if run.interval is not None:
                 axes.plot([x, x], run.interval, color=color, linewidth=1.5, alpha=0.5)
-            axes.plot([x], [y], "o", color=color, markersize=8, label=run.label)
+            axes.plot([x], [y], "o", color=color, markersize=8, label=escape_mathtext(run.label))
         best, front = float("inf"), []
         for x, y in sorted(points):
             if y < best:
