@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.atomic_write import name_file, write_text
+from unet3d.atomic_write import create_folder, name_file, write_text
 from unet3d.cpp_kernels import find_compiler
 
 SOURCE = Path(__file__).parents[1] / "scripts" / "robustness" / "fail_calls.c"
@@ -105,3 +105,12 @@ def test_a_text_replaces_a_file_and_is_written_to_a_pipe_or_a_link(tmp_path):
     write_text(Path(os.devnull), "3")
     assert Path(os.devnull).is_char_device()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
+@pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 250 * "\udcff", "-a\n=[{"])
+def test_a_name_of_any_length_and_bytes_can_be_written(tmp_path, name):
+    write_text(tmp_path / name, "1")
+    with create_folder(tmp_path / name[::-1]) as draft:
+        (draft / "a").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}

@@ -6,7 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from hashlib import blake2s
 from pathlib import Path
+
+MAX_NAME_BYTES = 255
+"""What file systems allow."""
 
 
 def find_existing_dir(folder: Path) -> Path:
@@ -32,13 +36,38 @@ def name_file(path: Path) -> Generator[None]:
         raise cause from None
 
 
+def name_draft(name: str) -> str:
+    """Return the name of the temporary file of a file.
+
+    It ends with the file's name, because writers choose a format by suffix.
+    """
+    prefix = f".{os.getpid()}-"
+    return prefix + shorten_name(name, MAX_NAME_BYTES - len(prefix))
+
+
+def shorten_name(name: str, limit: int) -> str:
+    """Return a name of at most `limit` bytes with the same end; two long names stay two.
+
+    >>> shorten_name("a.nii", 20), shorten_name(100 * "a" + ".nii", 20)
+    ('a.nii', '541a37b6-aaaaaaa.nii')
+    """
+    encoded = os.fsencode(name)
+    if len(encoded) <= limit:
+        return name
+    prefix = blake2s(encoded, digest_size=4).hexdigest() + "-"
+    end = encoded[len(prefix) - limit :]
+    while 0x80 <= end[0] < 0xC0:  # the middle of a character
+        end = end[1:]
+    return prefix + os.fsdecode(end)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.
 
     If the body raises, the temporary file is removed and `path` is unchanged.
     """
-    draft = path.with_name(f".{os.getpid()}-{path.name}")  # writers choose a format by suffix
+    draft = path.with_name(name_draft(path.name))
     try:
         with name_file(path):
             yield draft
@@ -86,7 +115,7 @@ def create_folder(path: Path) -> Generator[Path]:
 
     If another process has created `path` in the meantime, that folder stays and ours is removed.
     """
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{shorten_name(path.name, 240)}-", dir=path.parent))
     try:
         with name_file(path):
             yield draft

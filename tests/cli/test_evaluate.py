@@ -1,5 +1,6 @@
 import csv
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,3 +310,13 @@ def test_references_without_a_prediction_can_be_ignored(folder):
     assert main(["evaluate", *FOLDERS, "missing_predictions=skip"]) == 0
     assert "b" not in result()["cases"]
     assert main(["evaluate", *FOLDERS, "missing_predictions=maybe"]) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
+@pytest.mark.parametrize("name", [248 * "a", "-é\udcff\n=[{'"])
+def test_a_case_with_a_name_of_any_length_and_bytes_is_scored_and_drawn(folder, name):
+    for kind in ("references", "predictions"):
+        save(folder / kind / f"{name}.nii.gz", labels(7))
+    assert evaluated("draw_worst=4") == 0
+    assert name in result()["cases"]
+    assert all((folder / "out" / worst["picture"]).exists() for worst in result()["worst"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.atomic_write import shorten_name
 from unet3d.data.formats.labels import list_files_by_name
 from unet3d.data.formats.volumes import is_volume, read_volume
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
@@ -16,6 +17,9 @@ from unet3d.report import run_report
 from unet3d.report.case_figure import CaseFigure, draw_case_figure
 from unet3d.report.evaluation import Cases, draw_score_boxplots, write_csv
 from unet3d.workflows.evaluation.score_cases import CaseScores, Evaluation
+
+PICTURE_BYTES = 240
+"""Of the name of a picture after its rank, which file systems limit to 255."""
 
 MAX_LEGEND_CLASSES = 12
 
@@ -86,7 +90,11 @@ def rank_worst_cases(scored: Sequence[CaseScores], count: int) -> list[dict[str,
     """Return the cases with the lowest Dice."""
     ranked = sorted((case.dice, case.name) for case in scored if not np.isnan(case.dice))
     return [
-        {"case": name, "dice": dice, "picture": f"worst/{rank}_{name}.png"}
+        {
+            "case": name,
+            "dice": dice,
+            "picture": f"worst/{rank}_{shorten_name(f'{name}.png', PICTURE_BYTES)}",
+        }
         for rank, (dice, name) in enumerate(ranked[:count], start=1)
     ]
 

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write, name_file
+from unet3d.atomic_write import atomic_write, name_file, shorten_name
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
@@ -168,7 +168,7 @@ def check_output(output: Path) -> None:
 def temporary_output(output: Path) -> Generator[Path]:
     """Yield a path in a temporary folder beside the output."""
     try:
-        folder = TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+        folder = TemporaryDirectory(prefix=f".{shorten_name(output.name, 240)}-", dir=output.parent)
     except OSError as error:
         where = output.parent.absolute()
         raise UsageError(f"output={output}: cannot write to {where}: {error.strerror}") from error
