@@ -94,6 +94,11 @@ def run_command_line(args: Sequence[str], signals: SignalListener | None = None)
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        print("unet3d: the working folder was deleted: change to another one", file=sys.stderr)
+        return 2
     if signals is not None and {"-m", "--multirun"} & set(rest):
         signals.is_idle = False  # a sweep locks its folder
     from unet3d.cli.app import run_app  # imports Hydra
