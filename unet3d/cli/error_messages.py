@@ -5,11 +5,25 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from typing import Any
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
-from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, describe_os_error
+from unet3d.errors import (
+    DoesNotFitError,
+    Interrupted,
+    RunError,
+    UsageError,
+    describe_os_error,
+    get_cure,
+)
 from unet3d.text import escape_unprintable
+from unet3d.units import format_bytes
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource: Any = None
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
 
@@ -72,7 +86,24 @@ def get_exit_code(error: Exception) -> int:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
     is_known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    if isinstance(error, SystemError | ImportError) and list_memory_limits():
+        return True  # how libraries in C fail where memory is limited
     return is_known or any(sign in str(error) for sign in NO_MEMORY)
+
+
+def list_memory_limits() -> list[str]:
+    """Return the limits that this process was started with."""
+    if resource is None:
+        return []
+    limits = {
+        "-v": resource.getrlimit(resource.RLIMIT_AS)[0],
+        "-d": resource.getrlimit(resource.RLIMIT_DATA)[0],
+    }
+    return [
+        f"ulimit {flag}, now {format_bytes(limit)}"
+        for flag, limit in limits.items()
+        if limit != resource.RLIM_INFINITY
+    ]
 
 
 def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
@@ -83,12 +114,13 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
         return str(error)  # a report of several lines
     if isinstance(error, UsageError | RunError):
         return " ".join(str(error).split())
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and (error.filename is not None or get_cure(error)):
         return describe_os_error(error)
     text = " ".join(str(error).split()) or type(error).__name__
     if is_out_of_memory(error):
+        raised = "".join(f"raise {limit}, or " for limit in list_memory_limits())
         return (
-            f"out of memory: {text}: make data.patch_size, data.batch_size, the network (model.*) "
-            "or the scan smaller"
+            f"out of memory: {text}: {raised}make data.patch_size, data.batch_size, the network "
+            "(model.*) or the scan smaller"
         )
     return f"{type(error).__name__}: {text} (debug=true shows the traceback)"

@@ -1,0 +1,29 @@
+import errno
+import os
+
+import pytest
+
+from unet3d.cli import error_messages
+from unet3d.cli.error_messages import format_error, get_exit_code
+
+
+def test_an_error_of_the_system_without_a_file_names_its_cure():
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert get_exit_code(error) == 4
+    message = format_error(error, "train", ())
+    assert message == "Too many open files: raise the limit of open files (ulimit -n)"
+
+
+@pytest.mark.parametrize(
+    "error", [SystemError("error return without exception set"), MemoryError()]
+)
+def test_where_the_shell_limits_memory_its_limit_is_named(monkeypatch, error):
+    limits = ["ulimit -v, now 1 GiB"]
+    monkeypatch.setattr(error_messages, "list_memory_limits", lambda: limits)
+    assert get_exit_code(error) == 3
+    assert "raise ulimit -v, now 1 GiB, or make" in format_error(error, "train", ())
+
+
+def test_an_error_of_a_library_is_none_of_memory_without_a_limit(monkeypatch):
+    monkeypatch.setattr(error_messages, "list_memory_limits", list)
+    assert get_exit_code(SystemError("error return without exception set")) == 4
