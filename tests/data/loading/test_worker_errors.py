@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import time
@@ -237,3 +238,14 @@ def test_recording_the_case_costs_little_compared_to_a_small_patch(volumes):
             pass
 
     assert measure_fastest(record) < 0.05 * measure_fastest(lambda: patches[(0, 0, False)])
+
+
+def test_workers_that_hang_and_ignore_signals_can_be_ended(volumes):
+    loader = make_loader(volumes, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    loader.dataset.in_flight.kill_workers()
+    worker.join(5)
+    assert worker.exitcode == -signal.SIGKILL

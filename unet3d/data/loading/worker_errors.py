@@ -1,9 +1,11 @@
 """Name the case and the cause when a sample fails or a data worker dies."""
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Generator, MutableSequence, Sequence
 from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray
@@ -68,10 +70,34 @@ class InFlightCases:
                 f"{volume.name}: {find_damaged_file(volume) or format_one_line(error)}"
             ) from error
 
+    def kill_workers(self) -> None:
+        """End workers that ignore signals and may hang: nothing is lost with them."""
+        pids = set(self.started[::2])
+        workers = [child for child in multiprocessing.active_children() if child.pid in pids]
+        if not workers:
+            return
+        with hold_child_signals():  # torch would report their death
+            for worker in workers:
+                worker.kill()
+                worker.join()
+
     def get_last(self, pids: Sequence[int]) -> list[CachedVolume]:
         """Return the volumes that these workers started last."""
         pairs = zip(self.started[::2], self.started[1::2], strict=True)
         return [self.volumes[index] for pid, index in pairs if pid in pids]
+
+
+@contextmanager
+def hold_child_signals() -> Generator[None]:
+    """Do without a handler of SIGCHLD; only the main thread has one."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 def find_damaged_file(volume: CachedVolume) -> str | None:

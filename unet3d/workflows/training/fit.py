@@ -273,9 +273,13 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
         if worker_error is None:
             raise
         raise worker_error from error
+    except Interrupted:
+        run.kill_workers()
+        raise
     except SystemExit:  # how Lightning leaves its loops
         if signals.received is None:
             raise
+        run.kill_workers()
         raise Interrupted(signals.received) from None
     finally:
         signals.defers_exit = False

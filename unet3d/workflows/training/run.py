@@ -13,7 +13,7 @@ from unet3d.config.compose import list_config_groups
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.data.loading.loaders import TrainLoader
-from unet3d.data.loading.worker_errors import explain_worker_error
+from unet3d.data.loading.worker_errors import InFlightCases, explain_worker_error
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
 from unet3d.lit.callbacks.checkpoints import remove_leftovers
@@ -82,13 +82,21 @@ class TrainingRun:
 
     def explain_worker_error(self, error: Exception) -> RunError | None:
         """Say what happened to a data worker, if that is what the error is about."""
-        loaders: list[Any] = [self.train_loader, self.val_loader]
         return explain_worker_error(
             error,
-            [loader.dataset.in_flight for loader in loaders if loader is not None],
+            self._list_cases_in_flight(),
             num_workers=self.train_loader.num_workers,
             kills_before=self.train_loader.oom_kills,
         )
+
+    def kill_workers(self) -> None:
+        """End data workers, which ignore signals and may hang."""
+        for cases in self._list_cases_in_flight():
+            cases.kill_workers()
+
+    def _list_cases_in_flight(self) -> list[InFlightCases]:
+        loaders: list[Any] = [self.train_loader, self.val_loader]
+        return [loader.dataset.in_flight for loader in loaders if loader is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
