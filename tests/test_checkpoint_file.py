@@ -229,3 +229,11 @@ def test_metadata_is_not_added_to_a_file_that_is_not_plain(tmp_path):
     torch.save({"unet3d": {}, "w": torch.zeros(1).expand(5)}, tmp_path / "x.ckpt")
     with pytest.raises(UsageError, match="overlaps itself"):
         update_metadata(tmp_path / "x.ckpt", {"a": 1})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow text only")
+def test_a_checkpoint_may_lie_in_a_folder_whose_name_is_not_text(tmp_path):
+    path = tmp_path / "é\udcff" / "a.ckpt"
+    path.parent.mkdir()
+    save_checkpoint({"unet3d": {}, "state_dict": {"a": torch.ones(2)}}, path)
+    assert load_checkpoint(path)["state_dict"]["a"].tolist() == [1, 1]

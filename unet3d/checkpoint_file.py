@@ -42,11 +42,21 @@ def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     return read_verified_checkpoint(path, mmap=mmap)
 
 
+def is_utf8(path: Path) -> bool:
+    """Return whether a path is text in UTF-8; Linux allows any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_verified_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     """Return what `load_checkpoint` does, after `find_corruption` has found none."""
     try:
         check_structure(path)
         with torch.serialization.safe_globals(NUMPY_NUMBERS):
+            mmap = mmap and is_utf8(path)  # torch maps no other files
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except NotPlainError as error:
         raise UsageError(f"{path} cannot be read as a checkpoint: {error}") from error
