@@ -9,6 +9,7 @@ import time
 import pytest
 
 from unet3d.config.python_calls import compose_call
+from unet3d.config.settings.search import parse_search
 from unet3d.errors import UsageError
 
 
@@ -123,6 +124,17 @@ TRUST = {
 def test_no_file_grants_trust(write, kind):
     with pytest.raises(UsageError, match="sets allow_targets: only the command line"):
         compose(write(TRUST[kind]), "+loss.x._target_=pathlib.Path")
+
+
+@pytest.mark.parametrize(
+    "key", ["allow_targets", "++allow_targets", "+hydra/launcher", "logger.wandb.mode", " resume"]
+)
+def test_no_space_of_a_search_sets_what_the_command_line_alone_sets(write, tmp_path, key):
+    folder = write(make_experiment(f"space: {{'{key}': ['[a]', '[b]']}}"))
+    words = ["experiment=x", f"data.root={tmp_path}"]
+    composed, _ = compose_call("search", words, folder)
+    with pytest.raises(UsageError, match="cannot be searched: the command line alone sets"):
+        parse_search(composed)
 
 
 def test_trust_is_not_read_through_a_reference_into_a_file(write):

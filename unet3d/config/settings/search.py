@@ -1,5 +1,6 @@
 """Settings of `unet3d search`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ OWN_KEYS = (
     *("prune", "prune_after"),
 )
 """Keys that `unet3d train` does not have."""
+
+NOT_SEARCHED = ("allow_targets", "hydra", "logger", "resume")
+"""What a trial gets from the command line alone: a space may be a file of somebody else's."""
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 
@@ -108,6 +112,10 @@ def _parse_space(value: Any) -> dict[str, Dimension]:
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
             f"these, got {value!r}"
         )
+    for key in map(str, value):
+        name = re.split("[./@:=]", key.lstrip("+~ "))[0].strip()
+        if name in NOT_SEARCHED:
+            raise UsageError(f"space.{key} cannot be searched: the command line alone sets {name}")
     return {str(key): _parse_dimension(f"space.{key}", given) for key, given in value.items()}
 
 
