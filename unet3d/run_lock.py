@@ -184,7 +184,7 @@ def parse_record(record: bytes) -> dict[str, Any]:
     """Return the content of a lock; nothing is known of one that is no JSON object."""
     try:
         content = json.loads(record)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

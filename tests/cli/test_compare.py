@@ -64,3 +64,11 @@ def test_a_folder_without_a_run_is_named_and_the_others_are_compared(runs, capsy
     shown = capsys.readouterr()
     assert "empty: no report.json" in shown.err
     assert "outputs/other" in shown.out
+
+
+def test_a_report_that_cannot_be_read_is_named_and_the_others_are_compared(runs, capsys):
+    (runs / "nested").mkdir()
+    (runs / "nested" / "report.json").write_text("[" * 100_000)
+    assert main(["compare", "."]) == 1
+    printed = capsys.readouterr()
+    assert "its values are nested too deeply" in printed.out + printed.err

@@ -9,6 +9,7 @@ from unet3d.config.comments import (
     parse_comments,
 )
 from unet3d.config.compose import Composition, get_config_dir
+from unet3d.errors import UsageError
 
 
 @pytest.fixture
@@ -60,3 +61,11 @@ def test_a_package_line_is_not_the_comment_of_an_option():
     options = dict(list_option_help("experiment", "none", [get_config_dir()]))
     assert all(options.values())
     assert not [text for text in options.values() if "@package" in text]
+
+
+def test_an_empty_option_has_no_help_and_one_without_end_is_named(user_dir):
+    (user_dir / "model" / "empty.yaml").touch()
+    assert ("  model=empty", "") in list_option_help("model", "mine", [user_dir])
+    (user_dir / "model" / "endless.yaml").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"endless\.yaml is not a config file"):
+        list(list_option_help("model", "mine", [user_dir]))

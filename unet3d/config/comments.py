@@ -9,6 +9,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.config.compose import Composition, get_config_dir, split_options
+from unet3d.config.user_configs import read_config_text
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -21,9 +22,9 @@ def list_option_help(
     paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
     for name, path in {path.stem: path for path in paths}.items():
         star = "*" if name in split_options(choice) else " "
-        text = path.read_text("utf-8")
-        lines = [line for line in text.splitlines() if not line.startswith("# @")]
-        yield f"{star} {group}={name}", lines[0].lstrip("# ") if lines[0].startswith("#") else ""
+        text = read_config_text(path)
+        first = next((line for line in text.splitlines() if not line.startswith("# @")), "")
+        yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
 
 
 def iter_key_values(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -93,7 +94,7 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
 
 def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
     """Return the comment behind each key of a file."""
-    lines = path.read_text("utf-8").splitlines()
+    lines = read_config_text(path).splitlines()
     comments: dict[str, str] = {}
 
     def visit(node: yaml.Node | None, prefix: str) -> None:
@@ -108,6 +109,6 @@ def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
 
 
 def _read_defaults(path: Path) -> list[str]:
-    content = yaml.safe_load(path.read_text("utf-8"))
+    content = yaml.safe_load(read_config_text(path))
     defaults = content.get("defaults", []) if isinstance(content, dict) else []
     return [name for name in defaults if isinstance(name, str)]

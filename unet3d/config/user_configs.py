@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from unet3d.errors import UsageError
+from unet3d.json_file import read_text
 
 MAX_VALUES = 10_000
 """Values in a file, counting what an alias stands for wherever it is used."""
@@ -15,8 +16,6 @@ MAX_BYTES = 2**16
 
 def check_file(file: Path) -> None:
     """Refuse a file that would fill memory, or is no text."""
-    if file.stat().st_size > MAX_BYTES:
-        raise UsageError(f"{file} has more than {MAX_BYTES:,} bytes: no config has")
     text = read_config_text(file)
     if "\0" in text:
         raise UsageError(f"{file} is not a text file: it has a NUL byte")
@@ -41,9 +40,11 @@ def read_yaml_nodes(file: Path) -> tuple[str, Any]:
 def read_config_text(file: Path) -> str:
     """Return a file's text."""
     try:
-        return file.read_text("utf-8")
-    except ValueError as error:
+        return read_text(file, MAX_BYTES)
+    except UnicodeError as error:
         raise UsageError(f"{file} is not a text file: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{file} is not a config file: {error}") from None
 
 
 def count_expanded_values(node: Any, counts: dict[int, int | None]) -> int:

@@ -17,6 +17,7 @@ from unet3d.atomic_write import name_file
 from unet3d.checkpoint_archive import MAX_STRUCTURE_BYTES, check_values
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, summarize_error
+from unet3d.json_file import read_json
 
 REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
 FORMAT = "unet3d bundle"
@@ -186,13 +187,9 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / DESCRIPTION_FILE
     try:
-        if path.stat().st_size > MAX_STRUCTURE_BYTES:
-            raise UsageError(f"{path} has more than {MAX_STRUCTURE_BYTES:,} bytes")
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path, MAX_STRUCTURE_BYTES)
         check_values(content)
-    except UsageError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a bundle of unet3d")

@@ -8,6 +8,7 @@ from typing import Any
 
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json
 from unet3d.report.run_report import select_headline_metrics
 from unet3d.text import escape_mathtext, flatten_keys, pluralize
 from unet3d.units import GIB, MIB
@@ -73,7 +74,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
             problems.append(f"{path}: no report.json in this folder or below; has the run ended?")
         for file in files:
             try:
-                report = json.loads(file.read_text("utf-8"))
+                report = read_json(file)
                 if not isinstance(report, dict) or "config" not in report:
                     raise ValueError("not the report of a run")
                 reports[file.parent] = report

@@ -1,10 +1,10 @@
 """Write the page of a comparison, with the curves of its runs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unet3d.errors import summarize_error
+from unet3d.json_file import read_json
 from unet3d.report.curves import Points
 from unet3d.report.html.comparison_page import render_comparison
 from unet3d.report.html.page import write_html
@@ -34,7 +34,7 @@ def write_comparison_page(
 def read_curves(path: Path) -> Mapping[str, Points]:
     """Return the curves of a run; none if it has no such file."""
     try:
-        curves = json.loads(path.read_text("utf-8"))["curves"]
+        curves = read_json(path)["curves"]
         return {name: [(float(x), float(y)) for x, y in points] for name, points in curves.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -1,6 +1,5 @@
 """Read dataset.json and find files that it does not list."""
 
-import json
 import os
 import unicodedata
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from unet3d.data.case import Case
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volumes import describe_skipped, list_volumes
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json
 
 
 def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
 def load_json_object(path: Path, missing: str) -> dict[str, Any]:
     """Return the object in a file; `missing` is the error if there is no file."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise UsageError(missing) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} must hold one JSON object")

@@ -1,7 +1,6 @@
 """Group the cases of one patient, so that no fold trains on one and validates on another."""
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from unet3d.data.findings import Finding
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json, read_text
 from unet3d.text import join_first, pluralize
 
 ACCEPTED = (
@@ -65,15 +65,15 @@ def _capture_groups(pattern: str, names: Sequence[str]) -> dict[str, str]:
 def _read_file(file: Path) -> dict[str, str]:
     """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() == ".csv":
-            rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
+            lines = read_text(file, encoding="utf-8-sig").splitlines()
+            rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
             pairs = [(case, group) for case, group in rows]
         else:
-            pairs = list(json.loads(text).items())
+            pairs = list(read_json(file, encoding="utf-8-sig").items())
     except FileNotFoundError:
         raise UsageError(f"data.group_by: no file {file.absolute()}") from None
-    except (ValueError, AttributeError, RecursionError, csv.Error):
+    except (ValueError, AttributeError, csv.Error):
         pairs = [("", None)]
     groups: dict[str, str] = {}
     for case, group in pairs:

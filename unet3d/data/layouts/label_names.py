@@ -1,12 +1,12 @@
 """Read label names from the dataset.json near a folder of labels."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.data.formats.labels import MAX_LABEL
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ def find_label_names(folder: Path) -> LabelNames | None:
     if file is None:
         return None
     try:
-        content = json.loads(file.read_text("utf-8"))["labels"]
+        content = read_json(file)["labels"]
         by_number = all(str(key).lstrip("-").isdigit() for key in content)
         pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
         named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file}: labels cannot be read ({error!r}); set classes=[background, ...]"
         ) from None

@@ -1,6 +1,5 @@
 """Split cases into training and validation."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json
 from unet3d.text import join_first
 
 NUM_FOLDS = 5
@@ -72,7 +72,7 @@ def _read_splits_file(
 ) -> tuple[list[Case], list[Case]]:
     """Read a fold from a JSON list with {"train": [names], "val": [names]} per fold."""
     try:
-        parts = json.loads(file.read_text("utf-8"))
+        parts = read_json(file)
         folds = [(set(part["train"]), set(part["val"])) for part in parts]
     except FileNotFoundError:
         raise UsageError(f"data.splits: no file {file.absolute()}") from None

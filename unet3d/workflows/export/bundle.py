@@ -1,6 +1,5 @@
 """Export networks as a bundle: with weights, preprocessing, postprocessing and a model card."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from unet3d.export.bundle import get_network_path, write_description, write_weig
 from unet3d.export.onnx_format import OnnxSession, write_onnx
 from unet3d.export.torch_export_format import ExportedSession, write_torch_export
 from unet3d.inference.accumulate import Network
+from unet3d.json_file import read_json
 from unet3d.report.model_card import make_model_card
 from unet3d.workflows.export.trained_network import TrainedNetwork
 
@@ -43,7 +43,7 @@ def write_bundle(
 def read_report(checkpoint: Path) -> Mapping[str, Any] | None:
     """Return the report of the run that a checkpoint is of, if there is one."""
     try:
-        report = json.loads((checkpoint.parent.parent / "report.json").read_text("utf-8"))
+        report = read_json(checkpoint.parent.parent / "report.json")
     except (OSError, ValueError):
         return None
     return report if isinstance(report, Mapping) else None

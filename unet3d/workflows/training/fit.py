@@ -1,7 +1,6 @@
 """Train: start or resume, recover from a lack of memory, evaluate, and write the report."""
 
 import gc
-import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stdout
@@ -23,6 +22,7 @@ from unet3d.errors import (
     describe_os_error,
     summarize_error,
 )
+from unet3d.json_file import read_json
 from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.lit.distributed import (
     is_communication_error,
@@ -148,8 +148,8 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     finished = goes_on = False
     is_main = run.process.rank == 0
     if start.is_finished:
-        report = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        scored = "evaluation" in report and not report["evaluation"]["errors"]
+        report = read_report(path)
+        scored = "evaluation" in report and not report["evaluation"].get("errors")
         if report.get("finished") and (scored or not should_evaluate(run)):
             log(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
@@ -206,6 +206,15 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     if unwritten:
         raise RunError("; ".join(unwritten))
     return result
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Return the report of a run that has ended; nothing if it has none that can be read."""
+    try:
+        report = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
