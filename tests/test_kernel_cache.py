@@ -33,6 +33,23 @@ def test_a_new_folder_is_closed_to_others_and_one_of_others_is_refused(monkeypat
         create_private_folder(folder)
 
 
+def test_others_cannot_exchange_a_folder_that_was_checked(tmp_path):
+    shared, folder = tmp_path / "shared", tmp_path / "shared" / "unet3d" / "cpp"
+    folder.mkdir(mode=0o700, parents=True)
+    shared.chmod(0o1777)  # as /tmp
+    folder.parent.chmod(0o777)
+    create_private_folder(folder)
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"other users can rename folders in .*shared:"):
+        create_private_folder(folder)
+    shared.chmod(0o755)
+    if os.geteuid() == 0:  # who alone can give folders away
+        os.chown(folder.parent, 1, -1)
+        with pytest.raises(PermissionError, match=r"unet3d belongs to another user"):
+            create_private_folder(folder)
+
+
 def test_compilers_keep_code_in_private_folders_unless_a_variable_names_others(
     monkeypatch, tmp_path
 ):

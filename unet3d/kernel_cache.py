@@ -43,17 +43,30 @@ def get_triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def create_private_folder(folder: Path) -> None:
-    """Create a folder for this user alone; PermissionError if others could write to it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create a folder for this user alone; PermissionError if others could write to it.
+
+    Others must not be able to exchange it once it was checked, either: the folder above it is
+    closed to them, and a shared one above that, such as $XDG_CACHE_HOME, must be sticky.
+    """
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     if not hasattr(os, "geteuid"):  # Windows
         return
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to another user: set XDG_CACHE_HOME")
-    if stat.S_IMODE(status.st_mode) & 0o022:
+    for own in (folder.parent, folder):
+        if own.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{own} belongs to another user: set XDG_CACHE_HOME")
+    if stat.S_IMODE(folder.stat().st_mode) & 0o022:
         raise PermissionError(
             f"other users can write to {folder}: remove it, or set XDG_CACHE_HOME to another folder"
         )
+    if (mode := stat.S_IMODE(folder.parent.stat().st_mode)) & 0o022:  # of a umask of 002
+        folder.parent.chmod(mode & ~0o022)
+    for shared in folder.parent.resolve().parents:
+        mode = shared.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(
+                f"other users can rename folders in {shared}: set XDG_CACHE_HOME to another folder"
+            )
 
 
 def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
