@@ -14,9 +14,13 @@ def test_an_error_of_the_system_without_a_file_names_its_cure():
     assert message == "Too many open files: raise the limit of open files (ulimit -n)"
 
 
-@pytest.mark.parametrize(
-    "error", [SystemError("error return without exception set"), MemoryError()]
-)
+OF_LIBRARIES = [
+    SystemError("error return without exception set"),
+    RuntimeError("could not execute a primitive"),
+]
+
+
+@pytest.mark.parametrize("error", [*OF_LIBRARIES, MemoryError()])
 def test_where_the_shell_limits_memory_its_limit_is_named(monkeypatch, error):
     limits = ["ulimit -v, now 1 GiB"]
     monkeypatch.setattr(error_messages, "list_memory_limits", lambda: limits)
@@ -24,6 +28,7 @@ def test_where_the_shell_limits_memory_its_limit_is_named(monkeypatch, error):
     assert "raise ulimit -v, now 1 GiB, or make" in format_error(error, "train", ())
 
 
-def test_an_error_of_a_library_is_none_of_memory_without_a_limit(monkeypatch):
+@pytest.mark.parametrize("error", OF_LIBRARIES)
+def test_an_error_of_a_library_is_none_of_memory_without_a_limit(monkeypatch, error):
     monkeypatch.setattr(error_messages, "list_memory_limits", list)
-    assert get_exit_code(SystemError("error return without exception set")) == 4
+    assert get_exit_code(error) == 4

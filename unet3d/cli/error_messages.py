@@ -34,6 +34,9 @@ NO_MEMORY = (
 )
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 
+ONEDNN_FAILURES = ("could not execute a primitive", "could not create a primitive")
+"""Messages of convolutions on a CPU that get no memory, or fail for another reason."""
+
 PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
 
@@ -86,7 +89,8 @@ def get_exit_code(error: Exception) -> int:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
     is_known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    if isinstance(error, SystemError | ImportError) and list_memory_limits():
+    is_of_library = isinstance(error, SystemError | ImportError) or str(error) in ONEDNN_FAILURES
+    if is_of_library and list_memory_limits():
         return True  # how libraries in C fail where memory is limited
     return is_known or any(sign in str(error) for sign in NO_MEMORY)
 
