@@ -45,7 +45,14 @@ DICOM_FIELDS = (
     *("PixelData", "Modality", "FrameOfReferenceUID", "PatientID", "StudyDate"),
 )
 
-BOMB_MIB = 64
+BOMB_MIB = 16
+"""Of the zeros that a gzip bomb holds: scored within the limit of time, where they are a volume."""
+
+BOMB_SLICES = 4 * BOMB_MIB
+"""Slices of 512 x 512 voxels that the zeros suffice for."""
+
+PREDICT_GIB = 0.25
+"""RAM that predict may take: a bomb that is a volume needs more, and hours of tiny windows."""
 
 
 def write_samples(folder: Path) -> None:
@@ -131,7 +138,9 @@ def change_gzip(draw: st.DrawFn, content: bytes) -> bytes:
     """Change what is compressed, the compressed stream, or both."""
     match draw(st.integers(0, 9)):
         case 0:
-            return make_bomb(draw(st.sampled_from((1, 255, 256, 257, 32767))))
+            return make_bomb(
+                draw(st.sampled_from((1, BOMB_SLICES - 1, BOMB_SLICES, BOMB_SLICES + 1, 32767)))
+            )
         case 1 | 2:
             return draw(corrupt(content))
         case 3:
@@ -221,12 +230,10 @@ def _draw_format(draw: st.DrawFn, folder: Path) -> Input:
     changed = draw(change(path.read_bytes()))
     where = f"{SAMPLES}/{folder.name}"
     evaluate = (f"predictions={where}", f"references={where}", "output=out/scores", "draw_worst=0")
+    predict = ("checkpoint=run.ckpt", f"input={where}", "output=out/x", "device=cpu")
     words = draw(
         st.sampled_from(
-            (
-                ("predict", "checkpoint=run.ckpt", f"input={where}", "output=out/x", "device=cpu"),
-                ("evaluate", *evaluate),
-            )
+            (("predict", *predict, f"memory_gib={PREDICT_GIB}"), ("evaluate", *evaluate))
         )
     )
     name = str(path.relative_to(folder.parents[1]))
