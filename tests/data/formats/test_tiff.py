@@ -146,3 +146,18 @@ def test_planes_that_only_the_metadata_declares_are_missing(tmp_path, stack, com
 def test_a_single_slice_has_one_plane(tmp_path, stack):
     tifffile.imwrite(tmp_path / "a.tif", stack[0])
     assert open_header(tmp_path / "a.tif").shape == (9, 12, 1)
+
+
+def test_a_page_that_leads_back_to_itself_is_refused(tmp_path, stack):
+    """Without a look at the chain of pages, it would be read again and again."""
+    file = tmp_path / "a.tif"
+    for plane in (stack[0], stack[1, :10]):
+        tifffile.imwrite(file, plane, metadata=None, append=file.exists())
+    with tifffile.TiffFile(file) as tif:
+        last = tif.pages[-1].offset
+    content = bytearray(file.read_bytes())
+    end = last + 2 + 12 * int.from_bytes(content[last : last + 2], "little")
+    content[end : end + 4] = last.to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="circular reference"):
+        open_header(file)

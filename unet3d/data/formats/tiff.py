@@ -226,6 +226,7 @@ def open_stack(file: Path) -> Generator[Stack]:
     log.addFilter(collect)
     try:
         with describe_read_errors(), tifffile.TiffFile(file) as tif:
+            len(tif.pages)  # finds a chain of pages that leads back to one, and cuts it
             axes = name_axes(tif.series[0].axes, tif.series[0].shape)
             yield Stack(file=file, tif=tif, axes=axes)
             if errors:
