@@ -30,4 +30,4 @@ def read_text(path: Path, limit: int = MAX_BYTES, *, encoding: str = "utf-8") ->
         raise ValueError("it is no regular file")
     if status.st_size > limit:
         raise ValueError(f"it has more than {limit:,} bytes")
-    return path.read_text(encoding)
+    return path.read_bytes().decode(encoding)
