@@ -1,6 +1,6 @@
 """Let every call that changes a file fail with every error; each command must end well and go on.
 
-    python -m scripts.robustness.storage_faults              # all, into benchmarks/
+    python -m scripts.robustness.storage_faults              # all, into benchmarks/: hours
     python -m scripts.robustness.storage_faults --count 20   # some of each command; writes nothing
     python -m scripts.robustness.storage_faults --match 'rename.*last' --show
 
@@ -25,8 +25,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,6 +116,9 @@ ERRORS = {
 
 GOOD = ("went on", "ended", "not met")
 UNIMPORTANT = "cache/contents.json"  # digests are computed again
+shared: "Experiment"
+"""What a process of the pool runs commands in."""
+
 OWN_FILES = (".stdout", ".stderr", ".trace", ".cache", ".hydra")
 
 
@@ -372,13 +377,30 @@ class Experiment:
         return None
 
 
+def share_experiment(experiment: Experiment) -> None:
+    """Begin a process of the pool, which `run_shared` runs in."""
+    global shared
+    shared = experiment
+
+
+def run_shared(fault: Fault) -> Outcome:
+    """Run a command with a fault."""
+    return shared.run(fault)
+
+
 def sample(faults: Sequence[Fault], count: int) -> list[Fault]:
-    """Draw `count` faults, of each command its share."""
+    """Draw `count` faults, of each command its share, of as many calls and places as possible."""
     drawn = []
     for command in dict.fromkeys(fault.command for fault in faults):
         own = [fault for fault in faults if fault.command == command]
         share = max(1, round(count * len(own) / len(faults)))
-        drawn += Random(SEED).sample(own, min(share, len(own)))
+        shuffled = Random(SEED).sample(own, len(own))
+        places: Counter[tuple[str, str]] = Counter()
+        turns = {}
+        for fault in shuffled:
+            places[fault.call, fault.place] += 1
+            turns[fault] = places[fault.call, fault.place]
+        drawn += sorted(shuffled, key=turns.__getitem__)[:share]
     return drawn[:count]
 
 
@@ -423,6 +445,7 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the results of some faults, too"
     )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:
@@ -439,11 +462,14 @@ def main() -> int:
         faults = sample(faults, options.count) if options.count else faults
         print(f"{len(faults)} of {total} faults", flush=True)
         results: list[tuple[Fault, Outcome]] = []
-        for fault in faults:
-            outcome = experiment.run(fault)
-            results.append((fault, outcome))
-            if options.show or outcome.verdict not in GOOD:
-                print(f"{outcome.verdict} ({outcome.code}): {fault.title}: {outcome.line[:300]}")
+        # Forked, since a child has what the experiment has imported.
+        processes = get_context("fork")
+        with ProcessPoolExecutor(options.jobs, processes, share_experiment, (experiment,)) as pool:
+            for fault, outcome in zip(faults, pool.map(run_shared, faults), strict=True):
+                results.append((fault, outcome))
+                if options.show or outcome.verdict not in GOOD:
+                    line = outcome.line[:300]
+                    print(f"{outcome.verdict} ({outcome.code}): {fault.title}: {line}", flush=True)
     print(format_table(results))
     if options.write or len(faults) == total:
         write_report(build_report(results, total), options.output)
