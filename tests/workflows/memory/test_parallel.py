@@ -39,6 +39,18 @@ def test_where_forks_do_not_help_everything_runs_in_this_process(monkeypatch, ob
     assert set(map_in_processes(lambda _: os.getpid(), range(3))) == {os.getpid()}
 
 
+@forks
+def test_everything_runs_in_this_process_where_forks_cannot_differentiate(monkeypatch):
+    """As in torch 2.14 after a backward."""
+
+    def fail(tensor):
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork")
+
+    monkeypatch.setattr(parallel, "count_usable_cores", lambda: 2)
+    monkeypatch.setattr(torch.Tensor, "backward", fail)
+    assert list(map_in_processes(lambda _: os.getpid(), range(3))) == 3 * [os.getpid()]
+
+
 def test_an_estimate_can_be_sent_to_another_process(composed):
     estimate = estimate_memory(composed("model.depth=2", "model.width=4", "precision=16"))
     received = pickle.loads(pickle.dumps(estimate))

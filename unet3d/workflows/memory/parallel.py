@@ -24,8 +24,9 @@ _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 def map_in_processes(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the results in order.
 
-    The processes are forked, because importing torch takes seconds. Where that is impossible, or
-    where torch finds a GPU, which forked processes cannot use, everything runs in this process.
+    The processes are forked, because importing torch takes seconds. Everything runs in this process
+    where that is impossible, where torch finds a GPU, which forked processes cannot use, and where
+    a backward has started threads of autograd, which they do not inherit.
     """
     global _work
     processes = min(count_usable_cores(), len(items))
@@ -38,14 +39,22 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T]) -> Iterator
     with ProcessPoolExecutor(processes, context, _begin) as pool:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads are idle
-            results = pool.map(_run, range(len(items)))
-        yield from results
+            can_differentiate = pool.submit(_can_differentiate).result()
+        yield from pool.map(_run, range(len(items))) if can_differentiate else map(function, items)
 
 
 def _begin() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the parent stops them
     torch.set_num_threads(1)  # the threads of OpenMP are not inherited
+
+
+def _can_differentiate() -> bool:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run(number: int) -> Any:
