@@ -44,6 +44,7 @@ CURES = {
     errno.EPERM: "change its permissions, or choose another folder",
     errno.EIO: "check the disk, or the connection to it, then run the command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u), or lower data.num_workers",
     errno.ENAMETOOLONG: "shorten the name of the file or of its folders",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another folder",
     errno.EBUSY: "end the program that uses it, or choose another folder",

@@ -251,6 +251,7 @@ LIMITS: dict[str, tuple[dict[str, int], tuple[int, ...], str]] = {
     "16 open files": ({"NOFILE": 16}, (0, 2, 4), "open files|Too many"),
     "1 GiB of addresses": ({"AS": 1024 * MIB}, (3,), "out of memory"),
     "3 GiB of addresses": ({"AS": 3072 * MIB}, (0, 3, 4), ""),
+    "200 MiB of data": ({"DATA": 200 * MIB}, (3,), "ulimit -d"),
     "500 MiB of data": ({"DATA": 500 * MIB}, (0, 3, 4), "memory"),
     "files of 20 kB": ({"FSIZE": 20_000}, (4,), "ulimit -f"),
     "a stack of 256 KiB": ({"STACK": 256 * 1024}, (0,), ""),
@@ -294,7 +295,8 @@ def add_other_user(title: str, words: Sequence[str], before: Callable[[], None] 
 
 
 add_other_user("or home", [], None)
-add_other_user("and 4 processes", ["data.num_workers=2"], limit(NPROC=4))
+for count in (4, 5, 6, 8):  # the iterator, its workers and their threads fail
+    add_other_user(f"and {count} processes", ["data.num_workers=2"], limit(NPROC=count))
 
 
 @scenario("a training in a cgroup of 400 MiB goes on or says that memory ran out, and resumes")
