@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 
+from unet3d.text import escape_unprintable
+
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
@@ -74,7 +76,7 @@ def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None
     'a.nii: No such file or directory'
     """
     file = error.filename if path is None else path
-    name = None if file is None or isinstance(file, int) else os.fsdecode(file)
+    name = None if file is None or isinstance(file, int) else escape_unprintable(os.fsdecode(file))
     return ": ".join(filter(None, (name, error.strerror or str(error), get_cure(error))))
 
 
