@@ -214,6 +214,18 @@ def _(folder: Folder) -> None:
     expect_same_weights(folder, "run", "reference")
 
 
+@scenario("a training ends when one of its two data workers is killed, and resumes exactly")
+def _(folder: Folder) -> None:
+    words = [*WORKERS, "data.num_workers=2", "trainer.max_steps=30"]
+    folder.expect(folder.run([*words, "hydra.run.dir=reference"]), 0)
+    started = folder.start(words)
+    started.wait_for("epoch 1")
+    os.kill(max(list_children(started.pid)), signal.SIGKILL)
+    folder.expect(started.wait(), 4, says="killed by SIGKILL, usually because memory ran out")
+    folder.expect(folder.run(words), 0)
+    expect_same_weights(folder, "run", "reference")
+
+
 @scenario("a training goes on when its data workers receive SIGTERM, and ends on its own")
 def _(folder: Folder) -> None:
     started = signal_worker(folder, signal.SIGTERM, WORKERS)
