@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 
+from unet3d.text import escape_unprintable
+
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
@@ -44,6 +46,7 @@ CURES = {
     errno.EPERM: "change its permissions, or choose another folder",
     errno.EIO: "check the disk, or the connection to it, then run the command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u), or lower data.num_workers",
     errno.ENAMETOOLONG: "shorten the name of the file or of its folders",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another folder",
     errno.EBUSY: "end the program that uses it, or choose another folder",
@@ -73,7 +76,7 @@ def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None
     'a.nii: No such file or directory'
     """
     file = error.filename if path is None else path
-    name = None if file is None or isinstance(file, int) else os.fsdecode(file)
+    name = None if file is None or isinstance(file, int) else escape_unprintable(os.fsdecode(file))
     return ": ".join(filter(None, (name, error.strerror or str(error), get_cure(error))))
 
 

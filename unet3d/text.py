@@ -45,12 +45,13 @@ def escape_mathtext(text: str) -> str:
     return escape_unprintable(text, keep="\n").replace("$", r"\$")
 
 
-def escape_formula(text: str) -> str:
-    """Return the text of a cell that a spreadsheet does not compute.
+def format_cell(text: str) -> str:
+    """Return the text of a cell in one line that a spreadsheet does not compute.
 
-    >>> escape_formula("=1+1"), escape_formula("a=1")
+    >>> format_cell("=1+1"), format_cell("a=1")
     ("'=1+1", 'a=1')
     """
+    text = escape_unprintable(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
@@ -111,7 +112,9 @@ def join_first(names: Sequence[str], limit: int = 5) -> str:
     'a, b, c, d, e and 2 more'
     """
     more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(escape_unprintable, names[:limit])) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in NETWORKS:
         train(name, folder)
     runs = ",".join(str(folder / name) for name in NETWORKS)
-    compare = [*UNET3D, "compare", f"runs=[{runs}]", "format=json"]
+    compare = [*UNET3D, "compare", f"runs=[{runs}]", "format=json", "report=null"]
     printed = subprocess.run(compare, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
     rows = {}
     for row in json.loads(printed):

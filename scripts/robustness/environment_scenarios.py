@@ -214,6 +214,18 @@ def _(folder: Folder) -> None:
     expect_same_weights(folder, "run", "reference")
 
 
+@scenario("a training ends when one of its two data workers is killed, and resumes exactly")
+def _(folder: Folder) -> None:
+    words = [*WORKERS, "data.num_workers=2", "trainer.max_steps=30"]
+    folder.expect(folder.run([*words, "hydra.run.dir=reference"]), 0)
+    started = folder.start(words)
+    started.wait_for("epoch 1")
+    os.kill(max(list_children(started.pid)), signal.SIGKILL)
+    folder.expect(started.wait(), 4, says="killed by SIGKILL, usually because memory ran out")
+    folder.expect(folder.run(words), 0)
+    expect_same_weights(folder, "run", "reference")
+
+
 @scenario("a training goes on when its data workers receive SIGTERM, and ends on its own")
 def _(folder: Folder) -> None:
     started = signal_worker(folder, signal.SIGTERM, WORKERS)
@@ -251,6 +263,7 @@ LIMITS: dict[str, tuple[dict[str, int], tuple[int, ...], str]] = {
     "16 open files": ({"NOFILE": 16}, (0, 2, 4), "open files|Too many"),
     "1 GiB of addresses": ({"AS": 1024 * MIB}, (3,), "out of memory"),
     "3 GiB of addresses": ({"AS": 3072 * MIB}, (0, 3, 4), ""),
+    "200 MiB of data": ({"DATA": 200 * MIB}, (3,), "ulimit -d"),
     "500 MiB of data": ({"DATA": 500 * MIB}, (0, 3, 4), "memory"),
     "files of 20 kB": ({"FSIZE": 20_000}, (4,), "ulimit -f"),
     "a stack of 256 KiB": ({"STACK": 256 * 1024}, (0,), ""),
@@ -294,7 +307,8 @@ def add_other_user(title: str, words: Sequence[str], before: Callable[[], None] 
 
 
 add_other_user("or home", [], None)
-add_other_user("and 4 processes", ["data.num_workers=2"], limit(NPROC=4))
+for count in (4, 5, 6, 8):  # the iterator, its workers and their threads fail
+    add_other_user(f"and {count} processes", ["data.num_workers=2"], limit(NPROC=count))
 
 
 @scenario("a training in a cgroup of 400 MiB goes on or says that memory ran out, and resumes")

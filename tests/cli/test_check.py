@@ -6,7 +6,9 @@ import pytest
 
 from tests.data.helpers.corruptions import CORRUPTIONS, corrupt
 from tests.data.helpers.datasets import SIZE, make_image, make_label, save_volume, write_decathlon
+from unet3d.cli.check import format_case_findings
 from unet3d.cli.main import main
+from unet3d.data.findings import Finding, InvalidDatasetError
 
 
 @pytest.fixture
@@ -47,6 +49,16 @@ def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, ca
     ]
     assert check("data.background=auto", "format=json") == 0
     assert json.loads(capsys.readouterr().out)["hints"] == []
+
+
+def test_a_name_with_a_line_break_stays_on_its_line(tmp_path):
+    finding = Finding(
+        case="a\n9 cases, no errors", file=tmp_path / "b\r\x1b[A", message="c\nd", advice="e\u2028"
+    )
+    shown = [*format_case_findings(finding.case, [finding], tmp_path).splitlines()]
+    shown += InvalidDatasetError([finding]).args[0].splitlines()
+    assert shown[:3] == ["a\\n9 cases, no errors", "  b\\r\\x1b[A c\\nd", "    -> e\\u2028"]
+    assert shown[-1] == f"  a\\n9 cases, no errors: {tmp_path}/b\\r\\x1b[A c d"
 
 
 def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):

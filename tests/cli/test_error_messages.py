@@ -28,6 +28,13 @@ def test_where_the_shell_limits_memory_its_limit_is_named(monkeypatch, error):
     assert "raise ulimit -v, now 1 GiB, or make" in format_error(error, "train", ())
 
 
+def test_a_thread_that_cannot_start_names_the_limit_of_processes(monkeypatch):
+    monkeypatch.setattr(error_messages, "list_memory_limits", list)
+    error = RuntimeError("can't start new thread")
+    assert get_exit_code(error) == 4
+    assert format_error(error, "train", ()).startswith(f"{error}: raise the limit of processes")
+
+
 @pytest.mark.parametrize("error", OF_LIBRARIES)
 def test_an_error_of_a_library_is_none_of_memory_without_a_limit(monkeypatch, error):
     monkeypatch.setattr(error_messages, "list_memory_limits", list)

@@ -10,6 +10,7 @@ import pytest
 
 from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.search import parse_search
+from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
 
 
@@ -329,3 +330,13 @@ def test_the_command_line_lets_a_logger_send_a_run(write):
     folder = write(make_experiment("defaults: [{override /logger: mlflow}]"))
     uri = "sqlite:////tmp/x.db"
     assert compose(folder, f"logger.mlflow.tracking_uri={uri}").logger.mlflow.tracking_uri == uri
+
+
+@pytest.mark.parametrize("argument", ["strategy: ddp_spawn", "num_nodes: 2", "profiler: pytorch"])
+def test_a_config_cannot_start_processes_connect_or_write_files_through_the_trainer(
+    write, argument
+):
+    folder = write(make_experiment(f"trainer: {{{argument}}}"))
+    composed = compose_call("train", ["experiment=x", "data.root=."], folder)[0]
+    with pytest.raises(UsageError, match=rf"trainer\.{argument.split(':')[0]} cannot be set"):
+        parse_training(composed)

@@ -30,14 +30,16 @@ def format_check_report(report: DatasetCheckResult) -> str:
     """Return the findings by case, then a summary of the dataset and hints."""
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
-    summary = [f"{cases}, {findings}", report.summary]
-    summary += [f"hint: {hint.message}\n    -> {hint.advice}" for hint in report.hints]
+    summary = [f"{cases}, {findings}", escape_unprintable(report.summary)]
+    for hint in report.hints:
+        message, advice = map(escape_unprintable, (hint.message, hint.advice))
+        summary.append(f"hint: {message}\n    -> {advice}")
     ordered = sorted(report.findings, key=lambda finding: finding.case or "")
     blocks = [
         format_case_findings(case, list(group), report.root)
         for case, group in groupby(ordered, lambda finding: finding.case)
     ]
-    return escape_unprintable("\n".join([*blocks, *summary]), keep="\n")
+    return "\n".join([*blocks, *summary])
 
 
 def format_case_findings(case: str | None, findings: Sequence[Finding], root: Path) -> str:
@@ -46,7 +48,7 @@ def format_case_findings(case: str | None, findings: Sequence[Finding], root: Pa
     for finding in findings:
         file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} "
         lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*map(escape_unprintable, lines), ""])
 
 
 def check_report_to_json(report: DatasetCheckResult) -> str:

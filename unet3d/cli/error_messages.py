@@ -4,12 +4,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EAGAIN, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 from typing import Any
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
+    CURES,
     DoesNotFitError,
     Interrupted,
     RunError,
@@ -36,6 +37,9 @@ NO_MEMORY = (
 
 ONEDNN_FAILURES = ("could not execute a primitive", "could not create a primitive")
 """Messages of convolutions on a CPU that get no memory, or fail for another reason."""
+
+NO_THREAD = "can't start new thread"
+"""What Python says where the number of processes is limited, or their memory."""
 
 PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
@@ -90,7 +94,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
     is_known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     is_of_library = isinstance(error, SystemError | ImportError) or str(error) in ONEDNN_FAILURES
-    if is_of_library and list_memory_limits():
+    if (is_of_library or NO_THREAD in str(error)) and list_memory_limits():
         return True  # how libraries in C fail where memory is limited
     return is_known or any(sign in str(error) for sign in NO_MEMORY)
 
@@ -116,6 +120,8 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
         return format_config_error(error, command, args)
     if isinstance(error, DoesNotFitError | InvalidDatasetError):
         return str(error)  # a report of several lines
+    if NO_THREAD in str(error) and not list_memory_limits():
+        return f"{' '.join(str(error).split())}: {CURES[EAGAIN]}"
     if isinstance(error, UsageError | RunError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and (error.filename is not None or get_cure(error)):

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ COMMANDS = {
 FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 """Flags of Hydra after which a word is no file."""
 
+
+LIBRARY_BYTES = 128 * 2**20
+"""Memory that numpy or SciPy have taken when they are imported, and more."""
 
 OUTLAST_OUTPUT = ("train", "search")
 """Commands that may run for days: a lost line of their log is no failure."""
@@ -125,12 +129,27 @@ def import_command(command: str) -> ModuleType:
     if name not in sys.modules:
         gc.disable()
         try:
+            import_within_limits()
             import_module(name)
         finally:
             gc.enable()
         gc.freeze()
         atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
     return sys.modules[name]
+
+
+def import_within_limits() -> None:
+    """Import libraries with OpenBLAS where memory is limited: it waits for memory for ever.
+
+    Raises OSError if there is too little for them.
+    """
+    from unet3d.cli.error_messages import list_memory_limits
+
+    if list_memory_limits():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each takes memory
+        for name in ("numpy", "torch", "scipy.linalg"):
+            mmap.mmap(-1, LIBRARY_BYTES, mmap.MAP_PRIVATE).close()
+            import_module(name)
 
 
 def collect_files(command: str, args: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
 
     with CaseQueue(job.predictor, job.tasks, prefetch=settings.prefetch) as queue:
         for number, task in enumerate(job.tasks, start=1):
-            title = f"{number}/{len(job.tasks)} {task.scan.name}"
+            title = escape_unprintable(f"{number}/{len(job.tasks)} {task.scan.name}")
             try:
                 num_different += segment_scan(queue, task, None if count > 1 else title)
             except Exception as error:
@@ -87,9 +87,9 @@ def segment_scan(queue: CaseQueue, task: ScanTask, title: str | None) -> bool:
     Return whether it differs from the training data.
     """
     scan = queue.prepare(task)
-    print(scan.memory_summary, flush=True)
+    print(escape_unprintable(scan.memory_summary), flush=True)
     if scan.differences:
-        files = ", ".join(file.name for file in task.scan.files)
+        files = escape_unprintable(", ".join(file.name for file in task.scan.files))
         differences = "; ".join(scan.differences)
         print(
             f"warning: {files} differs from the training data: {differences}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unet3d.errors import UsageError
-from unet3d.text import pluralize
+from unet3d.text import escape_unprintable, pluralize
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,7 +30,8 @@ class Finding:
     def describe(self) -> str:
         """Return the case, the file and the problem in one line."""
         file = "" if self.file is None else f"{self.file} "
-        return f"{self.case or 'dataset'}: {file}{' '.join(self.message.split())}"
+        text = f"{self.case or 'dataset'}: {file}{' '.join(self.message.split())}"
+        return escape_unprintable(text)
 
 
 class InvalidDatasetError(UsageError):

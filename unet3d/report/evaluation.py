@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
-from unet3d.text import escape_formula, escape_mathtext, escape_unprintable, pluralize
+from unet3d.text import escape_mathtext, format_cell, pluralize
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
@@ -23,11 +23,10 @@ def write_csv(cases: Cases, path: Path) -> None:
         for case, classes in cases.items():
             for name, scores in classes.items():
                 if not header_written:
-                    writer.writerow(["case", "class", *scores])
+                    writer.writerow(["case", "class", *map(format_cell, scores)])
                     header_written = True
                 cells = ["" if math.isnan(v) else v for v in scores.values()]
-                texts = (escape_formula(escape_unprintable(text)) for text in (case, name))
-                writer.writerow([*texts, *cells])
+                writer.writerow([format_cell(case), format_cell(name), *cells])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -1,8 +1,11 @@
+import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
+from threading import Thread
 
 import pytest
 from torch.utils.data import get_worker_info
@@ -13,7 +16,12 @@ from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading import worker_errors
 from unet3d.data.loading.datasets import ValidationVolumes
 from unet3d.data.loading.loaders import collate
-from unet3d.data.loading.worker_errors import SampleError, explain_worker_error
+from unet3d.data.loading.worker_errors import (
+    SampleError,
+    end_workers_on_error,
+    exit_without_threads,
+    explain_worker_error,
+)
 from unet3d.errors import RunError
 
 pytestmark = pytest.mark.slow
@@ -240,12 +248,62 @@ def test_recording_the_case_costs_little_compared_to_a_small_patch(volumes):
     assert measure_fastest(record) < 0.05 * measure_fastest(lambda: patches[(0, 0, False)])
 
 
-def test_workers_that_hang_and_ignore_signals_can_be_ended(volumes):
+def test_workers_that_hang_and_ignore_signals_end_with_an_error(volumes):
+    workers = []
+
+    def stop_worker():
+        batches = iter(make_loader(volumes, num_workers=1))
+        next(batches)
+        workers.extend(multiprocessing.active_children())
+        os.kill(workers[0].pid, signal.SIGSTOP)
+        raise KeyError
+
+    with pytest.raises(KeyError), end_workers_on_error():
+        stop_worker()
+    assert workers[0].exitcode == -signal.SIGKILL
+
+
+def test_workers_end_if_their_iterator_cannot_be_built(volumes, monkeypatch, capsys):
+    loader, workers = make_loader(volumes, num_workers=1), []
+
+    def refuse(thread):
+        workers.extend(multiprocessing.active_children())
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), end_workers_on_error():
+        load_epochs(loader, 0)
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL]
+    assert capsys.readouterr().err == ""
+
+
+def test_processes_that_the_block_did_not_start_live_on(volumes):
+    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    other.start()
+    with pytest.raises(KeyError), end_workers_on_error():
+        raise KeyError
+    assert other.is_alive()
+    other.kill()
+    other.join()
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(volumes):
     loader = make_loader(volumes, num_workers=1)
-    batches = iter(loader)
-    next(batches)
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGSTOP)
-    loader.dataset.in_flight.kill_workers()
-    worker.join(5)
-    assert worker.exitcode == -signal.SIGKILL
+    loader.collate_fn = lambda samples: threading.Lock()
+    _, explanation = catch(loader, TypeError)
+    assert str(explanation).startswith("a data worker failed: TypeError: cannot pickle")
+
+
+def test_a_worker_that_cannot_start_threads_says_so(volumes):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    def fail(samples):
+        Thread.start = refuse
+        exit_without_threads()
+
+    loader = make_loader(volumes, num_workers=1)
+    loader.collate_fn = fail
+    _, explanation = catch(loader, RuntimeError)
+    assert "could not start a thread: raise the limit of processes" in str(explanation)

@@ -1,6 +1,7 @@
 """A folder belongs to one run: at a time, and at all times."""
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -47,6 +48,18 @@ def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch
         assert main(["train", *small, "hydra.run.dir=run", "logger=csv"]) == 0
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
     assert (tmp_path / "run").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "resume"),
+    [("validation", "null"), ("evaluation", "auto"), ("checkpoints", "null")],
+)
+def test_a_folder_of_data_is_refused_and_stays_as_it_is(unet3d, tmp_path, capsys, name, resume):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / name / "scan.nii.gz").write_text("data")
+    assert unet3d(f"resume={resume}") == 2
+    assert "run is not the folder of a run" in capsys.readouterr().err
+    assert list(read_all(tmp_path)) == [Path("run", name, "scan.nii.gz")]
 
 
 def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkeypatch, capsys):

@@ -39,6 +39,12 @@ DEFAULT_MAX_EPOCHS = 20
 TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
 
+RESERVED_KEYS = {
+    *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir", "profiler"),
+    *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
+}
+"""Arguments of Lightning's Trainer that a config must not set, wherever it comes from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
@@ -297,6 +303,11 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
 def _parse_trainer(config: DictConfig) -> TrainerSettings:
     factory = read_factory(config, "trainer")
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
+    for key in sorted(RESERVED_KEYS & arguments.keys()):
+        raise UsageError(
+            f"trainer.{key} cannot be set: unet3d sets it, or it starts processes, connects or "
+            "writes files"
+        )
     devices = read(config, "trainer.devices")
     if devices != "auto" and (type(devices) is not int or devices < 1):
         raise UsageError(f"trainer.devices must be auto or an int >= 1, got {devices!r}")

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 from math import prod
+from multiprocessing.queues import Queue
 from time import perf_counter
 from typing import Any, NotRequired, TypedDict
 
@@ -13,7 +14,11 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
 from unet3d.data.loading.sampler import EpochSampler
-from unet3d.data.loading.worker_errors import count_oom_kills
+from unet3d.data.loading.worker_errors import (
+    count_oom_kills,
+    exit_without_threads,
+    send_error,
+)
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import STOP_SIGNALS, UsageError
 from unet3d.types import Triple
@@ -86,7 +91,7 @@ class TrainLoader(DataLoader[PatchSample]):
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
-            worker_init_fn=ignore_signals,
+            worker_init_fn=prepare_worker,
         )
         self.patches, self.epoch_sampler, self.device = patches, sampler, device
         self.oom_kills = count_oom_kills()  # before the first worker starts
@@ -148,10 +153,12 @@ class TrainLoader(DataLoader[PatchSample]):
         )
 
 
-def ignore_signals(worker: int) -> None:
+def prepare_worker(worker: int) -> None:
     """Ignore signals in a worker: the training process handles them and ends its workers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    exit_without_threads()
+    Queue._on_queue_feeder_error = send_error  # ty: ignore[missing-attribute]
 
 
 def collate(samples: Sequence[PatchSample]) -> Batch:
@@ -221,6 +228,6 @@ def build_loaders(
         num_workers=min(num_workers, 1),
         pin_memory=cuda,
         persistent_workers=num_workers > 0,
-        worker_init_fn=ignore_signals,
+        worker_init_fn=prepare_worker,
     )
     return train, val

@@ -6,15 +6,21 @@ import re
 import shutil
 import signal
 import threading
+import traceback
 from collections.abc import Generator, MutableSequence, Sequence
 from contextlib import contextmanager
+from errno import EAGAIN
+from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
+from typing import Any
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import RunError
+from unet3d.errors import CURES, RunError
 from unet3d.units import format_bytes
 
 MAX_WORKERS = 1024
@@ -70,21 +76,56 @@ class InFlightCases:
                 f"{volume.name}: {find_damaged_file(volume) or format_one_line(error)}"
             ) from error
 
-    def kill_workers(self) -> None:
-        """End workers that ignore signals and may hang: nothing is lost with them."""
-        pids = set(self.started[::2])
-        workers = [child for child in multiprocessing.active_children() if child.pid in pids]
-        if not workers:
-            return
-        with hold_child_signals():  # torch would report their death
-            for worker in workers:
-                worker.kill()
-                worker.join()
-
     def get_last(self, pids: Sequence[int]) -> list[CachedVolume]:
         """Return the volumes that these workers started last."""
         pairs = zip(self.started[::2], self.started[1::2], strict=True)
         return [self.volumes[index] for pid, index in pairs if pid in pids]
+
+
+def exit_without_threads() -> None:
+    """End a worker that cannot have its two threads; Python would print a traceback instead."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        os._exit(EAGAIN)
+    done.set()
+
+
+def send_error(queue: "Queue[Any]", error: Exception, item: Any) -> None:
+    """Send why a batch of a worker cannot be sent, where Python would print it and drop the batch.
+
+    The training process would wait for it. A private hook of Python 3.11 to 3.14.
+    """
+    if not isinstance(item, tuple):  # a part of it may have been sent
+        os._exit(1)
+    where = "in a DataLoader worker process"
+    raised = (type(error), error, error.__traceback__)
+    queue.put((item[0], ExceptionWrapper(raised, f"{where} {os.getpid()}")))
+
+
+@contextmanager
+def end_workers_on_error() -> Generator[None]:
+    """Where the block fails, kill the daemon processes that it has started: the data workers.
+
+    They ignore SIGTERM, and may hang: Python would wait for them at its exit.
+    """
+    others = multiprocessing.active_children()
+    try:
+        yield
+    except BaseException as error:
+        with hold_child_signals():  # torch would report their death
+            for child in multiprocessing.active_children():
+                if child.daemon and child not in others:
+                    child.kill()
+                    child.join()
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            iterator = frame.f_locals.get("self")
+            if isinstance(iterator, _BaseDataLoaderIter):  # may be half built: its __del__ fails
+                iterator._workers = []
+        raise
 
 
 @contextmanager
@@ -163,6 +204,8 @@ def explain_death(
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
     if killed is None:
         code = re.search(r"exit code (\d+)", text)
+        if code and int(code[1]) == EAGAIN:
+            return f"could not start a thread: {CURES[EAGAIN]}"
         suffix = f" with exit code {code[1]}" if code else ""
         return f"exited{suffix}; rerun with data.num_workers=0 to see why"
     description = killed[1].strip()

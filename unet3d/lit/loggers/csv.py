@@ -20,6 +20,7 @@ from unet3d.atomic_write import atomic_write, name_file
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.loggers.image_file import write_image
 from unet3d.lit.loggers.run_logger import RunFacts
+from unet3d.text import format_cell
 
 
 class CsvLogger(Logger):
@@ -57,7 +58,7 @@ class CsvLogger(Logger):
             self.flush()
             self.row = dict[str, Any](step=step)
             self.size = None
-        self.row |= {key: float(value) for key, value in metrics.items()}
+        self.row |= {format_cell(key): float(value) for key, value in metrics.items()}
         self.is_written = False
 
     def start(self, facts: RunFacts, step: int) -> None:

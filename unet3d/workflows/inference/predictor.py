@@ -30,6 +30,7 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.text import escape_unprintable
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
@@ -299,7 +300,8 @@ class Predictor:
                 background=background,
             )
             if num_skipped:
-                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
+                name = escape_unprintable(prepared.name)
+                log(f"{name}: skipped {num_skipped} of {plan.windows} windows")
 
         try:
             run(prepared.plan)
@@ -312,7 +314,8 @@ class Predictor:
         plan = choose_plan(prepared.volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
-        log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
+        name = escape_unprintable(prepared.name)
+        log(f"{name}: out of GPU memory; retrying with {describe_cost(plan)}")
         run(plan)
 
     @property

@@ -16,6 +16,12 @@ Log = Callable[[str], None]
 RUN_FILES = ("checkpoints", "report.json", "curves.json", "validation", "evaluation", ".hydra")
 """What a run leaves in its folder, whatever its settings."""
 
+RUN_MARKERS = (
+    *("checkpoints/*.ckpt", "report.json", "curves.json", ".hydra/config.yaml"),
+    "evaluation/evaluation.json",
+)
+"""What shows that these files are a run's: other folders have folders of such names, too."""
+
 SWEEP_FILES = ("multirun.yaml",)
 """What a sweep leaves in its folder."""
 
@@ -109,6 +115,11 @@ def set_aside(folder: Path, lock: RunLock, log: Log) -> RunLock:
     """Rename a locked folder with an earlier run to NAME.1 or higher; lock a new one."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
     try:
+        if not any(any(where.glob(name)) for name in (*RUN_MARKERS, *SWEEP_FILES)):
+            raise UsageError(
+                f"{folder} is not the folder of a run, but has files of such names: set another "
+                "hydra.run.dir="
+            )
         reason = find_foreign(where)
         if reason is not None:
             raise UsageError(

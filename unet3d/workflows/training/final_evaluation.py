@@ -14,6 +14,7 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.postprocess import keep_largest_component
+from unet3d.text import escape_unprintable
 from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
@@ -65,7 +66,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         except Exception as error:  # a case that vanished or does not fit costs that case alone
             failures[volume.name] = summarize_error(error)
             task.labels.unlink(missing_ok=True)  # of an earlier evaluation
-            log(f"{volume.name} is not evaluated: {failures[volume.name]}")
+            log(escape_unprintable(f"{volume.name} is not evaluated: {failures[volume.name]}"))
     labels = [] if ensemble.regions else range(1, len(ensemble.classes))
     cleaned = choose_postprocessing(run.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
@@ -73,7 +74,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         update_metadata(path, {"keep_largest_component": cleaned_classes})
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
-        log(f"{name} is not scored: {reason}")
+        log(escape_unprintable(f"{name} is not scored: {reason}"))
     return {
         "checkpoint": str(checkpoints[0]),
         "largest_component": cleaned_classes,

@@ -14,6 +14,7 @@ import yaml
 
 from unet3d.atomic_write import write_text
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.loading.worker_errors import end_workers_on_error
 from unet3d.errors import (
     DoesNotFitError,
     Interrupted,
@@ -261,13 +262,14 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
     if take_snapshot:
         torch.cuda.memory._record_memory_history()
     try:
-        run.trainer.fit(
-            run.module,
-            run.train_loader,
-            run.val_loader,
-            ckpt_path=None if checkpoint is None else str(checkpoint),
-            weights_only=True,
-        )
+        with end_workers_on_error():
+            run.trainer.fit(
+                run.module,
+                run.train_loader,
+                run.val_loader,
+                ckpt_path=None if checkpoint is None else str(checkpoint),
+                weights_only=True,
+            )
     except torch.OutOfMemoryError as error:
         if take_snapshot:  # for pytorch.org/memory_viz
             torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
@@ -282,13 +284,9 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
         if worker_error is None:
             raise
         raise worker_error from error
-    except Interrupted:
-        run.kill_workers()
-        raise
     except SystemExit:  # how Lightning leaves its loops
         if signals.received is None:
             raise
-        run.kill_workers()
         raise Interrupted(signals.received) from None
     finally:
         signals.defers_exit = False

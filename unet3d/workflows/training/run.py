@@ -89,11 +89,6 @@ class TrainingRun:
             kills_before=self.train_loader.oom_kills,
         )
 
-    def kill_workers(self) -> None:
-        """End data workers, which ignore signals and may hang."""
-        for cases in self._list_cases_in_flight():
-            cases.kill_workers()
-
     def _list_cases_in_flight(self) -> list[InFlightCases]:
         loaders: list[Any] = [self.train_loader, self.val_loader]
         return [loader.dataset.in_flight for loader in loaders if loader is not None]
