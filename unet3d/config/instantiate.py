@@ -73,6 +73,8 @@ def read_factory(config: DictConfig, key: str) -> Factory:
     """Read a node with a `_target_`; nothing is built."""
     node = _select(config, key)
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
+    if "_target_" not in unresolved:
+        raise UsageError(f"{key} must have a _target_: the class to build")
     references = {
         name: value[2:-1]
         for name, value in unresolved.items()
