@@ -11,12 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import (
     check_targets,
+    is_inside,
     read_allowed_packages,
     resolve_target,
 )
+from unet3d.config.argument_types import check_argument_types
 from unet3d.config.constructors import CONFIGURED, Constructors
 from unet3d.config.values import to_plain
 from unet3d.errors import UsageError, summarize_error
+
+ARGUMENT_ERRORS = (
+    *(ArithmeticError, AttributeError, ImportError),
+    *(LookupError, TypeError, ValueError),
+)
+"""What classes raise at arguments that they do not take."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,10 @@ class Factory:
 
         A factory with `_partial_: true` returns a partial of its target, unless objects are given.
         """
-        _ = self.target  # refuse a missing one
+        target = self.target  # refuse a missing one
         check_targets(self.arguments, self.key, self.allowed_packages, self.allowed)
+        if not is_inside(self.arguments["_target_"], self.allowed_packages):
+            check_argument_types(target, self.arguments, self.key)
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
         is_partial = self.arguments.get("_partial_", False)
         try:
@@ -65,7 +75,7 @@ class Factory:
             raise UsageError(f"{name}: {summarize_error(error.__cause__ or error)}") from error
         except UsageError:
             raise
-        except (ImportError, TypeError, ValueError) as error:
+        except ARGUMENT_ERRORS as error:
             raise UsageError(f"{name}: {summarize_error(error)}") from error
 
 
