@@ -19,13 +19,18 @@ NAMES: dict[Any, str] = {
 """What a message calls the types that a config can hold."""
 
 
-def check_argument_types(target: Any, arguments: Mapping[str, Any], key: str) -> None:
-    """Refuse arguments of other types than a class or function declares."""
-    types = get_argument_types(target)
-    for name, value in arguments.items():
-        if name in types and not accepts(types[name], value):
-            expected = " or ".join(dict.fromkeys(describe(types[name])))
+def match_argument_types(target: Any, arguments: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return arguments, with numbers that stand for names as text; refuse other types."""
+    matched, types = dict(arguments), get_argument_types(target)
+    for name in arguments.keys() & types.keys():
+        value, kind = arguments[name], types[name]
+        if accepts(kind, value):
+            continue
+        if not is_number(value) or not accepts(kind, str(value)):
+            expected = " or ".join(dict.fromkeys(describe(kind)))
             raise UsageError(f"{key}.{name} must be {expected}, got {shorten(value)}")
+        matched[name] = str(value)
+    return matched
 
 
 def get_argument_types(target: Any) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def accepts(kind: Any, value: Any) -> bool:
     if kind is float:
         return is_number(value)
     if kind in (str, Path):
-        return isinstance(value, str) or is_number(value)
+        return isinstance(value, str)
     if origin in (list, tuple, Sequence):
         return isinstance(value, list | tuple) and all(
             accepts(part, one) for one in value for part in parts[:1]

@@ -25,6 +25,7 @@ from unet3d.errors import UsageError
 MIXED_TYPES = (
     *("precision", "fold", "seed", "budget_gib"),
     *("devices", "trainer.devices", "data.background", "tta", "tolerance_mm"),
+    *("trainer.cuda_graph", "trainer.enable_progress_bar"),
 )
 """Keys that take values of several types; they are checked where they are parsed."""
 
@@ -69,11 +70,7 @@ def check_value_types(composed: ComposedConfig) -> None:
     defaults = compose_config(overrides, composed.composition.command).config
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
-        if key in MIXED_TYPES or default is None:
-            continue
-        if not is_same_kind(value, default):
-            expected = describe_kind(default, key)
-            raise UsageError(f"{key} must be {expected}, got {shorten(value)}")
+        check_kind(key, value, default)
     for key in iter_keys(composed.config):
         parent, _, name = key.rpartition(".")
         owner = _select(defaults, parent) if parent else None
@@ -81,6 +78,12 @@ def check_value_types(composed: ComposedConfig) -> None:
             raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
         for value in iter_leaves(_select(composed.config, key)):
             check_size(key, value)
+
+
+def check_kind(key: str, value: Any, default: Any) -> None:
+    """Refuse a value of another type than the default."""
+    if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
+        raise UsageError(f"{key} must be {describe_kind(default, key)}, got {shorten(value)}")
 
 
 def check_size(key: str, value: Any) -> None:
@@ -201,9 +204,13 @@ def is_same_kind(value: Any, default: Any) -> bool:
         return isinstance(value, DictConfig) and isinstance(default, DictConfig)
     if isinstance(default, bool):
         return isinstance(value, bool)
-    if value is None or isinstance(value, ListConfig) or isinstance(default, str):
+    if value is None or isinstance(value, ListConfig):
         return True
-    if isinstance(value, str | bool) or isinstance(default, ListConfig):
+    if isinstance(value, bool) or isinstance(default, ListConfig):
+        return False
+    if isinstance(default, str):
+        return True
+    if isinstance(value, str):
         return False
     if isinstance(value, float) and isinstance(default, int):
         return value.is_integer() and abs(value) <= MAX_INT

@@ -260,6 +260,8 @@ def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
         patterns = [part.strip().strip("'\"") for part in text.split(",")]
+    if not all(map(is_text, patterns)):
+        raise UsageError(f"{key} must be a path or a list of paths, got {shorten(value)}")
     return tuple(path for pattern in patterns for path in _expand_pattern(pattern, key))
 
 

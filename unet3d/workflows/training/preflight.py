@@ -148,6 +148,8 @@ def estimate_checkpoint_bytes(settings: TrainingSettings, precision: Precision) 
         build_network(settings)
         return None
     group_parameters(model, settings.head_warmup, settings.lr_factors)
+    if settings.strategy != "auto":
+        settings.checkpointing().apply(model)
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     optimizer = make_optimizer_factory(settings, precision)([parameter])
