@@ -69,7 +69,7 @@ class Factory:
         """
         target = self.target  # refuse a missing one
         check_targets(self.arguments, self.key, self.allowed_packages, self.allowed)
-        arguments = dict(self.arguments)
+        arguments = {name: v for name, v in self.arguments.items() if name not in objects}
         if not is_inside(arguments["_target_"], self.allowed_packages):
             arguments = match_argument_types(target, arguments, self.key)
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
