@@ -60,6 +60,21 @@ if hasattr(errno, "EDQUOT"):  # Windows has neither
     CURES[errno.ESTALE] = "mount its file system again, then run the command again"
 
 
+NO_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory"),
+    *("Storage size calculation overflowed", "array is too big", "Unable to allocate"),
+    "numel: integer multiplication overflow",
+)
+"""Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether memory cannot be had; torch is not imported for it."""
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return True
+    return any(sign in str(error) for sign in NO_MEMORY)
+
+
 def get_cure(error: OSError) -> str:
     """Return what to do about an error of a file system; nothing if the error says it.
 

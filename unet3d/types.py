@@ -22,6 +22,15 @@ ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 BACKENDS = ("torch", "onnx", "openvino")
 """Values of `backend=`: what runs networks in inference."""
 
+NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
+"""Values of `data.normalize=`, besides auto."""
+
+CROPS = ("nonzero", "none")
+"""Values of `data.crop=`."""
+
+ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
+"""The letters of each orientation of `data.orientation=`."""
+
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 

@@ -17,6 +17,7 @@ from unet3d.errors import (
     UsageError,
     describe_os_error,
     get_cure,
+    lacks_memory,
 )
 from unet3d.text import escape_unprintable
 from unet3d.units import format_bytes
@@ -27,13 +28,6 @@ except ModuleNotFoundError:  # Windows
     resource: Any = None
 
 EXIT_CODES: dict[type[BaseException], int] = {UsageError: 2, DoesNotFitError: 3, RunError: 4}
-
-NO_MEMORY = (
-    *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory"),
-    *("Storage size calculation overflowed", "array is too big", "Unable to allocate"),
-    "numel: integer multiplication overflow",
-)
-"""Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 
 ONEDNN_FAILURES = ("could not execute a primitive", "could not create a primitive")
 """Messages of convolutions on a CPU that get no memory, or fail for another reason."""
@@ -92,11 +86,10 @@ def get_exit_code(error: Exception) -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
-    is_known = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     is_of_library = isinstance(error, SystemError | ImportError) or str(error) in ONEDNN_FAILURES
     if (is_of_library or NO_THREAD in str(error)) and list_memory_limits():
         return True  # how libraries in C fail where memory is limited
-    return is_known or any(sign in str(error) for sign in NO_MEMORY)
+    return lacks_memory(error)
 
 
 def list_memory_limits() -> list[str]:

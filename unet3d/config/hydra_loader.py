@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unet3d.config.composed_check import check_composed
 from unet3d.config.config_dirs import get_config_dir
 from unet3d.config.user_configs import check_file
+from unet3d.config.values import is_text, shorten
 from unet3d.errors import UsageError, summarize_error
 
 COMMAND_LINE_KEYS = (
@@ -31,6 +32,9 @@ COMMAND_LINE_KEYS = (
     *("hydra.searchpath", "hydra/launcher", "hydra/sweeper"),
 )
 """Of Hydra that a command line may set. Others call code, or set variables, before ours runs."""
+
+FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+"""Of these, paths: Hydra would make a folder of any value."""
 
 DEFAULT_CHOICES = ("default", "basic", "stdout", "None")
 """Options of Hydra's own groups that its defaults and our commands choose."""
@@ -132,6 +136,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
         key = key.partition("@")[0].strip()
         if not key.startswith(("hydra.", "hydra/")) and key != "hydra":
             continue
+        if key in (*FOLDER_KEYS, "hydra.verbose"):
+            check_hydra_value(key, OverridesParser.create().parse_override(override).value())
         imports = key == "hydra.searchpath" and "pkg://" in value
         calls = key.startswith(("hydra.launcher.", "hydra.sweeper.")) and "_target_" in override
         if imports or calls or not key.startswith(COMMAND_LINE_KEYS):
@@ -139,3 +145,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"{key} cannot be set: of Hydra's keys, hydra.run, hydra.sweep, hydra.launcher and "
                 "hydra.sweeper can"
             )
+
+
+def check_hydra_value(key: str, value: Any) -> None:
+    """Refuse a value that Hydra would make a folder of, or fail at."""
+    if key in FOLDER_KEYS and not is_text(value):
+        raise UsageError(f"{key} must be a path, got {shorten(value)}")
+    if key == "hydra.verbose" and not isinstance(value, bool | str | list):
+        raise UsageError(f"{key} must be true, false or names of loggers, got {shorten(value)}")

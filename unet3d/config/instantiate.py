@@ -11,12 +11,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import (
     check_targets,
+    is_inside,
     read_allowed_packages,
     resolve_target,
 )
+from unet3d.config.argument_types import match_argument_types
 from unet3d.config.constructors import CONFIGURED, Constructors
 from unet3d.config.values import to_plain
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError, lacks_memory, summarize_error
+
+ARGUMENT_ERRORS = (
+    *(ArithmeticError, AttributeError, ImportError),
+    *(LookupError, TypeError, ValueError),
+)
+"""What classes raise at arguments that they do not take."""
+
+
+def refuses_argument(error: RuntimeError) -> bool:
+    """Return whether torch itself refuses an argument; others lack memory, or say what they do."""
+    return type(error) is RuntimeError and not lacks_memory(error)
 
 
 @dataclass(frozen=True)
@@ -54,18 +67,23 @@ class Factory:
 
         A factory with `_partial_: true` returns a partial of its target, unless objects are given.
         """
-        _ = self.target  # refuse a missing one
+        target = self.target  # refuse a missing one
         check_targets(self.arguments, self.key, self.allowed_packages, self.allowed)
+        arguments = {name: v for name, v in self.arguments.items() if name not in objects}
+        if not is_inside(arguments["_target_"], self.allowed_packages):
+            arguments = match_argument_types(target, arguments, self.key)
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
         is_partial = self.arguments.get("_partial_", False)
         try:
-            call = hydra.utils.instantiate(dict(self.arguments), _partial_=True, _convert_="all")
+            call = hydra.utils.instantiate(arguments, _partial_=True, _convert_="all")
             return call if is_partial and not objects else call(**objects)
         except InstantiationException as error:
             raise UsageError(f"{name}: {summarize_error(error.__cause__ or error)}") from error
         except UsageError:
             raise
-        except (ImportError, TypeError, ValueError) as error:
+        except (*ARGUMENT_ERRORS, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not refuses_argument(error):
+                raise
             raise UsageError(f"{name}: {summarize_error(error)}") from error
 
 
@@ -73,6 +91,8 @@ def read_factory(config: DictConfig, key: str) -> Factory:
     """Read a node with a `_target_`; nothing is built."""
     node = _select(config, key)
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
+    if "_target_" not in unresolved:
+        raise UsageError(f"{key} must have a _target_: the class to build")
     references = {
         name: value[2:-1]
         for name, value in unresolved.items()

@@ -10,6 +10,9 @@ PATH_KEYS = (
 )
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 
+LIST_KEYS = ("checkpoint", "predictions")
+"""Of these, those whose values may be lists, as text."""
+
 
 def quote_override(override: str, *, sweep: bool) -> str:
     """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
@@ -19,8 +22,10 @@ def quote_override(override: str, *, sweep: bool) -> str:
     """
     key, equals, value = override.partition("=")
     is_path = key.lstrip("+") in PATH_KEYS and equals
-    if not is_path or value in ("", "null") or value[0] in "'\"":
+    if not is_path or value in ("", "null", "true", "false") or value[0] in "'\"":
         return override
+    if value[0] + value[-1] in ("{}", "[]") and key.lstrip("+") not in LIST_KEYS:
+        return override  # a mapping or a list, which the command refuses
     if sweep and "," in value:
         return override
     # Hydra reads backslashes as escapes before a quote only, also before the one that we add.

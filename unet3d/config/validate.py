@@ -19,14 +19,15 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
-from unet3d.config.values import is_number
+from unet3d.config.values import MAX_ANY_INT, MAX_INT, MAX_NUMBER, MAX_TEXT, is_number, shorten
 from unet3d.errors import UsageError
 
 MIXED_TYPES = (
     *("precision", "fold", "seed", "budget_gib"),
-    *("devices", "trainer.devices", "data.background"),
+    *("devices", "trainer.devices", "data.background", "tta", "tolerance_mm"),
+    *("trainer.cuda_graph", "trainer.enable_progress_bar"),
 )
-"""Keys that take strings and numbers; they are checked where they are parsed."""
+"""Keys that take values of several types; they are checked where they are parsed."""
 
 SENDS = ("mode", "online")
 """The key and value of a logger that sends what it logs, besides tracking_uri."""
@@ -69,28 +70,42 @@ def check_value_types(composed: ComposedConfig) -> None:
     defaults = compose_config(overrides, composed.composition.command).config
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
-        if key in MIXED_TYPES or default is None or isinstance(default, str):
-            continue
-        if not is_same_kind(value, default):
-            expected = describe_kind(default, key)
-            raise UsageError(f"{key} must be {expected}, got {value!r}")
+        check_kind(key, value, default)
     for key in iter_keys(composed.config):
         parent, _, name = key.rpartition(".")
         owner = _select(defaults, parent) if parent else None
         if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
             raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
-        for number in iter_numbers(_select(composed.config, key)):
-            if not is_number(number):
-                given = number if isinstance(number, float) else "an int of over 300 digits"
-                raise UsageError(f"{key} must be a number within 1e300, got {given}")
+        for value in iter_leaves(_select(composed.config, key)):
+            check_size(key, value)
 
 
-def iter_numbers(value: Any) -> Iterator[int | float]:
-    """Yield the numbers of a value, and of lists in it."""
+def check_kind(key: str, value: Any, default: Any) -> None:
+    """Refuse a value of another type than the default."""
+    if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
+        raise UsageError(f"{key} must be {describe_kind(default, key)}, got {shorten(value)}")
+
+
+def check_size(key: str, value: Any) -> None:
+    """Refuse numbers and texts that no option takes."""
+    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):
+        given = f"{len(value):,}" if len(value) > MAX_TEXT else "a NUL character"
+        raise UsageError(f"{key} must be text of at most {MAX_TEXT:,} characters, got {given}")
+    if type(value) is int and abs(value) > MAX_ANY_INT:
+        given = value if abs(value) < MAX_NUMBER else f"an int of {value.bit_length()} bits"
+        raise UsageError(f"{key} must be an int within {MAX_ANY_INT}, got {given}")
+    if isinstance(value, float) and not is_number(value):
+        raise UsageError(f"{key} must be a number within {MAX_NUMBER:.0e}, got {value}")
+
+
+def iter_leaves(value: Any) -> Iterator[Any]:
+    """Yield a value, or the values of a list and of lists and mappings in it."""
     if isinstance(value, ListConfig):
         for part in value:
-            yield from iter_numbers(part)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+            parts = part.values() if isinstance(part, DictConfig) else [part]
+            for one in parts:
+                yield from iter_leaves(one)
+    else:
         yield value
 
 
@@ -186,16 +201,20 @@ def is_same_kind(value: Any, default: Any) -> bool:
     (True, True, False)
     """
     if isinstance(default, DictConfig) or isinstance(value, DictConfig):
-        return isinstance(value, DictConfig) == isinstance(default, DictConfig) or isinstance(
-            default, float
-        )
+        return isinstance(value, DictConfig) and isinstance(default, DictConfig)
+    if isinstance(default, bool):
+        return isinstance(value, bool)
     if value is None or isinstance(value, ListConfig):
         return True
-    if isinstance(value, str) or isinstance(default, ListConfig):
+    if isinstance(value, bool) or isinstance(default, ListConfig):
+        return False
+    if isinstance(default, str):
+        return True
+    if isinstance(value, str):
         return False
     if isinstance(value, float) and isinstance(default, int):
-        return value.is_integer() and not isinstance(default, bool)
-    return isinstance(value, bool) == isinstance(default, bool)
+        return value.is_integer() and abs(value) <= MAX_INT
+    return True
 
 
 def describe_kind(default: Any, key: str) -> str:
@@ -206,6 +225,8 @@ def describe_kind(default: Any, key: str) -> str:
     """
     if isinstance(default, DictConfig):
         return "a mapping of keys"
+    if isinstance(default, str):
+        return f"text as in {key}={default}"
     if isinstance(default, bool):
         return "true or false"
     if isinstance(default, ListConfig):

@@ -11,8 +11,23 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
-MAX_NUMBER = 1e300
-"""Larger numbers are typing errors, and overflow in the first product."""
+MAX_NUMBER = 1e38
+"""Larger numbers are typing errors, and infinite in float32."""
+
+MAX_INT = 2**31 - 1
+"""Larger ints are typing errors, and overflow in libraries that keep them in 32 bits."""
+
+MAX_ANY_INT = 2**32 - 1
+"""Of options that judge their ints themselves: seeds may have 32 bits."""
+
+MAX_PROCESSES = 1024
+"""Of a command on one machine."""
+
+MAX_TEXT = 4096
+"""Characters: no system has longer paths."""
+
+MAX_SHOWN = 200
+"""Characters of a value in a message."""
 
 MAX_SECONDS = 10**9
 """Of durations: 31 years; libraries keep them in milliseconds or nanoseconds."""
@@ -40,25 +55,42 @@ def is_number(value: Any) -> bool:
     return abs(value) < MAX_NUMBER and isfinite(value)
 
 
+def is_text(value: Any) -> bool:
+    """Return whether a value can be a name or a path: text, or a number that stands for it.
+
+    >>> is_text("a b"), is_text(7), is_text(""), is_text(True), is_text(["a"])
+    (True, True, False, False, False)
+    """
+    if isinstance(value, str):
+        return 0 < len(value) <= MAX_TEXT and "\0" not in value
+    return is_number(value)
+
+
 def read_bool(config: DictConfig, key: str) -> bool:
     """Read true or false."""
     value = read(config, key)
     if not isinstance(value, bool):
-        raise UsageError(f"{key} must be true or false, got {value!r}")
+        raise UsageError(f"{key} must be true or false, got {shorten(value)}")
     return value
 
 
-def read_int(config: DictConfig, key: str, *, minimum: int) -> int:
-    """Read an int of at least `minimum`."""
+def read_int(config: DictConfig, key: str, *, minimum: int, maximum: int = MAX_INT) -> int:
+    """Read an int of at least `minimum` and at most `maximum`."""
     value = read(config, key)
-    if type(value) is not int or value < minimum:
-        raise UsageError(f"{key} must be an int >= {minimum}, got {value!r}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        is_large = type(value) is int and value > maximum
+        bound = f"<= {maximum}" if is_large else f">= {minimum}"
+        raise UsageError(f"{key} must be an int {bound}, got {shorten(value)}")
     return value
 
 
-def read_optional_int(config: DictConfig, key: str, *, minimum: int) -> int | None:
-    """Read an int of at least `minimum`, or null."""
-    return None if read(config, key) is None else read_int(config, key, minimum=minimum)
+def read_optional_int(
+    config: DictConfig, key: str, *, minimum: int, maximum: int = MAX_INT
+) -> int | None:
+    """Read an int of at least `minimum` and at most `maximum`, or null."""
+    if read(config, key) is None:
+        return None
+    return read_int(config, key, minimum=minimum, maximum=maximum)
 
 
 def read_float(
@@ -75,7 +107,7 @@ def read_float(
     if not is_number(value) or is_low or value > maximum:
         bound = f"above {minimum:g}" if exclusive else f">= {minimum:g}"
         bound += "" if maximum == MAX_NUMBER else f" and <= {maximum:g}"
-        raise UsageError(f"{key} must be a number {bound}, got {value!r}")
+        raise UsageError(f"{key} must be a number {bound}, got {shorten(value)}")
     return float(value)
 
 
@@ -83,28 +115,49 @@ def read_choice(config: DictConfig, key: str, choices: Sequence[str]) -> str:
     """Read one of `choices`."""
     value = read(config, key)
     if value not in choices:
-        raise UsageError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
+        raise UsageError(f"{key} must be one of {', '.join(choices)}, got {shorten(value)}")
     return value
 
 
+def read_str(config: DictConfig, key: str) -> str:
+    """Read text, which may be written as a number."""
+    return _read_text(config, key, "text")
+
+
 def read_optional_str(config: DictConfig, key: str) -> str | None:
-    """Read a string, or null."""
-    value = read(config, key)
-    return None if value is None else str(value)
+    """Read text, or null."""
+    return None if read(config, key) is None else _read_text(config, key, "text or null")
+
+
+def read_path(config: DictConfig, key: str) -> Path:
+    """Read a path."""
+    return Path(_read_text(config, key, "a path"))
 
 
 def read_optional_path(config: DictConfig, key: str) -> Path | None:
     """Read a path, or null."""
+    return None if read(config, key) is None else Path(_read_text(config, key, "a path or null"))
+
+
+def _read_text(config: DictConfig, key: str, expected: str) -> str:
     value = read(config, key)
-    return None if value is None else Path(str(value))
+    if not is_text(value):
+        raise UsageError(f"{key} must be {expected}, got {shorten(value)}")
+    return str(value)
+
+
+def shorten(value: Any) -> str:
+    """Return a value as Python writes it, or its beginning."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def read_shape(config: DictConfig, key: str) -> Triple:
     """Read [D, H, W] in voxels."""
     value = read(config, key)
     good = isinstance(value, list) and len(value) == 3
-    if not good or not all(type(side) is int and side > 0 for side in value):
-        raise UsageError(f"{key} must be three ints >= 1, got {value!r}")
+    if not good or not all(type(side) is int and 0 < side <= MAX_INT for side in value):
+        raise UsageError(f"{key} must be three ints >= 1, got {shorten(value)}")
     d, h, w = value
     return d, h, w
 
@@ -117,8 +170,8 @@ def read_optional_shape(config: DictConfig, key: str) -> Triple | None:
 def read_names(config: DictConfig, key: str) -> tuple[str, ...]:
     """Read a list of names."""
     value = read(config, key)
-    if not isinstance(value, list):
-        raise UsageError(f"{key} must be a list, got {value!r}")
+    if not isinstance(value, list) or not all(map(is_text, value)):
+        raise UsageError(f"{key} must be a list of names, got {shorten(value)}")
     return tuple(map(str, value))
 
 
@@ -130,7 +183,7 @@ def read_regions(config: DictConfig, key: str) -> dict[str, tuple[int, ...]] | N
     if not isinstance(value, dict) or not value:
         raise UsageError(
             f"{key} must be names with their labels, as in {key}={{whole:[1,2],core:[2]}}, "
-            f"got {value!r}"
+            f"got {shorten(value)}"
         )
     regions = {}
     for name, labels in value.items():
@@ -146,9 +199,27 @@ def read_optional_labels(config: DictConfig, key: str) -> tuple[int, ...] | None
     value = read(config, key)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
-        raise UsageError(f"{key} must be a list of labels, got {value!r}")
+    good = isinstance(value, list) and value
+    if not good or not all(type(v) is int and 0 <= v <= MAX_INT for v in value):
+        raise UsageError(f"{key} must be a list of labels, got {shorten(value)}")
     return tuple(value)
+
+
+def read_annotated(config: DictConfig, key: str) -> Any:
+    """Read which classes are annotated, by pattern of case names; the path of a file; or null."""
+    value = read(config, key)
+    if value is None or (isinstance(value, str) and is_text(value)):
+        return value
+    lists = [
+        names if isinstance(names, list) else [names]
+        for names in (value.values() if isinstance(value, dict) else ())
+    ]
+    if not lists or not all(names and all(map(is_text, names)) for names in lists):
+        raise UsageError(
+            f"{key} must be patterns of case names with the classes that they annotate, as in "
+            f"{key}={{liver_*:[liver]}}, or a JSON file of these; got {shorten(value)}"
+        )
+    return value
 
 
 def read_duration(config: DictConfig, key: str) -> float | None:
@@ -178,6 +249,8 @@ def parse_duration(value: Any, key: str) -> float:
 def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
     """Read a path or a pattern, several separated by commas, or a list of these."""
     value = read(config, key)
+    if not (is_text(value) or (isinstance(value, list) and value and all(map(is_text, value)))):
+        raise UsageError(f"{key} must be a path or a list of paths, got {shorten(value)}")
     if isinstance(value, list):
         patterns = [str(pattern) for pattern in value]
     elif Path(str(value)).exists():
@@ -187,6 +260,8 @@ def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
         patterns = [part.strip().strip("'\"") for part in text.split(",")]
+    if not all(map(is_text, patterns)):
+        raise UsageError(f"{key} must be a path or a list of paths, got {shorten(value)}")
     return tuple(path for pattern in patterns for path in _expand_pattern(pattern, key))
 
 

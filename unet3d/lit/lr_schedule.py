@@ -1,7 +1,7 @@
 """Learning-rate schedules over the fraction of the run that is done; conf/scheduler selects one."""
 
 import math
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -55,8 +55,23 @@ class Cosine:
 class ReduceOnPlateau(ReduceLROnPlateau):
     """torch's ReduceLROnPlateau, with the name of the metric that it follows."""
 
-    def __init__(self, optimizer: Optimizer, *, monitor: str = "val/dice", **arguments: Any):
-        super().__init__(optimizer, **arguments)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        monitor: str = "val/dice",
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ):
+        super().__init__(
+            optimizer, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
+        )
         self.monitor = monitor
 
 

@@ -12,6 +12,9 @@ from unet3d.loss.dice_terms import sum_classes
 from unet3d.loss.skeleton import dilate, skeletonize
 from unet3d.types import IGNORE_LABEL
 
+MAX_RADIUS = 1000
+"""Voxels: more than any structure has."""
+
 
 class SkeletonRecall(nn.Module):
     """DiceCE + `recall` * (1 - mean recall of the foreground along the skeleton of the labels).
@@ -35,10 +38,10 @@ class SkeletonRecall(nn.Module):
         regions: Mapping[str, int | Sequence[int]] | None = None,
     ):
         super().__init__()
-        if recall <= 0 or iterations < 1 or dilations < 0:
+        if recall <= 0 or not (1 <= iterations <= MAX_RADIUS and 0 <= dilations <= MAX_RADIUS):
             raise UsageError(
-                "loss needs loss.recall > 0, loss.iterations >= 1 and loss.dilations >= 0, "
-                f"got {recall}, {iterations} and {dilations}"
+                f"loss needs loss.recall > 0, loss.iterations in 1..{MAX_RADIUS} and "
+                f"loss.dilations in 0..{MAX_RADIUS}, got {recall}, {iterations} and {dilations}"
             )
         self.recall, self.iterations, self.dilations = recall, iterations, dilations
         self.dice_ce = DiceCE(

@@ -29,6 +29,9 @@ FUSED = Retention(
 MAX_LEVELS = 16
 """At level 15, a volume of 65,536 voxels per side has two."""
 
+MAX_BLOCKS = 100
+"""Of convolutions or residual blocks per level."""
+
 
 class UNet3D(nn.Module):
     """A U-Net of `depth` levels; level 0 is full resolution.
@@ -68,15 +71,22 @@ class UNet3D(nn.Module):
         pool: PoolFactory,
     ):
         super().__init__()
+        if in_channels < 1 or num_classes < 1 or not 0 <= stochastic_depth < 1:
+            raise UsageError(
+                "a U-Net needs model.in_channels >= 1, model.num_classes >= 1 and "
+                f"model.stochastic_depth in [0, 1), got {in_channels}, {num_classes} and "
+                f"{stochastic_depth}"
+            )
         enc = resolve_encoder_channels(channels, depth, width, max_width)
         depth = len(enc)
         dec = resolve_decoder_channels(decoder_channels, enc)
         convs = (
             [convs_per_level] * depth if isinstance(convs_per_level, int) else list(convs_per_level)
         )
-        if len(convs) != depth or min(convs) < 1:
+        if len(convs) != depth or not 1 <= min(convs) <= max(convs) <= MAX_BLOCKS:
             raise UsageError(
-                f"model.convs_per_level must be an int >= 1, or one per level, got {convs}"
+                f"model.convs_per_level must be an int in 1..{MAX_BLOCKS}, or one per level, "
+                f"got {convs_per_level}"
             )
         kernels = expand_per_level(kernel_size, depth, "model.kernel_size")
         self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "model.pool_kernel")
@@ -266,9 +276,10 @@ def get_residual_blocks(blocks: int | Sequence[int], level: int) -> int:
     [1, 3, 4, 4]
     """
     entries = [blocks] if isinstance(blocks, int) else list(blocks)
-    if not entries or not all(isinstance(n, int) and n >= 1 for n in entries):
+    if not entries or not all(isinstance(n, int) and 1 <= n <= MAX_BLOCKS for n in entries):
         raise UsageError(
-            f"model.residual_blocks must be null, an int >= 1, or a list of these, got {blocks!r}"
+            f"model.residual_blocks must be null, an int in 1..{MAX_BLOCKS}, or a list of these, "
+            f"got {blocks!r}"
         )
     return entries[min(level, len(entries) - 1)]
 

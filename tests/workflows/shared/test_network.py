@@ -33,7 +33,7 @@ def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
     ("freeze", "message"),
     [
         ("[encodr]", r"freeze: the network has no part 'encodr'; it has encoder, decoder, heads"),
-        ("['']", "freeze: the network has no part ''"),
+        ("['']", r"freeze must be a list of names, got \[''\]"),
         ("[encoder,decoder,heads]", "freeze: nothing is left to train"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.output import OutputSettings, parse_output
-from unet3d.config.values import read_optional_path, read_paths
+from unet3d.config.values import read, read_optional_path, read_paths
 from unet3d.errors import UsageError
 
 
@@ -23,11 +23,11 @@ def parse_compare(composed: ComposedConfig) -> CompareSettings:
     """Check and parse the config of `unet3d compare`."""
     config = composed.config
     output = parse_output(config)
-    runs = read_paths(config, "runs")
-    if not runs:
+    if read(config, "runs") == []:
         raise UsageError(
             "no runs are given: unet3d compare RUN ..., each a run folder or a folder of runs"
         )
+    runs = read_paths(config, "runs")
     for path in runs:
         if not path.exists():
             raise UsageError(f"{path} does not exist")

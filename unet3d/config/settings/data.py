@@ -9,8 +9,10 @@ from omegaconf import DictConfig
 
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.config.values import (
+    MAX_PROCESSES,
     is_number,
     read,
+    read_annotated,
     read_choice,
     read_float,
     read_int,
@@ -18,11 +20,12 @@ from unet3d.config.values import (
     read_optional_labels,
     read_optional_path,
     read_optional_str,
+    read_path,
     read_regions,
     read_shape,
 )
 from unet3d.errors import UsageError
-from unet3d.types import Triple
+from unet3d.types import CROPS, NORMALIZATIONS, ORIENTATIONS, Triple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,6 @@ def parse_data(config: DictConfig) -> DataSettings:
     """Check and parse the group `data`."""
     root = read_optional_path(config, "data.root")
     invalid_cases = read_choice(config, "data.invalid_cases", ("error", "skip"))
-    normalize = read(config, "data.normalize")
     return DataSettings(
         layout=None if root is None else read_factory(config, "data.layout"),
         root=root,
@@ -72,17 +74,17 @@ def parse_data(config: DictConfig) -> DataSettings:
         splits=read_optional_path(config, "data.splits"),
         group_by=read_optional_str(config, "data.group_by"),
         skip_invalid_cases=invalid_cases == "skip",
-        orientation=str(read(config, "data.orientation")),
+        orientation=_parse_orientation(read(config, "data.orientation")),
         spacing_mm=_parse_spacing(read(config, "data.spacing_mm")),
         background=_parse_background(read(config, "data.background")),
-        crop=str(read(config, "data.crop")),
-        normalize=tuple(map(str, normalize if isinstance(normalize, list) else [normalize])),
-        cache=Path(str(read(config, "data.cache"))),
+        crop=read_choice(config, "data.crop", CROPS),
+        normalize=_parse_normalizations(read(config, "data.normalize")),
+        cache=read_path(config, "data.cache"),
         patch_size=read_shape(config, "data.patch_size"),
         batch_size=read_int(config, "data.batch_size", minimum=1),
         patches_per_case=read_int(config, "data.patches_per_case", minimum=1),
         foreground_fraction=_parse_fraction(config, "data.foreground_fraction"),
-        num_workers=read_int(config, "data.num_workers", minimum=0),
+        num_workers=read_int(config, "data.num_workers", minimum=0, maximum=MAX_PROCESSES),
     )
 
 
@@ -95,8 +97,27 @@ def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
     return tuple(labels)
 
 
+def _parse_orientation(value: Any) -> str:
+    if not isinstance(value, str) or sorted(value) not in ORIENTATIONS:
+        raise UsageError(
+            "data.orientation must hold one of L R, one of P A and one of I S, such as RAS, "
+            f"got {value!r}"
+        )
+    return value
+
+
+def _parse_normalizations(value: Any) -> tuple[str, ...]:
+    methods = value if isinstance(value, list) else [value]
+    if methods != ["auto"] and not (methods and all(one in NORMALIZATIONS for one in methods)):
+        raise UsageError(
+            f"data.normalize must be auto, {', '.join(NORMALIZATIONS)}, or a list with one per "
+            f"channel, got {value!r}"
+        )
+    return tuple(methods)
+
+
 def _parse_annotated(config: DictConfig) -> Any:
-    value = read(config, "data.annotated")
+    value = read_annotated(config, "data.annotated")
     if value is not None and read(config, "data.regions") is not None:
         raise UsageError("data.annotated cannot be combined with data.regions")
     return value

@@ -8,12 +8,15 @@ from typing import Any
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.instantiate import Factory, read_factories
 from unet3d.config.values import (
+    MAX_PROCESSES,
     is_number,
     read,
+    read_annotated,
     read_bool,
     read_choice,
     read_int,
     read_optional_path,
+    read_path,
     read_paths,
     read_regions,
 )
@@ -53,18 +56,18 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
     missing = read_choice(config, "missing_predictions", ("error", "skip"))
     return EvaluationSettings(
         predictions=read_paths(config, "predictions"),
-        references=Path(str(config.references)),
+        references=read_path(config, "references"),
         skip_missing_predictions=missing == "skip",
         output=output,
         images=images,
         classes=_parse_classes(read(config, "classes")),
         regions=read_regions(config, "regions"),
-        annotated=read(config, "annotated"),
+        annotated=read_annotated(config, "annotated"),
         ignore_labels=_parse_ignore_labels(read(config, "ignore_label")),
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
         metrics=read_factories(config, "metrics"),
         draw_worst=read_int(config, "draw_worst", minimum=0),
-        workers=read_int(config, "workers", minimum=1),
+        workers=read_int(config, "workers", minimum=1, maximum=MAX_PROCESSES),
         debug=read_bool(config, "debug"),
         command=composed.composition.format_command(),
     )
@@ -80,7 +83,7 @@ def _parse_ignore_labels(value: Any) -> tuple[int, ...] | None:
 
 
 def _parse_tolerance(value: Any) -> float | dict[str, float]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return {str(k): _parse_distance(f"tolerance_mm.{k}", v) for k, v in value.items()}
     return _parse_distance("tolerance_mm", value)
 

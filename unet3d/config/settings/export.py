@@ -10,6 +10,7 @@ from unet3d.config.values import (
     read,
     read_optional_path,
     read_optional_shape,
+    read_path,
     read_paths,
 )
 from unet3d.errors import UsageError
@@ -39,7 +40,7 @@ def parse_export(composed: ComposedConfig) -> ExportSettings:
         near = get_close_matches(name, ENDINGS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"format must be one of {', '.join(ENDINGS)}, got {name!r}{hint}")
-    output = Path(str(config.output))
+    output = read_path(config, "output")
     if output.suffix != ENDINGS[name]:
         others = [f"{k} writes {ending or 'a folder'}" for k, ending in ENDINGS.items()]
         raise UsageError(

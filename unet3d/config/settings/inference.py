@@ -9,7 +9,18 @@ from omegaconf import DictConfig
 from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
-from unet3d.config.values import is_number, read, read_bool, read_choice, read_paths
+from unet3d.config.values import (
+    MAX_PROCESSES,
+    is_number,
+    is_text,
+    read,
+    read_bool,
+    read_choice,
+    read_path,
+    read_paths,
+    read_str,
+    shorten,
+)
 from unet3d.errors import UsageError
 from unet3d.types import BACKENDS
 from unet3d.units import GIB
@@ -46,8 +57,8 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     precision = read(config, "precision")
     return InferenceSettings(
         checkpoints=read_paths(config, "checkpoint"),
-        input=Path(str(config.input)),
-        output=Path(str(config.output)),
+        input=read_path(config, "input"),
+        output=read_path(config, "output"),
         windows=parse_windows(config),
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
@@ -59,7 +70,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         memory_bytes=_parse_memory(read(config, "memory_gib")),
         keep_largest_component=_parse_classes(config),
         save_probabilities=read_bool(config, "save_probabilities"),
-        output_format=str(read(config, "output_format")),
+        output_format=read_str(config, "output_format"),
         overwrite=read_bool(config, "overwrite"),
         allow_targets=read_allowed_packages(config),
         debug=read_bool(config, "debug"),
@@ -79,8 +90,9 @@ def _parse_flip_axes(value: Any) -> tuple[int, ...]:
 def _parse_devices(value: Any) -> int | None:
     if value == "auto":
         return None
-    if type(value) is not int or value < 1:
-        raise UsageError(f"devices must be auto or an int >= 1, got {value!r}")
+    if type(value) is not int or not 1 <= value <= MAX_PROCESSES:
+        bound = f">= 1 and <= {MAX_PROCESSES}"
+        raise UsageError(f"devices must be auto or an int {bound}, got {value!r}")
     return value
 
 
@@ -106,5 +118,9 @@ def _parse_classes(config: DictConfig) -> tuple[str, ...] | None:
         return None
     if value in (None, "none"):
         return ()
-    names = value if isinstance(value, list) else str(value).split(",")
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(map(is_text, names)):
+        raise UsageError(
+            f"keep_largest_component must be auto, none or a list of classes, got {shorten(value)}"
+        )
     return tuple(str(name).strip() for name in names)

@@ -1,12 +1,13 @@
 """Settings of `unet3d memory` and `unet3d suggest`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from unet3d.config.compose import ComposedConfig
+from unet3d.config.compose import ComposedConfig, list_options
 from unet3d.config.settings.output import OutputSettings, parse_output
 from unet3d.config.settings.training import TrainingSettings, parse_precision, parse_training
 from unet3d.config.values import (
@@ -18,6 +19,7 @@ from unet3d.config.values import (
     read_names,
     read_optional_path,
     read_optional_shape,
+    shorten,
 )
 from unet3d.errors import UsageError
 from unet3d.gpu_specs import GPUS, GpuSpec
@@ -27,6 +29,9 @@ VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),
     *("channels", "pool", "precision", "checkpointing"),
 )
+
+VERSION = r"[0-9]{1,4}\.[0-9]{1,4}(?![0-9])"
+"""The beginning of a version of a library; its third part may be left out."""
 
 VIEWS = ("peak", "layers", "timeline", "time")
 
@@ -83,8 +88,10 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
 def read_version(config: DictConfig, key: str) -> str | None:
     """Read a version, which YAML takes for a number: 9.10 would be 9.1."""
     value = read(config, key)
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{key} must be a version with three parts, such as 2.9.1, got {value}")
+    if value is not None and not (isinstance(value, str) and re.match(VERSION, value)):
+        raise UsageError(
+            f"{key} must be a version with three parts, such as 2.9.1, got {shorten(value)}"
+        )
     return value
 
 
@@ -104,14 +111,14 @@ class SuggestSettings:
 def parse_suggest(composed: ComposedConfig) -> SuggestSettings:
     """Check and parse the config of `unet3d suggest`."""
     config = composed.config
-    strategies = read(config, "strategies")
+    precisions = read_names(config, "precisions")
+    if not precisions:
+        raise UsageError("precisions must be a list of one or more, got []")
     return SuggestSettings(
         training=parse_training(composed),
         budget_gib=parse_budget(config),
-        precisions=tuple(
-            parse_precision(name, "precisions") for name in read_names(config, "precisions")
-        ),
-        strategies=None if strategies is None else read_names(config, "strategies"),
+        precisions=tuple(parse_precision(name, "precisions") for name in precisions),
+        strategies=_parse_strategies(config),
         patches=_parse_fractions(read(config, "patches")),
         top=read_int(config, "top", minimum=1),
         output=parse_output(config),
@@ -128,8 +135,17 @@ def parse_budget(config: DictConfig) -> float | None:
     return float(value)
 
 
+def _parse_strategies(config: DictConfig) -> tuple[str, ...] | None:
+    if read(config, "strategies") is None:
+        return None
+    names, known = read_names(config, "strategies"), list_options("checkpointing")
+    if not names or not set(names) <= set(known):
+        raise UsageError(f"strategies must be a list of {', '.join(known)}, got {list(names)}")
+    return names
+
+
 def _parse_fractions(value: Any) -> tuple[float, ...]:
-    fractions = value if isinstance(value, list) else [value]
+    fractions = value if isinstance(value, list) and value else [value]
     for fraction in fractions:
         if not is_number(fraction) or not 0 < fraction <= 4:
             raise UsageError(

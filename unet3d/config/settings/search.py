@@ -11,7 +11,15 @@ import yaml
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.config.user_configs import read_yaml_nodes
-from unet3d.config.values import is_number, read, read_bool, read_choice, read_float, read_int
+from unet3d.config.values import (
+    is_number,
+    read,
+    read_bool,
+    read_choice,
+    read_float,
+    read_int,
+    read_str,
+)
 from unet3d.errors import UsageError
 
 OWN_KEYS = (
@@ -94,7 +102,7 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
         trials=read_int(config, "trials", minimum=1),
         startup=read_int(config, "startup", minimum=1),
         budget_gib=None if budget is None else read_float(config, "budget_gib", exclusive=True),
-        monitor=str(read(config, "monitor")),
+        monitor=read_str(config, "monitor"),
         mode="max" if read_choice(config, "mode", ("max", "min")) == "max" else "min",
         prune=read_bool(config, "prune"),
         prune_after=read_int(config, "prune_after", minimum=1),

@@ -14,6 +14,8 @@ from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
+    MAX_INT,
+    MAX_PROCESSES,
     MAX_SECONDS,
     is_number,
     read,
@@ -309,8 +311,9 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
             "writes files"
         )
     devices = read(config, "trainer.devices")
-    if devices != "auto" and (type(devices) is not int or devices < 1):
-        raise UsageError(f"trainer.devices must be auto or an int >= 1, got {devices!r}")
+    if devices != "auto" and (type(devices) is not int or not 1 <= devices <= MAX_PROCESSES):
+        bound = f">= 1 and <= {MAX_PROCESSES}"
+        raise UsageError(f"trainer.devices must be auto or an int {bound}, got {devices!r}")
     clip = read(config, "trainer.gradient_clip_val")
     read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
     max_steps = read_optional_int(config, "trainer.max_steps", minimum=1)
@@ -349,7 +352,7 @@ def _parse_bool_or_auto(config: DictConfig, key: str) -> bool | Literal["auto"]:
 def _parse_fold(value: Any) -> int | None:
     if value in (None, "none"):
         return None
-    if type(value) is not int or value < 0:  # the dataset says how many folds there are
+    if type(value) is not int or not 0 <= value <= MAX_INT:  # the dataset says how many there are
         raise UsageError(f"fold must be an int >= 0 or none, got {value!r}")
     return value
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.values import read_bool, read_int, read_names
+from unet3d.config.values import read_bool, read_int, read_names, read_path
 from unet3d.errors import UsageError
 
 MAX_PORT = 65535
@@ -28,7 +28,7 @@ def parse_view(composed: ComposedConfig) -> ViewSettings:
     if port > MAX_PORT:
         raise UsageError(f"port must be at most {MAX_PORT}, got {port}")
     return ViewSettings(
-        image=Path(str(config.image)),
+        image=read_path(config, "image"),
         labels=tuple(map(Path, read_names(config, "labels"))),
         channel=read_int(config, "channel", minimum=0),
         port=port,

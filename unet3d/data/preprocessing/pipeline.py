@@ -28,14 +28,10 @@ from unet3d.data.preprocessing.statistics import Percentiles, Statistics, measur
 from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import IGNORE_LABEL, FileGrid
+from unet3d.types import CROPS, IGNORE_LABEL, NORMALIZATIONS, ORIENTATIONS, FileGrid
 
 PREPROCESSING_VERSION = 1
 """Part of every key of the cache: raise it when the same files and settings give other values."""
-
-NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
-
-ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
 
 Intensity = tuple[float, float, float, float]
 """Mean, standard deviation and percentiles 0.5 and 99.5 of a channel's foreground."""
@@ -90,7 +86,7 @@ class Preprocessing:
                 f"per channel, got {list(self.normalize)}"
             )
         check_background(self.background)
-        if self.crop not in ("nonzero", "none"):
+        if self.crop not in CROPS:
             raise UsageError(f"data.crop must be nonzero or none, got {self.crop!r}")
         if sorted(self.orientation) not in ORIENTATIONS:
             raise UsageError(

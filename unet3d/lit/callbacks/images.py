@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from unet3d.data.preprocessing.resampling import get_plane_names, reorient
+from unet3d.errors import UsageError
 from unet3d.lit.loggers.run_logger import list_run_loggers
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
 from unet3d.types import IGNORE_LABEL, Sample, Triple
@@ -29,6 +30,8 @@ class CaseImages(Callback):
         spacing_mm: Mapping[str, Sequence[float]],
         cases: int = 3,
     ):
+        if cases < 0:
+            raise UsageError(f"callbacks.case_images.cases must be 0 or more, got {cases}")
         self.class_names, self.spacing_mm, self.cases = class_names, spacing_mm, cases
         names = get_plane_names(orientation)
         sagittal, coronal, axial = (names.index(view) for view in VIEWS)

@@ -17,9 +17,13 @@ from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 def build_network(settings: TrainingSettings) -> nn.Module:
     """Build the configured network; its dataset is read where the settings do not say its sizes."""
     in_channels, num_outputs = get_network_sizes(complete_settings(settings).data)
-    network = build_bound_network(
-        settings.network.bind(in_channels=in_channels, num_outputs=num_outputs)
-    )
+    bound = settings.network.bind(in_channels=in_channels, num_outputs=num_outputs)
+    sizes = {"in_channels": in_channels, "num_classes": num_outputs, "out_channels": num_outputs}
+    for name, size in sizes.items():
+        given = bound.model.arguments.get(name, size)
+        if given != size:
+            raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
+    network = build_bound_network(bound)
     freeze_parts(network, settings.freeze)
     return network
 

@@ -29,6 +29,7 @@ from unet3d.workflows.memory.oom_advice import check_memory
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.shared.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.workflows.training.callbacks import build_callbacks
+from unet3d.workflows.training.check_options import check_options
 from unet3d.workflows.training.cuda_graph import choose_recorder
 from unet3d.workflows.training.dataset import TrainingData, prepare_training_data
 from unet3d.workflows.training.head_bias import initialize_head_bias
@@ -76,6 +77,7 @@ def build_training(
         augment=augment,
     )
     warnings = enforce_requirements(settings, problems)
+    check_options(settings, precision, dataset, folder)
     data = prepare_training_data(settings, layout, dataset, process)
 
     # The network, what it is judged by, and how it learns.

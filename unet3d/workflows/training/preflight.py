@@ -21,7 +21,7 @@ from unet3d.units import format_bytes
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, list_strategies
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""
@@ -144,8 +144,12 @@ def estimate_checkpoint_bytes(settings: TrainingSettings, precision: Precision) 
             model = build_network(settings)
     except UsageError:
         raise
-    except Exception:  # the network reads values while it is built
+    except Exception:  # the network reads values while it is built, or does not take its options
+        build_network(settings)
         return None
+    group_parameters(model, settings.head_warmup, settings.lr_factors)
+    if settings.strategy != "auto":
+        settings.checkpointing().apply(model)
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     optimizer = make_optimizer_factory(settings, precision)([parameter])

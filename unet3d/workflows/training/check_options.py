@@ -1,0 +1,91 @@
+"""Build what depends on options alone, and drop it: what they get wrong is said before any work.
+
+A run builds it again once its volumes are preprocessed, which may take hours.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.loss.adapter import check_loss
+from unet3d.machine.device import Precision
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.metric.case_metric import ClassMetric
+from unet3d.metric.dice import Dice
+from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
+from unet3d.workflows.shared.dataset import ResolvedDataset
+from unet3d.workflows.shared.loss import build_loss
+from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.training.callbacks import build_configured, build_lr_schedule
+from unet3d.workflows.training.trainer import build_trainer
+
+
+def check_options(
+    settings: TrainingSettings, precision: Precision, dataset: ResolvedDataset, folder: Path
+) -> None:
+    """Refuse options that the classes of a run do not take; the network's are checked elsewhere."""
+    settings.checkpointing()
+    check_loss(build_loss(settings), dataset.num_outputs)
+    metrics = build_metrics(settings.metrics, dataset.regions)
+    optimizer = make_optimizer_factory(settings, precision)([nn.Parameter(torch.zeros(1))])
+    schedule = build_lr_schedule(settings.scheduler, StoppingLimits())
+    if isinstance(schedule, TorchSchedule):
+        check_schedule(schedule.make_scheduler(optimizer=optimizer), optimizer)
+    facts = {
+        "folder": folder / "checkpoints",
+        "class_names": dataset.classes,
+        "orientation": settings.data.orientation,
+        "spacing_mm": {},
+    }
+    callbacks = build_configured(settings, facts=facts, has_validation=settings.fold is not None)
+    if len(select_class_metrics(metrics)) == len(metrics) and not settings.allow_targets:
+        known = list_metrics(Dice(dataset.classes, dataset.regions), select_class_metrics(metrics))
+        check_monitors(settings, known)
+    build_trainer(
+        replace(settings, trainer=replace(settings.trainer, sync_batchnorm=False)),
+        device="cpu",
+        precision=precision,
+        callbacks=callbacks,
+        folder=folder,
+        process=ProcessRank(),
+    )
+
+
+def check_schedule(scheduler: LRScheduler, optimizer: Optimizer) -> None:
+    """Refuse a schedule that fails in a step; one of a single step may end there."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return
+    optimizer.step()
+    try:
+        scheduler.step()
+    except ArithmeticError as error:
+        raise UsageError(f"scheduler: {type(scheduler).__name__}: {error}") from error
+    except ValueError:  # OneCycleLR after its last step
+        return
+
+
+def check_monitors(settings: TrainingSettings, known: Set[str]) -> None:
+    """Refuse to follow a metric that no validation logs."""
+    for factory in (settings.scheduler, *settings.callbacks.values()):
+        name = factory.arguments.get("monitor")
+        if name is not None and name not in known:
+            raise UsageError(
+                f"{factory.key}.monitor must be one of {', '.join(sorted(known))}, got {name!r}"
+            )
+
+
+def list_metrics(dice: Dice, metrics: Sequence[ClassMetric]) -> set[str]:
+    """Return the names of what a validation logs: means, and scores of each class."""
+    scores = ["dice", "iou", "hd95_mm", *(score for metric in metrics for score in metric.scores)]
+    classes = [f"/{name}" for name in dice.scored_classes]
+    ratios = {f"val/volume_ratio{name}" for name in classes}
+    return {f"val/{score}{name}" for score in scores for name in ("", *classes)} | ratios
