@@ -107,6 +107,11 @@ def test_a_text_replaces_a_file_and_is_written_to_a_pipe_or_a_link(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
 
 
+def test_bytes_that_are_not_utf8_are_written_as_escapes(tmp_path):
+    write_text(tmp_path / "a", "caf\udce9")
+    assert (tmp_path / "a").read_text() == "caf\\udce9"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
 @pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 250 * "\udcff", "-a\n=[{"])
 def test_a_name_of_any_length_and_bytes_can_be_written(tmp_path, name):

@@ -100,13 +100,17 @@ def sync_file(number: int) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8; what is no regular file is written to."""
+    """Replace a file by a text in UTF-8; what is no regular file is written to.
+
+    Bytes of names that are not UTF-8 are written as escapes.
+    """
+    content = text.encode("utf-8", "backslashreplace")
     if path.is_symlink() or (path.exists() and not path.is_file()):
         with name_file(path):
-            path.write_text(text, "utf-8")
+            path.write_bytes(content)
         return
     with atomic_write(path) as draft:
-        draft.write_text(text, "utf-8")
+        draft.write_bytes(content)
 
 
 @contextmanager

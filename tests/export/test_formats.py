@@ -1,6 +1,7 @@
 """Every network and pooling gives the same outputs in both export formats."""
 
 import json
+import sys
 import zipfile
 
 import numpy as np
@@ -150,6 +151,14 @@ def test_inputs_and_outputs_have_plain_names(files):
     assert (image.name, image.shape) == ("image", ["batch", 1, 6, 5, 4])
     assert (logits.name, logits.shape) == ("logits", ["batch", 2, 6, 5, 4])
     assert session.get_modelmeta().producer_name == "unet3d"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_may_have_any_name(files, tmp_path, ending):
+    path = (tmp_path / f"caf\udce9\n{ending}").absolute()
+    path.write_bytes((files / f"net{ending}").read_bytes())
+    assert FORMATS[ending][1](path)(torch.zeros(1, 1, 6, 5, 4)).shape == (1, 2, 6, 5, 4)
 
 
 @pytest.mark.parametrize("ending", FORMATS)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from unet3d.checkpoint_file import is_utf8
 from unet3d.errors import RunError
 from unet3d.export.program import INPUT, OUTPUT, find_root_cause, suppress_output
 
@@ -87,8 +88,9 @@ class OnnxSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         options.intra_op_num_threads = torch.get_num_threads()
+        model = path if is_utf8(path) else path.read_bytes()  # onnxruntime opens no other files
         try:
-            self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
         except Exception as error:
             raise RunError(
                 f"onnxruntime {version('onnxruntime')} cannot load {path.name}: "

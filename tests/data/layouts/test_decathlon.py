@@ -77,6 +77,12 @@ def test_nested_json_and_control_characters_are_refused(tmp_path, content, messa
         Decathlon(str(tmp_path)).describe()
 
 
+def test_names_of_folders_above_a_dataset_do_not_matter():
+    dataset = Decathlon("caf\udce9\n")
+    dataset.content = {"training": [{"image": "a.nii.gz", "label": "b.nii.gz"}]}
+    assert [case.name for case in dataset.list_cases()] == ["a"]
+
+
 @pytest.mark.parametrize("name", ["a\\u0000.nii.gz", "\\ud800.nii.gz"])
 def test_an_impossible_path_is_an_invalid_entry(tmp_path, name):
     entry = f'{{"image": "{name}", "label": "b.nii.gz"}}'

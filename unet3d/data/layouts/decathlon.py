@@ -79,6 +79,6 @@ class Decathlon:
             image, label = self.root / entry["image"], self.root / entry["label"]
         except (KeyError, TypeError):
             return None
-        if not (is_printable(str(image)) and is_printable(str(label))):
+        if not (is_printable(entry["image"]) and is_printable(entry["label"])):
             return None
         return Case(name=split_suffix(image)[0], images=(image,), label=label)

@@ -7,6 +7,7 @@ import yaml
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.background import AUTO, choose_background
+from unet3d.errors import UsageError
 from unet3d.workflows.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
@@ -98,10 +99,19 @@ def render_experiment(
         if key in GROUPS:
             options[key] = value
         elif not key.startswith("hydra"):
-            set_nested(values, key.split("."), yaml.safe_load(value))
+            set_nested(values, key.split("."), read_value(key, value))
     defaults = [f"  - override /{group}: {options[group]}" for group in sorted(GROUPS)]
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     return "\n".join(["defaults:", *defaults, body])
+
+
+def read_value(key: str, text: str) -> Any:
+    """Read the value of an override; refuse text that a YAML file cannot hold."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{key}={text} cannot be written to a plan: {reason}") from None
 
 
 def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
