@@ -272,7 +272,7 @@ def test_a_class_absent_from_a_case_is_excluded_from_its_mean(folder):
         (["regions={a:[0]}"], "class a: labels must be 1..65535, got [0]"),
         (["regions={a:x}"], "regions.a must be a list of labels"),
         (["tolerance_mm=-1"], "tolerance_mm must be a distance in mm"),
-        (["tolerance_mm=far"], "tolerance_mm must be a number"),
+        (["tolerance_mm=far"], "tolerance_mm must be a distance in mm"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
         (["ignore_label=x"], "ignore_label must be an int"),
