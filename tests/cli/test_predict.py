@@ -341,7 +341,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"batch_size": 0}, "batch_size must be"),
         ({"batch_size": "many"}, "batch_size must be an int"),
         ({"tta": "[0,3]"}, "tta must be"),
-        ({"tta": "yes"}, "tta must be true or false"),
+        ({"tta": "yes"}, "tta must be true, false or a list"),
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
         ({"device": "gpu"}, "device=gpu"),
@@ -389,7 +389,7 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
 
 def test_windows_that_do_not_fit_have_exit_code_3(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    assert predict(**words, batch_size=10**12) == 3
+    assert predict(**words, batch_size=10**9) == 3
     assert "windows of 16x16x16 do not fit in the RAM" in capsys.readouterr().err
 
 
