@@ -77,7 +77,7 @@ def check_monitors(settings: TrainingSettings, known: Set[str]) -> None:
     """Refuse to follow a metric that no validation logs."""
     for factory in (settings.scheduler, *settings.callbacks.values()):
         name = factory.arguments.get("monitor")
-        if name is not None and name not in known:
+        if str(name).startswith("val/") and name not in known:
             raise UsageError(
                 f"{factory.key}.monitor must be one of {', '.join(sorted(known))}, got {name!r}"
             )
