@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -150,6 +150,15 @@ def shorten(value: Any) -> str:
     """Return a value as Python writes it, or its beginning."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def read_devices(config: DictConfig, key: str) -> int | Literal["auto"]:
+    """Read a number of processes, or auto."""
+    value = read(config, key)
+    if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_PROCESSES):
+        bound = f">= 1 and <= {MAX_PROCESSES}"
+        raise UsageError(f"{key} must be auto or an int {bound}, got {value!r}")
+    return value
 
 
 def read_shape(config: DictConfig, key: str) -> Triple:

@@ -10,12 +10,12 @@ from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
 from unet3d.config.values import (
-    MAX_PROCESSES,
     is_number,
     is_text,
     read,
     read_bool,
     read_choice,
+    read_devices,
     read_path,
     read_paths,
     read_str,
@@ -54,7 +54,7 @@ class InferenceSettings:
 def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     """Check and parse the config of `unet3d predict`."""
     config = composed.config
-    precision = read(config, "precision")
+    precision, devices = read(config, "precision"), read_devices(config, "devices")
     return InferenceSettings(
         checkpoints=read_paths(config, "checkpoint"),
         input=read_path(config, "input"),
@@ -63,7 +63,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
         device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
-        devices=_parse_devices(read(config, "devices")),
+        devices=None if devices == "auto" else devices,
         backend=read_choice(config, "backend", BACKENDS),
         skip_background=_parse_level(read(config, "skip_background")),
         prefetch=read_bool(config, "prefetch"),
@@ -85,15 +85,6 @@ def _parse_flip_axes(value: Any) -> tuple[int, ...]:
     if not are_axes or len(set(axes)) < len(axes):
         raise UsageError(f"tta must be true, false or a list of the axes 0, 1 and 2, got {value!r}")
     return tuple(axes)
-
-
-def _parse_devices(value: Any) -> int | None:
-    if value == "auto":
-        return None
-    if type(value) is not int or not 1 <= value <= MAX_PROCESSES:
-        bound = f">= 1 and <= {MAX_PROCESSES}"
-        raise UsageError(f"devices must be auto or an int {bound}, got {value!r}")
-    return value
 
 
 def _parse_level(value: Any) -> float | None:

@@ -15,12 +15,12 @@ from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
     MAX_INT,
-    MAX_PROCESSES,
     MAX_SECONDS,
     is_number,
     read,
     read_bool,
     read_choice,
+    read_devices,
     read_duration,
     read_float,
     read_int,
@@ -310,10 +310,6 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
             f"trainer.{key} cannot be set: unet3d sets it, or it starts processes, connects or "
             "writes files"
         )
-    devices = read(config, "trainer.devices")
-    if devices != "auto" and (type(devices) is not int or not 1 <= devices <= MAX_PROCESSES):
-        bound = f">= 1 and <= {MAX_PROCESSES}"
-        raise UsageError(f"trainer.devices must be auto or an int {bound}, got {devices!r}")
     clip = read(config, "trainer.gradient_clip_val")
     read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
     max_steps = read_optional_int(config, "trainer.max_steps", minimum=1)
@@ -324,7 +320,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     return TrainerSettings(
         factory=replace(factory, arguments=arguments),
         accelerator=read_choice(config, "trainer.accelerator", ACCELERATORS),
-        devices=devices,
+        devices=read_devices(config, "trainer.devices"),
         launch=read_choice(config, "trainer.launch", LAUNCHERS),
         timeout_seconds=read_float(
             config, "trainer.timeout_seconds", exclusive=True, maximum=MAX_SECONDS
