@@ -12,6 +12,7 @@ from torch import Tensor
 from unet3d.atomic_write import atomic_write
 from unet3d.checkpoint_archive import NotPlainError, check_structure, find_corruption
 from unet3d.errors import UsageError, summarize_error
+from unet3d.text import is_utf8
 
 FORMAT_VERSION = 1
 """Of checkpoints; raised when an older unet3d could not read them any more."""
@@ -42,21 +43,12 @@ def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     return read_verified_checkpoint(path, mmap=mmap)
 
 
-def is_utf8(path: Path) -> bool:
-    """Return whether a path is text in UTF-8; Linux allows any bytes."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def read_verified_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     """Return what `load_checkpoint` does, after `find_corruption` has found none."""
     try:
         check_structure(path)
         with torch.serialization.safe_globals(NUMPY_NUMBERS):
-            mmap = mmap and is_utf8(path)  # torch maps no other files
+            mmap = mmap and is_utf8(str(path))  # torch maps no other files
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except NotPlainError as error:
         raise UsageError(f"{path} cannot be read as a checkpoint: {error}") from error

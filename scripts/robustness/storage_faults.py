@@ -116,9 +116,6 @@ ERRORS = {
 
 GOOD = ("went on", "ended", "not met")
 UNIMPORTANT = "cache/contents.json"  # digests are computed again
-shared: "Experiment"
-"""What a process of the pool runs commands in."""
-
 OWN_FILES = (".stdout", ".stderr", ".trace", ".cache", ".hydra")
 
 
@@ -375,6 +372,10 @@ class Experiment:
         if fault.command == "resume" and not is_equal(self.read_weights(folder), self.weights):
             return "goes on with other weights"
         return None
+
+
+shared: Experiment
+"""What a process of the pool runs commands in."""
 
 
 def share_experiment(experiment: Experiment) -> None:

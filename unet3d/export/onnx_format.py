@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from unet3d.checkpoint_file import is_utf8
 from unet3d.errors import RunError
 from unet3d.export.program import INPUT, OUTPUT, find_root_cause, suppress_output
+from unet3d.text import is_utf8
 
 REQUIRED_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
@@ -88,7 +88,8 @@ class OnnxSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         options.intra_op_num_threads = torch.get_num_threads()
-        model = path if is_utf8(path) else path.read_bytes()  # onnxruntime opens no other files
+        # onnxruntime opens no other files.
+        model = path if is_utf8(str(path)) else path.read_bytes()
         try:
             self.session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
         except Exception as error:
