@@ -67,6 +67,40 @@ def test_a_command_that_is_still_imported_ends_at_once_with_one_line(number, cod
     assert (ended.returncode, ended.stderr) == (code, f"unet3d: interrupted by {number}\n")
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_while_the_interpreter_exits_does_not_replace_the_exit_code(number):
+    program = (
+        "import os, signal, sys, unet3d.cli.main\n"
+        "class Kept:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
+        f"        kill(pid, signal.{number})\n"
+        "kept = Kept()\n"
+        "kept.itself = kept  # deleted by the last collection of garbage\n"
+        "sys.argv = ['unet3d', 'doctro']\n"
+        "sys.exit(unet3d.cli.main.main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_a_finished_command_that_waits_for_a_thread(number, code):
+    program = (
+        "import os, signal, sys, threading, time, unet3d.cli.main\n"
+        "def wait():\n"
+        "    threading.main_thread().join(1)\n"
+        f"    os.kill(os.getpid(), signal.{number})\n"
+        "    time.sleep(30)\n"
+        "threading.Thread(target=wait).start()\n"
+        "sys.argv = ['unet3d', '--version']\n"
+        "sys.exit(unet3d.cli.main.main())\n"
+    )
+    start = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert ended.returncode == code
+    assert time.monotonic() - start < 20
+
+
 def test_signals_that_a_command_was_started_to_ignore_do_not_stop_it():
     program = "from unet3d.cli.main import prepare_signals; print(prepare_signals(['doctor']))"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

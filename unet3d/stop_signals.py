@@ -1,5 +1,6 @@
 """What signals that stop a command do: raise Interrupted, at once or when a callback asks."""
 
+import atexit
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ class SignalListener:
     def __init__(self) -> None:
         self.received: int | None = None  # the last signal received
         self.defers_exit = False  # whether a callback ends the run at a good moment
-        self.is_idle = False  # whether nothing has begun that would have to be cleaned up
+        self.is_idle = False  # whether there is nothing that would have to be cleaned up
 
     @contextmanager
     def listening(
@@ -38,6 +39,16 @@ class SignalListener:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def listen_until_exit(self, numbers: Sequence[signal.Signals]) -> None:
+        """Install the handlers for the rest of the process.
+
+        What is left then is the interpreter's own cleanup, in which signals are ignored: they
+        would replace the exit code of a command that is done.
+        """
+        for number in numbers:
+            signal.signal(number, self._handle)
+        atexit.register(ignore_signals, numbers)  # the first to be registered is the last to run
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_first = self.received is None
@@ -73,6 +84,12 @@ def send_again(number: int) -> None:
     timer = threading.Timer(RETRY_SECONDS, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
+
+
+def ignore_signals(numbers: Sequence[signal.Signals]) -> None:
+    """Ignore signals from now on."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

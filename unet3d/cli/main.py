@@ -53,9 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_command_line(arguments)
     args, signals = sys.argv[1:], SignalListener()
     signals.is_idle = True
-    with signals.listening(prepare_signals(args)):
-        protect_streams()
+    signals.listen_until_exit(prepare_signals(args))
+    protect_streams()
+    try:
         code = run_command_line(args, signals)
+    finally:
+        signals.is_idle = True
     lost = find_lost_output()
     if lost is None or code or args[:1] in ([name] for name in OUTLAST_OUTPUT):
         return code
