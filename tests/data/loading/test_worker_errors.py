@@ -1,3 +1,4 @@
+import errno
 import gc
 import multiprocessing
 import os
@@ -5,6 +6,7 @@ import signal
 import threading
 import time
 import traceback
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -13,7 +15,7 @@ from torch.utils.data._utils import signal_handling
 
 from tests.data.helpers.loaders import load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading import worker_errors
+from unet3d.data.loading import loaders, worker_errors
 from unet3d.data.loading.datasets import ValidationVolumes
 from unet3d.data.loading.loaders import collate
 from unet3d.data.loading.worker_errors import (
@@ -21,6 +23,7 @@ from unet3d.data.loading.worker_errors import (
     end_workers_on_error,
     exit_without_threads,
     explain_worker_error,
+    find_damaged_file,
 )
 from unet3d.errors import RunError
 
@@ -82,6 +85,16 @@ def test_a_truncated_file_is_reported_with_its_case(volumes, num_workers, size):
     assert str(error).startswith(f"case2: {path} cannot be read")
     assert str(error).endswith(f"remove {path.parent} and restart the run to regenerate it")
     assert "\n" not in str(error)
+
+
+def test_a_sound_file_that_cannot_be_opened_is_reported_with_the_cure(volumes, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    problem = find_damaged_file(volumes[1])
+    expected = "image.npy: Too many open files: raise the limit of open files (ulimit -n)"
+    assert problem == f"{volumes[1].folder}/{expected}"
 
 
 def test_a_missing_file_of_a_validation_volume_is_reported_with_its_case(volumes):
@@ -210,6 +223,16 @@ def test_a_run_with_a_killed_worker_ends_with_one_line_and_exit_code_4(unet3d, c
     assert line.startswith("unet3d: a data worker (last case: case_0")
 
 
+def test_a_run_whose_worker_cannot_open_files_says_what_to_do(unet3d, capsys, monkeypatch):
+    def refuse(samples):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(loaders, "collate", refuse)
+    assert unet3d("data.num_workers=1") == 4
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("Too many open files: raise the limit of open files (ulimit -n)")
+
+
 def test_a_run_with_a_deleted_cache_ends_with_one_line_and_exit_code_4(
     unet3d, tmp_path, capsys, monkeypatch
 ):
@@ -293,6 +316,16 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(volumes):
     loader.collate_fn = lambda samples: threading.Lock()
     _, explanation = catch(loader, TypeError)
     assert str(explanation).startswith("a data worker failed: TypeError: cannot pickle")
+
+
+def test_a_worker_that_cannot_open_files_says_what_to_do(volumes):
+    def fail(samples):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    loader = make_loader(volumes, num_workers=1)
+    loader.collate_fn = fail
+    _, explanation = catch(loader, OSError)
+    assert str(explanation).endswith("raise the limit of open files (ulimit -n)")
 
 
 def test_a_worker_that_cannot_start_threads_says_so(volumes):

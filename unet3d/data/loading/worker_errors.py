@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import CURES, RunError
+from unet3d.errors import CURES, RunError, describe_os_error, get_cure
 from unet3d.units import format_bytes
 
 MAX_WORKERS = 1024
@@ -150,6 +150,8 @@ def find_damaged_file(volume: CachedVolume) -> str | None:
         except FileNotFoundError:
             return f"{path} is missing; restart the run to regenerate it"
         except Exception as error:
+            if isinstance(error, OSError) and get_cure(error):  # the file may be sound
+                return describe_os_error(error, path)
             return (
                 f"{path} cannot be read ({format_one_line(error)}); remove {volume.folder} and "
                 "restart the run to regenerate it"
@@ -185,7 +187,10 @@ def explain_worker_error(
         return RunError(f"a data worker could not allocate shared memory: {explain_full_shm()}")
     raised = re.match(r"Caught \w+ in \w+ .*process \d+", texts[0])
     if raised:
-        return RunError(f"a data worker failed: {texts[0].strip().splitlines()[-1]}")
+        reason = texts[0].strip().splitlines()[-1]
+        number = re.search(r"OSError: \[Errno (\d+)\]", reason)
+        cure = number and CURES.get(int(number[1]))
+        return RunError(f"a data worker failed: {reason}{f': {cure}' if cure else ''}")
     death = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
     if not death:
         return None

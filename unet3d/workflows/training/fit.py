@@ -278,9 +278,8 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
         if is_restoring(run.trainer) and not isinstance(error, UsageError):  # a callback's state
             reason = f"{type(error).__name__}: {summarize_error(error)}"
             raise UsageError(f"resume={checkpoint}: it cannot be restored: {reason}") from error
-        worker_error = None
-        if isinstance(error, RuntimeError):
-            worker_error = run.explain_worker_error(error)
+        is_explained = isinstance(error, UsageError | RunError | DoesNotFitError)
+        worker_error = None if is_explained else run.explain_worker_error(error)
         if worker_error is None:
             raise
         raise worker_error from error
