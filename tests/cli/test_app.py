@@ -112,6 +112,12 @@ def test_an_invalid_value_is_an_error_of_one_line_with_exit_code_2(
     assert "Traceback" not in "\n".join(error)
 
 
+def test_a_run_folder_with_a_path_that_is_too_long_is_an_error_of_one_line(capsys):
+    assert main(["train", f"hydra.run.dir={'a/' * 3000}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == "unet3d: hydra.run.dir must be text of at most 4,096 characters, got 6,000"
+
+
 def test_debug_shows_the_traceback(unet3d, capsys):
     assert unet3d("data.batch_size=0", "debug=true") == 2
     assert "Traceback" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from unet3d.config.argument_types import match_argument_types
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
 from unet3d.config.constructors import CONFIGURED
 from unet3d.config.instantiate import Factory
-from unet3d.config.validate import check_kind, check_size, iter_keys, iter_leaves
-from unet3d.config.values import read
+from unet3d.config.validate import check_kind, iter_keys, iter_leaves
+from unet3d.config.values import check_size, read
 from unet3d.errors import UsageError
 
 BAD: dict[str, Any] = {

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from unet3d.config.composed_check import check_composed
 from unet3d.config.config_dirs import get_config_dir
 from unet3d.config.user_configs import check_file
-from unet3d.config.values import is_text, shorten
+from unet3d.config.values import check_size, is_text, shorten
 from unet3d.errors import UsageError, summarize_error
 
 COMMAND_LINE_KEYS = (
@@ -149,6 +149,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 def check_hydra_value(key: str, value: Any) -> None:
     """Refuse a value that Hydra would make a folder of, or fail at."""
+    check_size(key, value)
     if key in FOLDER_KEYS and not is_text(value):
         raise UsageError(f"{key} must be a path, got {shorten(value)}")
     if key == "hydra.verbose" and not isinstance(value, bool | str | list):

@@ -19,7 +19,7 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
-from unet3d.config.values import MAX_ANY_INT, MAX_INT, MAX_NUMBER, MAX_TEXT, is_number, shorten
+from unet3d.config.values import MAX_INT, check_size, shorten
 from unet3d.errors import UsageError
 
 MIXED_TYPES = (
@@ -84,18 +84,6 @@ def check_kind(key: str, value: Any, default: Any) -> None:
     """Refuse a value of another type than the default."""
     if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
         raise UsageError(f"{key} must be {describe_kind(default, key)}, got {shorten(value)}")
-
-
-def check_size(key: str, value: Any) -> None:
-    """Refuse numbers and texts that no option takes."""
-    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):
-        given = f"{len(value):,}" if len(value) > MAX_TEXT else "a NUL character"
-        raise UsageError(f"{key} must be text of at most {MAX_TEXT:,} characters, got {given}")
-    if type(value) is int and abs(value) > MAX_ANY_INT:
-        given = value if abs(value) < MAX_NUMBER else f"an int of {value.bit_length()} bits"
-        raise UsageError(f"{key} must be an int within {MAX_ANY_INT}, got {given}")
-    if isinstance(value, float) and not is_number(value):
-        raise UsageError(f"{key} must be a number within {MAX_NUMBER:.0e}, got {value}")
 
 
 def iter_leaves(value: Any) -> Iterator[Any]:

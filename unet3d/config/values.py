@@ -66,6 +66,18 @@ def is_text(value: Any) -> bool:
     return is_number(value)
 
 
+def check_size(key: str, value: Any) -> None:
+    """Refuse numbers and texts that no option takes."""
+    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):
+        given = f"{len(value):,}" if len(value) > MAX_TEXT else "a NUL character"
+        raise UsageError(f"{key} must be text of at most {MAX_TEXT:,} characters, got {given}")
+    if type(value) is int and abs(value) > MAX_ANY_INT:
+        given = value if abs(value) < MAX_NUMBER else f"an int of {value.bit_length()} bits"
+        raise UsageError(f"{key} must be an int within {MAX_ANY_INT}, got {given}")
+    if isinstance(value, float) and not is_number(value):
+        raise UsageError(f"{key} must be a number within {MAX_NUMBER:.0e}, got {value}")
+
+
 def read_bool(config: DictConfig, key: str) -> bool:
     """Read true or false."""
     value = read(config, key)

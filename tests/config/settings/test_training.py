@@ -63,6 +63,20 @@ def test_a_run_has_a_limit_of_epochs_unless_it_has_another_limit():
     assert trainer.max_seconds == 60.0
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("limit_train_batches", 0, "must be a number above 0"),
+        ("limit_train_batches", 0.0, "must be a number above 0"),
+        ("num_sanity_val_steps", -2, "must be an int >= -1"),
+        ("overfit_batches", 1, "cannot be set"),
+    ],
+)
+def test_numbers_of_batches_that_cannot_be_trained_or_validated_are_refused(key, value, message):
+    with pytest.raises(UsageError, match=rf"trainer\.{key} {message}"):
+        parse({f"trainer.{key}": value})
+
+
 def test_the_trainer_gets_no_key_that_lightning_does_not_have():
     arguments = parse().trainer.factory.arguments
     assert "log_every_n_steps" in arguments

@@ -44,6 +44,7 @@ TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 RESERVED_KEYS = {
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir", "profiler"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
+    "overfit_batches",
 }
 """Arguments of Lightning's Trainer that a config must not set, wherever it comes from."""
 
@@ -307,11 +308,14 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
         raise UsageError(
-            f"trainer.{key} cannot be set: unet3d sets it, or it starts processes, connects or "
-            "writes files"
+            f"trainer.{key} cannot be set: unet3d sets it, or it starts processes, connects, "
+            "writes files or replaces the loaders of batches"
         )
     clip = read(config, "trainer.gradient_clip_val")
     read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
+    read_int(config, "trainer.num_sanity_val_steps", minimum=-1)
+    if "limit_train_batches" in arguments:
+        read_float(config, "trainer.limit_train_batches", exclusive=True)
     max_steps = read_optional_int(config, "trainer.max_steps", minimum=1)
     max_epochs = read_optional_int(config, "trainer.max_epochs", minimum=1)
     max_seconds = read_duration(config, "trainer.max_time")
