@@ -362,7 +362,12 @@ def add_environment(title: str, environment: dict[str, str | None]) -> None:
     @scenario(f"a training {title} ends as elsewhere")
     def _(folder: Folder) -> None:
         folder.expect(folder.run(TRAIN_HERE, environment), 0)
-        folder.finish_training()
+        if "OMP_NUM_THREADS" in environment:  # no number: as many threads as without it
+            without = {"OMP_NUM_THREADS": None}
+            folder.expect(folder.run([*TRAIN, "hydra.run.dir=same"], without), 0)
+            folder.compare_weights("run", folder.path / "same/checkpoints/last.ckpt")
+        else:
+            folder.finish_training()
 
 
 for title, environment in ENVIRONMENTS.items():
@@ -589,13 +594,18 @@ def _(folder: Folder) -> None:
 @scenario("a path that is too long is refused with one line")
 def _(folder: Folder) -> None:
     folder.add("scans", "run.ckpt")
-    name = "/".join(40 * [150 * "a"])
+    names = {
+        "/".join(40 * [150 * "a"]): "at most 4,096 characters",
+        "/".join(26 * [150 * "a"]): "File name too long: shorten",
+        300 * "a": "File name too long: shorten",
+    }
     for command, key in (("train", "hydra.run.dir"), ("predict", "output"), ("check", "output")):
         words = [w for w in COMMANDS[command] if not w.startswith(f"{key}=")]
-        ended = folder.run([*words, f"{key}={name}"])
-        folder.expect(ended, 2, says="File name too long: shorten")
-        if len(ended.last_line) > 8000:
-            raise Failure("more than one line")
+        for name, says in names.items():
+            ended = folder.run([*words, f"{key}={name}"])
+            folder.expect(ended, 2, says=says)
+            if len(ended.last_line) > 8000:
+                raise Failure("more than one line")
 
 
 if sys.platform != "linux":

@@ -176,8 +176,12 @@ class Folder:
     def finish_training(self, words: Sequence[str] = TRAIN_HERE, folder: str = "run") -> None:
         """Resume a training, and compare it with one that was not interrupted."""
         self.expect(self.run(words), 0)
+        self.compare_weights(folder, self.original / "run.ckpt")
+
+    def compare_weights(self, folder: str, expected: Path) -> None:
+        """Compare the last checkpoint of a run with one that was not disturbed."""
         checkpoint = self.path / folder / "checkpoints" / "last.ckpt"
-        if not is_equal(read_weights(checkpoint), read_weights(self.original / "run.ckpt")):
+        if not is_equal(read_weights(checkpoint), read_weights(expected)):
             raise Failure("ended with other weights than an uninterrupted run")
 
     def end_all(self) -> None:
