@@ -21,13 +21,13 @@ from unet3d.config.values import to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
 
 ARGUMENT_ERRORS = (
-    *(ArithmeticError, AttributeError, ImportError),
-    *(LookupError, TypeError, ValueError),
+    *(ArithmeticError, AssertionError, AttributeError, ImportError),
+    *(LookupError, NotImplementedError, TypeError, ValueError),
 )
 """What classes raise at arguments that they do not take."""
 
 
-def refuses_argument(error: RuntimeError) -> bool:
+def refuses_argument(error: Exception) -> bool:
     """Return whether torch itself refuses an argument; others lack memory, or say what they do."""
     return type(error) is RuntimeError and not lacks_memory(error)
 
@@ -82,7 +82,7 @@ class Factory:
         except UsageError:
             raise
         except (*ARGUMENT_ERRORS, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not refuses_argument(error):
+            if not isinstance(error, ARGUMENT_ERRORS) and not refuses_argument(error):
                 raise
             raise UsageError(f"{name}: {summarize_error(error)}") from error
 
