@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,6 +42,15 @@ def test_a_lock_names_its_process_and_is_removed(tmp_path):
     lock.release()
     assert list(tmp_path.iterdir()) == []
     acquire(tmp_path).release()
+
+
+def test_a_draft_that_could_not_be_removed_is_removed_with_the_lock(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", Mock(side_effect=PermissionError))
+        lock = acquire(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_leaves_a_lock_that_is_taken_over_at_once(tmp_path, monkeypatch):

@@ -62,6 +62,7 @@ class RunLock:
             with self._mutex, suppress(OSError):
                 if self.is_held():
                     self.path.unlink()
+                get_draft(self.path, self.record).unlink(missing_ok=True)  # if it could not be
                 return
 
     def _beat(self) -> None:
@@ -138,9 +139,14 @@ def get_successor(path: Path, record: bytes) -> Path:
     return path.with_name(f".{NAME}-{blake2s(record, digest_size=8).hexdigest()}")
 
 
+def get_draft(path: Path, record: bytes) -> Path:
+    """Return the file that a lock with this content is written to before it gets its name."""
+    return path.with_name(f".{NAME}-{blake2s(record, digest_size=16).hexdigest()}")
+
+
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file with its content, unless it exists; return whether it was created."""
-    draft = path.with_name(f".{NAME}-{uuid4().hex}")
+    draft = get_draft(path, content)
     try:
         with name_file(path):
             draft.write_bytes(content)
