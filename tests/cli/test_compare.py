@@ -1,9 +1,12 @@
 import json
+from errno import EACCES
+from unittest.mock import Mock
 
 import pytest
 
 from tests.report.helpers.reports import make_report
 from unet3d.cli.main import main
+from unet3d.report import run_comparison
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_the_comparison_can_be_json_and_a_figure(runs):
     [
         ([], "unet3d compare RUN"),
         (["none"], "none does not exist"),
-        (["."], "no run in"),
+        (["."], ".: no report.json in this folder or below: give run folders"),
         (["outputs", "format=xml"], "format must be one of table, json"),
         (["outputs", "figures=a.png"], "did you mean figure?"),
         (["outputs", "figure=none/a.png"], "none"),
@@ -54,8 +57,18 @@ def test_a_usage_error_is_one_line(runs, words, message, capsys):
     if words == ["."]:
         (runs / "outputs").rename(runs.parent / "elsewhere")
     assert main(["compare", *words]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_an_only_report_that_cannot_be_opened_is_named_with_the_cure(runs, capsys, monkeypatch):
+    monkeypatch.setattr(
+        run_comparison, "read_json", Mock(side_effect=PermissionError(EACCES, "no"))
+    )
+    assert main(["compare", "outputs/other"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    expected = "outputs/other/report.json: no: change its permissions, or choose another folder"
+    assert line == f"unet3d: {expected}"
 
 
 def test_a_folder_without_a_run_is_named_and_the_others_are_compared(runs, capsys):

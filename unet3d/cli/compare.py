@@ -24,13 +24,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
     settings = parse_compare(composed)
     runs, errors = find_runs(settings.runs)
+    if not runs:
+        raise UsageError("; ".join(errors))
     for error in errors:
         print(error, file=sys.stderr)
-    if not runs:
-        raise UsageError(
-            f"no run in {', '.join(map(str, settings.runs))}: give run folders, or folders that "
-            "contain them"
-        )
     as_json = settings.output.format == "json"
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
     write_output(text, settings.output.path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, describe_os_error
 from unet3d.json_file import read_json
 from unet3d.report.run_report import select_headline_metrics
 from unet3d.text import escape_mathtext, flatten_keys, pluralize
@@ -71,14 +71,19 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
         if not files[0].is_file():
             files = sorted(path.rglob("report.json"))
         if not files:
-            problems.append(f"{path}: no report.json in this folder or below; has the run ended?")
+            problems.append(
+                f"{path}: no report.json in this folder or below: give run folders, or folders "
+                "that contain them; has the run ended?"
+            )
         for file in files:
             try:
                 report = read_json(file)
                 if not isinstance(report, dict) or "config" not in report:
                     raise ValueError("not the report of a run")
                 reports[file.parent] = report
-            except (OSError, ValueError) as error:
+            except OSError as error:
+                problems.append(describe_os_error(error, file))
+            except ValueError as error:
                 problems.append(f"{file}: {error}")
     differences = find_config_differences(list(reports.values()))
     runs = [
