@@ -16,6 +16,7 @@ second run did not make. All others are failures.
 import argparse
 import ctypes
 import errno
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -416,20 +417,32 @@ def format_table(results: Sequence[tuple[Fault, Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def build_report(results: Sequence[tuple[Fault, Outcome]], total: int) -> dict[str, Any]:
+def build_report(cases: Sequence[Mapping[str, Any]], total: int, command: str) -> dict[str, Any]:
     """Return the content of the result file."""
     return {
-        "command": shlex.join(["python", "-m", "scripts.robustness.storage_faults", *sys.argv[1:]]),
+        "command": command,
         "seed": SEED,
         "versions": collect_versions(),
         "faults": total,
-        "tried": len(results),
-        "verdicts": dict(Counter(outcome.verdict for _, outcome in results)),
-        "cases": [
-            {"fault": fault.title, "exit": outcome.code, "verdict": outcome.verdict}
-            for fault, outcome in results
-        ],
+        "tried": len(cases),
+        "verdicts": dict(Counter(case["verdict"] for case in cases)),
+        "cases": list(cases),
     }
+
+
+def write_results(
+    results: Sequence[tuple[Fault, Outcome]], total: int, path: Path, *, update: bool
+) -> None:
+    """Write the result file, or replace these results in it."""
+    cases = {
+        fault.title: {"fault": fault.title, "exit": outcome.code, "verdict": outcome.verdict}
+        for fault, outcome in results
+    }
+    command = shlex.join(["python", "-m", "scripts.robustness.storage_faults", *sys.argv[1:]])
+    if update:
+        old = json.loads(path.read_text("utf-8"))
+        cases, command = {case["fault"]: case for case in old["cases"]} | cases, old["command"]
+    write_report(build_report(list(cases.values()), total, command), path)
 
 
 def main() -> int:
@@ -446,6 +459,7 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the results of some faults, too"
     )
+    parser.add_argument("--update", action="store_true", help="replace the results of some")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
@@ -472,8 +486,8 @@ def main() -> int:
                     line = outcome.line[:300]
                     print(f"{outcome.verdict} ({outcome.code}): {fault.title}: {line}", flush=True)
     print(format_table(results))
-    if options.write or len(faults) == total:
-        write_report(build_report(results, total), options.output)
+    if options.write or options.update or len(faults) == total:
+        write_results(results, total, options.output, update=options.update)
     return int(any(outcome.verdict not in GOOD for _, outcome in results))
 
 
