@@ -171,6 +171,16 @@ def test_the_command_line_refuses_in_one_line(unet3d, capsys):
     assert "allow_targets must be a list" in capsys.readouterr().err
 
 
+def test_a_saved_network_resolves_no_references(composed, tmp_path, monkeypatch):
+    metadata = build_training(composed(), tmp_path).module.metadata
+    monkeypatch.chdir(tmp_path)
+    write = "${oc.create:{_target_: unet3d.atomic_write.write_text, path: evil, text: evil}}"
+    pool = {**metadata["config"]["pool"], "evil": [write]}
+    with pytest.raises(UsageError, match=r"pool\.evil\.0 is .*: it must not hold \$\{"):
+        build_saved_network({"config": {**metadata["config"], "pool": pool}}, [])
+    assert not (tmp_path / "evil").exists()
+
+
 def test_nothing_but_the_trainer_may_be_a_trainer(unet3d, capsys):
     assert unet3d("+loss.trainer._target_=lightning.pytorch.Trainer") == 2
     assert "loss.trainer._target_ names lightning.pytorch.Trainer" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from unet3d.config.instantiate import read_factory
 from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.search import parse_search
 from unet3d.config.settings.training import parse_training
@@ -183,10 +184,26 @@ def test_a_value_refers_to_other_values_only(write, kind):
         compose(write(make_experiment(f"init_from: '{text}'")))
 
 
+CREATED = "{oc.create:{_target_: unet3d.atomic_write.write_text, path: evil, text: evil}}"
+
+
+@pytest.mark.parametrize("evil", [CREATED, "{oc.env:HOME}"])
+def test_what_a_reference_stands_for_is_not_resolved_again(write, evil, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = f'data: {{group_by: "$"}}\nloss: {{evil: "${{data.group_by}}{evil}"}}'
+    config = compose(write(make_experiment(text)), "data.root=.")
+    assert config.loss.evil.startswith("${")
+    with pytest.raises(UsageError, match=r"loss\.evil is '\$\{oc\..*': it must not hold \$\{"):
+        read_factory(config, "loss")()
+    assert not (tmp_path / "evil").exists()
+
+
 def test_references_times_and_hydras_own_values_are_fine(write):
     text = "init_from: a/${data.root}/${now:%Y}\nseed: ${hydra:job.num}"
     assert compose(write(make_experiment(text))).data.root
 
+
+ODD = "'${{model.k{}.-0}}'"
 
 HUGE = {
     "aliases": expand(7),
@@ -194,6 +211,8 @@ HUGE = {
     "references in a text": "\n".join(
         ["k0: xxxxxxxxxxxxxxxx", *(f"k{n}: '{f'${{model.k{n - 1}}}' * 10}'" for n in range(1, 9))]
     ),
+    "references by odd indices": "k0: [[1,1,1,1,1,1,1,1,1,1]]\n"
+    + "\n".join(f"k{n}: [[{','.join([ODD.format(n - 1)] * 10)}]]" for n in range(1, 7)),
     "a loop of aliases": "k0: &a [*a]",
     "a loop of references": "k0: '${model.k1}'\nk1: '${model.k0}'",
     "depth": "k0: " + "[" * 60 + "]" * 60,

@@ -4,7 +4,7 @@ Whatever the files look like, this is what runs. Only the command line grants tr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,11 +15,11 @@ from unet3d.config.allowed_targets import (
     iter_targets,
     read_allowed_packages,
 )
+from unet3d.config.values import MAX_VALUES, KeyPath, iter_texts
 from unet3d.errors import UsageError
 
-MAX_VALUES = 10_000
 MAX_DEPTH = 50
-"""Of values, counting those that a reference stands for wherever it is used."""
+"""How deep values may be nested, also by references."""
 
 RESOLVERS = ("now", "hydra")
 """What `${name:...}` may call. Others read the environment, or make values out of text."""
@@ -30,9 +30,7 @@ REFERENCE = re.compile(
 TOO_DEEP = f"is more than {MAX_DEPTH} values deep"
 
 CHARACTERS = 100
-"""Of a text that count as a value."""
-
-Path = tuple[Any, ...]
+"""Characters of a text that count as a value."""
 
 
 def check_composed(config: DictConfig) -> None:
@@ -60,15 +58,6 @@ def check_composed(config: DictConfig) -> None:
             check_name(key, name, packages)
 
 
-def iter_texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield the texts at any depth."""
-    if isinstance(value, str):
-        yield path, value
-    pairs = enumerate(value) if isinstance(value, list) else ()
-    for key, part in value.items() if isinstance(value, dict) else pairs:
-        yield from iter_texts(part, (*path, key))
-
-
 def _select(config: DictConfig, key: str) -> Any:
     try:
         return OmegaConf.select(config, key)
@@ -81,9 +70,9 @@ class References:
 
     def __init__(self, content: Mapping[str, Any]):
         self.content = content
-        self.sizes: dict[Path, tuple[int, int] | None] = {}  # None while it is measured
+        self.sizes: dict[KeyPath, tuple[int, int] | None] = {}  # None while it is measured
 
-    def measure(self, path: Path) -> tuple[int, int]:
+    def measure(self, path: KeyPath) -> tuple[int, int]:
         """Return the number of values at a path, and how deep they are; refuse too many, loops."""
         where = ".".join(map(str, path)) or "the config"
         known = self.sizes.get(path, (0, 0))
@@ -93,7 +82,7 @@ class References:
             return known
         self.sizes[path] = None
         value, size, depth = self.get(path), 1, 0
-        parts: list[Path] = []
+        parts: list[KeyPath] = []
         if isinstance(value, str):
             size += len(value) // CHARACTERS
             found = [self.find(path, match[1]) for match in REFERENCE.finditer(value)]
@@ -111,14 +100,14 @@ class References:
         self.sizes[path] = size, depth
         return size, depth
 
-    def get(self, path: Path) -> Any:
+    def get(self, path: KeyPath) -> Any:
         """Return a value as it is written."""
         value: Any = self.content
         for key in path:
             value = value[key]
         return value
 
-    def find(self, path: Path, reference: str | None, hops: int = 0) -> Path | None:
+    def find(self, path: KeyPath, reference: str | None, hops: int = 0) -> KeyPath | None:
         """Return the path of what a value at a path refers to; None if there is nothing."""
         if reference is None or hops > MAX_DEPTH:
             return None
@@ -132,7 +121,9 @@ class References:
                 if hop is None:
                     return None
                 target, value, hops = hop, self.get(hop), hops + 1
-            if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            if isinstance(value, list) and not re.fullmatch("[0-9]+", key):  # -1 or 1_0, too
+                raise UsageError(f"${{{reference}}}: {key} is not the index of a list")
+            if isinstance(value, list) and int(key) < len(value):
                 target = (*target, int(key))
             elif isinstance(value, dict) and (key in value or key.isdecimal()):
                 if key not in value and int(key) not in value:

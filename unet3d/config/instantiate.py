@@ -17,7 +17,7 @@ from unet3d.config.allowed_targets import (
 )
 from unet3d.config.argument_types import match_argument_types
 from unet3d.config.constructors import CONFIGURED, Constructors
-from unet3d.config.values import to_plain
+from unet3d.config.values import iter_texts, to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
 
 ARGUMENT_ERRORS = (
@@ -25,6 +25,18 @@ ARGUMENT_ERRORS = (
     *(LookupError, NotImplementedError, TypeError, ValueError),
 )
 """What classes raise at arguments that they do not take."""
+
+
+def refuse_references(values: Any, key: str) -> None:
+    """Refuse text that Hydra would resolve when it builds an object.
+
+    References are resolved by now; what is left came out of one, or from a checkpoint, and could
+    name any code.
+    """
+    for path, text in iter_texts(values):
+        if "${" in text:
+            name = ".".join(map(str, (key, *path)))
+            raise UsageError(f"{name} is {text[:80]!r}: it must not hold ${{")
 
 
 def refuses_argument(error: Exception) -> bool:
@@ -68,6 +80,7 @@ class Factory:
         A factory with `_partial_: true` returns a partial of its target, unless objects are given.
         """
         target = self.target  # refuse a missing one
+        refuse_references(self.arguments, self.key)
         check_targets(self.arguments, self.key, self.allowed_packages, self.allowed)
         arguments = {name: v for name, v in self.arguments.items() if name not in objects}
         if not is_inside(arguments["_target_"], self.allowed_packages):

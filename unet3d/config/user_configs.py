@@ -5,11 +5,9 @@ from typing import Any
 
 import yaml
 
+from unet3d.config.values import MAX_VALUES
 from unet3d.errors import UsageError
 from unet3d.json_file import read_text
-
-MAX_VALUES = 10_000
-"""Values in a file, counting what an alias stands for wherever it is used."""
 
 MAX_BYTES = 2**16
 

@@ -1,7 +1,7 @@
 """Read single values of a config; an error names the key, what it must be and what was given."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
+KeyPath = tuple[Any, ...]
+"""The keys and indices that lead to a value."""
+
+MAX_VALUES = 10_000
+"""Values of a config, counting those that a reference or an alias repeats."""
+
 MAX_NUMBER = 1e38
 """Larger numbers are typing errors, and infinite in float32."""
 
@@ -18,10 +24,10 @@ MAX_INT = 2**31 - 1
 """Larger ints are typing errors, and overflow in libraries that keep them in 32 bits."""
 
 MAX_ANY_INT = 2**32 - 1
-"""Of options that judge their ints themselves: seeds may have 32 bits."""
+"""The limit for options that check their ints themselves: seeds may have 32 bits."""
 
 MAX_PROCESSES = 1024
-"""Of a command on one machine."""
+"""Processes of a command on one machine."""
 
 MAX_TEXT = 4096
 """Characters: no system has longer paths."""
@@ -30,7 +36,7 @@ MAX_SHOWN = 200
 """Characters of a value in a message."""
 
 MAX_SECONDS = 10**9
-"""Of durations: 31 years; libraries keep them in milliseconds or nanoseconds."""
+"""The longest duration, 31 years: libraries keep them in milliseconds or nanoseconds."""
 
 
 def read(config: DictConfig, key: str) -> Any:
@@ -66,10 +72,19 @@ def is_text(value: Any) -> bool:
     return is_number(value)
 
 
+def iter_texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the texts at any depth."""
+    if isinstance(value, str):
+        yield path, value
+    pairs = enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in value.items() if isinstance(value, dict) else pairs:
+        yield from iter_texts(part, (*path, key))
+
+
 def check_size(key: str, value: Any) -> None:
     """Refuse numbers and texts that no option takes."""
     if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):
-        given = f"{len(value):,}" if len(value) > MAX_TEXT else "a NUL character"
+        given = f"{len(value):,}" if len(value) > MAX_TEXT else "one with a NUL character"
         raise UsageError(f"{key} must be text of at most {MAX_TEXT:,} characters, got {given}")
     if type(value) is int and abs(value) > MAX_ANY_INT:
         given = value if abs(value) < MAX_NUMBER else f"an int of {value.bit_length()} bits"
