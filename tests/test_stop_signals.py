@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from unet3d.cli.main import prepare_signals
 from unet3d.errors import Interrupted
 from unet3d.stop_signals import SignalListener
 
@@ -101,12 +102,34 @@ def test_a_signal_ends_a_finished_command_that_waits_for_a_thread(number, code):
     assert time.monotonic() - start < 20
 
 
+def test_two_ctrl_c_end_what_cleans_up_after_a_sigterm():
+    with SignalListener().listening():
+        with pytest.raises(Interrupted):
+            send(signal.SIGTERM)
+        send(signal.SIGINT)
+        with pytest.raises(Interrupted, match="SIGINT"):
+            send(signal.SIGINT)
+
+
+def test_a_program_that_runs_while_it_is_imported_is_interrupted(tmp_path, monkeypatch):
+    (tmp_path / "program.py").write_text(
+        "import os, signal, time\n"
+        "from unet3d.stop_signals import SignalListener\n"
+        "with SignalListener().listening():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted):
+        import program  # noqa: F401  # ty: ignore[unresolved-import]
+
+
 def test_signals_that_a_command_was_started_to_ignore_do_not_stop_it():
-    program = "from unet3d.cli.main import prepare_signals; print(prepare_signals(['doctor']))"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        with SignalListener().listening():
+            send(signal.SIGINT)
+        assert signal.SIGINT not in prepare_signals(["doctor"])
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "SIGTERM" in ended.stdout
-    assert "SIGINT" not in ended.stdout
+    assert signal.SIGINT in prepare_signals(["doctor"])

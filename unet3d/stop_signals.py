@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ RETRY_SECONDS = 0.05
 class SignalListener:
     """Record signals; unless `defers_exit`, the first one also raises Interrupted.
 
-    While it is handled, others are ignored, but for a second Ctrl-C. Lightning's own handlers
-    broadcast within the handler, which deadlocks, and exit with status 0.
+    Signals that follow it are ignored, but for a second Ctrl-C. While a module is imported, a
+    signal waits; if `is_idle`, it ends the process at once. Signals that the process was started
+    to ignore stay ignored. Lightning's own handlers broadcast within the handler, which
+    deadlocks, and exit with status 0.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None  # the last signal received
         self.defers_exit = False  # whether a callback ends the run at a good moment
         self.is_idle = False  # whether there is nothing that would have to be cleaned up
+        self.is_imported = is_importing(sys._getframe())  # whether all of the program is imported
 
     @contextmanager
     def listening(
@@ -33,7 +37,8 @@ class SignalListener:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        previous = {number: signal.signal(number, self._handle) for number in numbers}
+        heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._handle) for number in heard}
         try:
             yield self
         finally:
@@ -60,11 +65,12 @@ class SignalListener:
             self.received = number
             if second_ctrl_c:
                 raise Interrupted(number)
-        elif is_importing(frame):
+        elif is_importing(frame) and not self.is_imported:
             send_again(number)
-        elif is_first or second_ctrl_c:
+        else:
             self.received = number
-            raise Interrupted(number)
+            if is_first or second_ctrl_c:
+                raise Interrupted(number)
 
 
 def is_importing(frame: FrameType | None) -> bool:

@@ -25,9 +25,8 @@ def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
     The first rank that fails ends all of them; the error says which it was.
     """
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _: received.append(n)) for number in STOP_SIGNALS
-    }
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in heard}
     processes = start_ranks(overrides, folder, count)
     try:
         return wait_for_ranks(processes, received)
