@@ -11,6 +11,7 @@ import pytest
 
 from unet3d.atomic_write import create_folder, name_file, write_text
 from unet3d.cpp_kernels import find_compiler
+from unet3d.errors import RunError
 
 SOURCE = Path(__file__).parents[1] / "scripts" / "robustness" / "fail_calls.c"
 
@@ -96,6 +97,21 @@ def test_errors_of_writing_get_the_name_of_their_file(tmp_path):
     assert failed.value.filename == str(path)
 
 
+def test_an_error_that_explains_another_keeps_its_message(tmp_path):
+    with pytest.raises(RunError, match="explained"), name_file(tmp_path / "a"):
+        raise RunError("explained") from OSError(errno.EIO, "Input/output error")
+
+
+def test_a_folder_gets_the_permissions_of_its_user(tmp_path):
+    before = os.umask(0o077)
+    try:
+        with create_folder(tmp_path / "a"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_text_replaces_a_file_and_is_written_to_a_pipe_or_a_link(tmp_path):
     write_text(tmp_path / "a", "1")
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -113,7 +129,9 @@ def test_bytes_that_are_not_utf8_are_written_as_escapes(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
-@pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 250 * "\udcff", "-a\n=[{"])
+@pytest.mark.parametrize(
+    "name", [251 * "a" + ".txt", 127 * "é", 250 * "\udcff", 255 * "\udc80", "-a\n=[{"]
+)
 def test_a_name_of_any_length_and_bytes_can_be_written(tmp_path, name):
     write_text(tmp_path / name, "1")
     with create_folder(tmp_path / name[::-1]) as draft:

@@ -3,11 +3,11 @@
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from hashlib import blake2s
 from pathlib import Path
+from uuid import uuid4
 
 MAX_NAME_BYTES = 255
 """What file systems allow."""
@@ -28,7 +28,7 @@ def name_file(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__
+        cause = error.__context__ if type(error) is RuntimeError else error
         if not isinstance(cause, OSError):
             raise
         if cause.filename is None and cause.errno is not None:
@@ -56,7 +56,7 @@ def shorten_name(name: str, limit: int) -> str:
         return name
     prefix = blake2s(encoded, digest_size=4).hexdigest() + "-"
     end = encoded[len(prefix) - limit :]
-    while 0x80 <= end[0] < 0xC0:  # the middle of a character
+    while end and 0x80 <= end[0] < 0xC0:  # the middle of a character
         end = end[1:]
     return prefix + os.fsdecode(end)
 
@@ -119,11 +119,11 @@ def create_folder(path: Path) -> Generator[Path]:
 
     If another process has created `path` in the meantime, that folder stays and ours is removed.
     """
-    draft = Path(tempfile.mkdtemp(prefix=f".{shorten_name(path.name, 240)}-", dir=path.parent))
+    draft = path.with_name(f".{shorten_name(path.name, 240)}-{uuid4().hex[:8]}")
+    draft.mkdir()
     try:
         with name_file(path):
             yield draft
-        draft.chmod(0o755)
         try:
             draft.rename(path)
         except OSError:
