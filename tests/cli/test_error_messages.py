@@ -4,7 +4,8 @@ import os
 import pytest
 
 from unet3d.cli import error_messages
-from unet3d.cli.error_messages import format_error, get_exit_code
+from unet3d.cli.error_messages import format_error, get_exit_code, run_with_error_handling
+from unet3d.errors import UsageError
 
 
 def test_an_error_of_the_system_without_a_file_names_its_cure():
@@ -33,6 +34,26 @@ def test_a_thread_that_cannot_start_names_the_limit_of_processes(monkeypatch):
     error = RuntimeError("can't start new thread")
     assert get_exit_code(error) == 4
     assert format_error(error, "train", ()).startswith(f"{error}: raise the limit of processes")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ModuleNotFoundError("No module named 'wandb'"), 4), (UsageError("array is too big"), 2)],
+)
+def test_an_error_with_another_cause_is_none_of_memory_where_it_is_limited(
+    monkeypatch, error, code
+):
+    monkeypatch.setattr(error_messages, "list_memory_limits", lambda: ["ulimit -v, now 1 GiB"])
+    assert get_exit_code(error) == code
+    assert "out of memory" not in format_error(error, "train", ())
+
+
+def test_a_broken_pipe_of_anything_but_standard_output_is_an_error(capsys):
+    def fail():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert run_with_error_handling(fail, debug=False) == 4
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", OF_LIBRARIES)

@@ -5,13 +5,14 @@ import shlex
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unet3d.cli.streams import CURSOR_MOVES, make_plain
+from unet3d.cli.streams import CURSOR_MOVES, SafeStream, make_plain
 
 COMMAND = f'"{sys.executable}" -W ignore -m unet3d.cli.main'
 
@@ -71,6 +72,12 @@ def test_names_of_files_reach_a_terminal_as_text(tmp_path, language):
     ended = run_shell(line, tmp_path)
     assert ended.returncode == 2
     assert r"\x1b]0;owned\x07\udcff.ckpt" in ended.stderr
+
+
+def test_lines_that_are_written_at_once_are_plain_too():
+    stream = StringIO()
+    SafeStream(stream).writelines(["a\n", "\x1b]0;title\x07"])
+    assert stream.getvalue() == "a\n\\x1b]0;title\\x07"
 
 
 def test_characters_that_a_log_cannot_encode_lose_no_line(tmp_path):

@@ -1,6 +1,5 @@
 """Turn an error into one line on standard error and an exit code."""
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -61,9 +60,6 @@ def run_with_error_handling(
             return stop.exit_code
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of `... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -86,6 +82,8 @@ def get_exit_code(error: Exception) -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a GPU or the machine ran out of memory; torch is not imported for it."""
+    if isinstance(error, UsageError | ModuleNotFoundError):
+        return False
     is_of_library = isinstance(error, SystemError | ImportError) or str(error) in ONEDNN_FAILURES
     if (is_of_library or NO_THREAD in str(error)) and list_memory_limits():
         return True  # how libraries in C fail where memory is limited

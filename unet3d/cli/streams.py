@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any, TextIO
@@ -51,6 +52,11 @@ class SafeStream:
             except (OSError, ValueError) as error:
                 self._lose(error)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of these texts."""
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Flush, unless the reader is gone or the disk is full."""
