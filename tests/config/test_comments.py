@@ -41,6 +41,14 @@ def test_an_option_follows_the_files_that_it_extends(user_dir):
     assert list(list_parent_files("model", "none_such", [user_dir])) == []
 
 
+def test_an_option_follows_a_file_of_another_group_that_it_extends(tmp_path):
+    for group, text in (("base", "a: 1 # one"), ("model", "defaults: [/base/x, _self_]")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "x.yaml").write_text(text)
+    files = list(list_parent_files("model", "x", [tmp_path]))
+    assert files == [tmp_path / "base" / "x.yaml", tmp_path / "model" / "x.yaml"]
+
+
 def test_comments_of_a_users_option_win_over_those_that_it_extends(user_dir):
     composition = Composition(command="memory", choices={"model": "mine"})
     comments = collect_comments(composition, [get_config_dir(), user_dir])

@@ -318,6 +318,14 @@ def test_a_callback_in_an_experiment_does_not_run(unet3d, tmp_path, write, capsy
         assert not (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize("text", ["- 1", "pool: [2001-13-45, 1]", "pool: ["])
+def test_a_space_of_a_search_that_is_no_yaml_of_keys_is_named(tmp_path, text):
+    (tmp_path / "space.yaml").write_text(text)
+    composed = compose_call("search", ["data.root=.", f"space={tmp_path}/space.yaml"])[0]
+    with pytest.raises(UsageError, match=r"space\.yaml cannot be read as YAML|space must be keys"):
+        parse_search(composed)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -336,6 +344,7 @@ def test_values_of_an_experiment_have_the_type_of_the_option(unet3d, write, caps
     [
         ("defaults: [{override /logger: mlflow}]\nlogger: {mlflow: {tracking_uri: a:b}}", "sends"),
         ("defaults: [{override /logger: wandb}]\nlogger: {wandb: {mode: online}}", "sends"),
+        ("defaults: [{override /logger: wandb}]\nlogger: {wandb: {entity: them}}", "sends"),
         ("logger: {tensorboard: {name: ../../x}}", "is not in the run folder"),
         ("logger: {tensorboard: {version: /tmp/x}}", "is not in the run folder"),
     ],

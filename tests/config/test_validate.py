@@ -1,6 +1,7 @@
 """Keys and types are checked against the options before anything is parsed."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.config.helpers.configs import compose_required, with_values
 from unet3d.config.compose import compose_config, get_config_dir
@@ -9,6 +10,7 @@ from unet3d.config.validate import (
     check_unknown_keys,
     check_value_types,
     find_option_with,
+    iter_leaves,
     list_known_keys,
     suggest_name,
 )
@@ -71,6 +73,11 @@ def test_a_value_of_another_type_or_an_unknown_key_is_refused(key, value, expect
     with pytest.raises(UsageError) as caught:
         check_value_types(with_values("train", {key: value}))
     assert str(caught.value).startswith(expected)
+
+
+def test_the_values_in_lists_and_mappings_are_found_at_any_depth():
+    value = OmegaConf.create([{"a": {"b": [1]}}, [[2]], 3])
+    assert list(iter_leaves(value)) == [1, 2, 3]
 
 
 def test_types_are_those_of_the_selected_option():

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.config.compose import Composition, get_config_dir, split_options
-from unet3d.config.user_configs import read_config_text
+from unet3d.config.user_configs import read_config_text, read_yaml
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -87,7 +87,10 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
     path = next((p for p in reversed(paths) if p.is_file()), None)
     if path is not None:
         for name in _read_defaults(path):
-            if name not in ("_self_", option):
+            if name.startswith("/"):
+                other, _, name = name.strip("/").rpartition("/")
+                yield from list_parent_files(other, name, config_dirs)
+            elif name not in ("_self_", option):
                 yield from list_parent_files(group, name, config_dirs)
         yield path
 
@@ -109,6 +112,6 @@ def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
 
 
 def _read_defaults(path: Path) -> list[str]:
-    content = yaml.safe_load(read_config_text(path))
+    content = read_yaml(path)
     defaults = content.get("defaults", []) if isinstance(content, dict) else []
     return [name for name in defaults if isinstance(name, str)]

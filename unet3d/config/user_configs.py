@@ -1,5 +1,7 @@
 """Refuse config files that would fill memory when they are read, before they are."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,33 @@ def check_file(file: Path) -> None:
     if "\0" in text:
         raise UsageError(f"{file} is not a text file: it has a NUL byte")
     if ("&" in text and "*" in text) or len(text) > MAX_VALUES:  # or it cannot have so many
-        read_yaml_nodes(file)
+        check_aliases(file, text)
 
 
-def read_yaml_nodes(file: Path) -> tuple[str, Any]:
-    """Return a file's text and its YAML nodes; refuse one that would fill memory."""
+def read_yaml(file: Path) -> Any:
+    """Return the content of a YAML file; refuse one that would fill memory."""
     text = read_config_text(file)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        count = count_expanded_values(node, {})
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{file} cannot be read as YAML: {reason}") from None
+    check_aliases(file, text)
+    with describe_yaml_errors(file):
+        return yaml.safe_load(text)
+
+
+def check_aliases(file: Path, text: str) -> None:
+    """Refuse YAML whose aliases expand to too many values."""
+    with describe_yaml_errors(file):
+        count = count_expanded_values(yaml.compose(text, Loader=yaml.SafeLoader), {})
     if count > MAX_VALUES:
         raise UsageError(f"{file}: its aliases expand to more than {MAX_VALUES:,} values")
-    return text, node
+
+
+@contextmanager
+def describe_yaml_errors(file: Path) -> Generator[None]:
+    """Name the file in errors of PyYAML, which raises a ValueError at dates that there are not."""
+    try:
+        yield
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{file} cannot be read as YAML: {reason}") from None
 
 
 def read_config_text(file: Path) -> str:

@@ -30,7 +30,10 @@ MIXED_TYPES = (
 """Keys that take values of several types; they are checked where they are parsed."""
 
 SENDS = ("mode", "online")
-"""The key and value of a logger that sends what it logs, besides tracking_uri."""
+"""The key and value of a logger that sends what it logs."""
+
+RECEIVERS = ("tracking_uri", "entity")
+"""Keys of loggers that say where they send it."""
 
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
@@ -76,8 +79,10 @@ def check_value_types(composed: ComposedConfig) -> None:
         owner = _select(defaults, parent) if parent else None
         if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
             raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
-        for value in iter_leaves(_select(composed.config, key)):
-            check_size(key, value)
+        value = _select(composed.config, key)
+        if not isinstance(value, DictConfig):  # its keys are looked at, too
+            for leaf in iter_leaves(value):
+                check_size(key, leaf)
 
 
 def check_kind(key: str, value: Any, default: Any) -> None:
@@ -87,12 +92,13 @@ def check_kind(key: str, value: Any, default: Any) -> None:
 
 
 def iter_leaves(value: Any) -> Iterator[Any]:
-    """Yield a value, or the values of a list and of lists and mappings in it."""
+    """Yield a value, or those in a list or mapping at any depth."""
     if isinstance(value, ListConfig):
         for part in value:
-            parts = part.values() if isinstance(part, DictConfig) else [part]
-            for one in parts:
-                yield from iter_leaves(one)
+            yield from iter_leaves(part)
+    elif isinstance(value, DictConfig):
+        for part in value.values():
+            yield from iter_leaves(part)
     else:
         yield value
 
@@ -104,8 +110,8 @@ def check_loggers(composed: ComposedConfig) -> None:
         return
     for key in iter_keys(loggers):
         value, name = _select(loggers, key), key.rpartition(".")[2]
-        sends = (name == "tracking_uri" and value is not None) or (name, value) == SENDS
-        elsewhere = isinstance(value, str) and name != "tracking_uri" and _leaves_folder(value)
+        sends = (name in RECEIVERS and value is not None) or (name, value) == SENDS
+        elsewhere = isinstance(value, str) and name not in RECEIVERS and _leaves_folder(value)
         if (sends or elsewhere) and not composed.composition.is_overridden(f"logger.{key}"):
             what = "sends the run elsewhere" if sends else "is not in the run folder"
             raise UsageError(

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.user_configs import read_yaml_nodes
+from unet3d.config.user_configs import read_yaml
 from unet3d.config.values import (
     is_number,
     read,
@@ -164,5 +162,4 @@ def _format_value(value: Any) -> str:
 def _read_file(file: Path) -> Any:
     if not file.is_file():
         raise UsageError(f"space: no file {file.absolute()}")
-    text, _ = read_yaml_nodes(file)
-    return yaml.safe_load(text)
+    return read_yaml(file)
