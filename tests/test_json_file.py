@@ -8,7 +8,7 @@ from unet3d.json_file import read_json, read_text
 def test_a_link_to_a_device_is_refused_and_a_link_to_a_file_is_read(tmp_path):
     endless, link = tmp_path / "endless.json", tmp_path / "link.json"
     endless.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="it is no regular file"):
+    with pytest.raises(ValueError, match="it is not a regular file"):
         read_json(endless)
     (tmp_path / "own.json").write_text(json.dumps({"a": [1]}))
     link.symlink_to(tmp_path / "own.json")

@@ -100,7 +100,7 @@ def sync_file(number: int) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8; what is no regular file is written to.
+    """Replace a file by a text in UTF-8; anything but a regular file is written to.
 
     Bytes of names that are not UTF-8 are written as escapes.
     """

@@ -6,7 +6,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 MAX_BYTES = 2**28
-"""Of a text; a list of a million cases has less."""
+"""The largest text; a list of a million cases has less."""
 
 
 def read_json(path: Path, limit: int = MAX_BYTES, *, encoding: str = "utf-8") -> Any:
@@ -23,11 +23,11 @@ def read_text(path: Path, limit: int = MAX_BYTES, *, encoding: str = "utf-8") ->
     >>> read_text(Path("/dev/zero"))
     Traceback (most recent call last):
         ...
-    ValueError: it is no regular file
+    ValueError: it is not a regular file
     """
     status = path.stat()
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if status.st_size > limit:
         raise ValueError(f"it has more than {limit:,} bytes")
     return path.read_bytes().decode(encoding)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unet3d.atomic_write import find_existing_dir
 
-COMPILERS = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+CACHE_VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Variables of compilers and their folders in ours. The default of Inductor lies in /tmp, where
 other users can create it first; that of Triton in $HOME, which users of a container may share."""
 
@@ -71,7 +71,7 @@ def create_private_folder(folder: Path) -> None:
 
 def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let Triton and Inductor keep their code in private folders, unless variables name others."""
-    for variable, name in COMPILERS.items():
+    for variable, name in CACHE_VARIABLES.items():
         folder = get_kernel_cache() / name
         if environ.get(variable) or (name == "triton" and get_triton_cache(environ) != folder):
             continue

@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
-"""Flags of Hydra after which a word is no file."""
+"""Flags of Hydra after which a word is not a file."""
 
 
 LIBRARY_BYTES = 128 * 2**20
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         signals.is_idle = True
     lost = find_lost_output()
-    if lost is None or code or args[:1] in ([name] for name in OUTLAST_OUTPUT):
+    if lost is None or code or outlasts_output(args):
         return code
     print(
         f"unet3d: standard output: {lost.strerror}: the command is done, but not all that it "
@@ -70,10 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 4
 
 
+def outlasts_output(args: Sequence[str]) -> bool:
+    """Return whether a command goes on when nobody reads what it prints."""
+    return bool(args) and args[0] in OUTLAST_OUTPUT
+
+
 def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:
     """Return the signals that stop this process, but for those that it was started to ignore."""
     signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if args[:1] in ([name] for name in OUTLAST_OUTPUT):
+    if outlasts_output(args):
         ignore_hangup()
     elif hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signals.append(signal.SIGHUP)

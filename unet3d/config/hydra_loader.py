@@ -31,10 +31,10 @@ COMMAND_LINE_KEYS = (
     "hydra.mode",
     *("hydra.searchpath", "hydra/launcher", "hydra/sweeper"),
 )
-"""Of Hydra that a command line may set. Others call code, or set variables, before ours runs."""
+"""Keys of Hydra that a command line may set; others call code or set variables before ours runs."""
 
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-"""Of these, paths: Hydra would make a folder of any value."""
+"""The keys among these that are paths: Hydra would make a folder of any value."""
 
 DEFAULT_CHOICES = ("default", "basic", "stdout", "None")
 """Options of Hydra's own groups that its defaults and our commands choose."""
@@ -55,7 +55,7 @@ class CheckedRepository(ConfigRepository):
     """Check files before they are read."""
 
     def load_config(self, config_path: str) -> Any:
-        """Load a file; refuse one that is no plain mapping."""
+        """Load a file; refuse one that is not a plain mapping."""
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)

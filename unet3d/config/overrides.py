@@ -11,7 +11,7 @@ PATH_KEYS = (
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 
 LIST_KEYS = ("checkpoint", "predictions")
-"""Of these, those whose values may be lists, as text."""
+"""The keys among these whose values may be lists, as text."""
 
 
 def quote_override(override: str, *, sweep: bool) -> str:

@@ -15,7 +15,7 @@ MAX_BYTES = 2**16
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that would fill memory, or is no text."""
+    """Refuse a file that would fill memory, or is not text."""
     text = read_config_text(file)
     if "\0" in text:
         raise UsageError(f"{file} is not a text file: it has a NUL byte")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 PERCENTILES = 0.5, 99.5
-"""Of a channel: its darkest and its brightest voxels."""
+"""The darkest and the brightest voxels of a channel."""
 
 MAX_VOXELS = 2**18
 """Size of the sample from which the percentiles are computed."""

@@ -63,7 +63,7 @@ class ProcessRank:
 
 
 def check_rank_variables(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise a UsageError if a variable of a launcher is no number: imports would fail."""
+    """Raise a UsageError if a variable of a launcher is not a number: imports would fail."""
     for name in NUMBERS:
         value = environ.get(name)
         if value is not None and not value.strip().isdecimal():

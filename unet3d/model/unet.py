@@ -30,7 +30,7 @@ MAX_LEVELS = 16
 """At level 15, a volume of 65,536 voxels per side has two."""
 
 MAX_BLOCKS = 100
-"""Of convolutions or residual blocks per level."""
+"""Convolutions or residual blocks per level."""
 
 
 class UNet3D(nn.Module):

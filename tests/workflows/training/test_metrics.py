@@ -59,7 +59,7 @@ def test_a_users_metric_takes_one_python_file_and_one_yaml(unet3d, tmp_path, mon
 
 
 def test_something_else_than_a_metric_is_refused(composed, tmp_path):
-    with pytest.raises(UsageError, match=r"metrics.x: ReLU is no metric: it needs `scores`"):
+    with pytest.raises(UsageError, match=r"metrics.x: ReLU is not a metric: it needs `scores`"):
         build_training(composed("+metrics.x._target_=torch.nn.ReLU"), tmp_path)
 
 

@@ -19,7 +19,7 @@ def build_metrics(
         metric = factory(regions=regions) if takes_regions else factory()
         if not isinstance(metric, ClassMetric | LogitMetric):
             raise UsageError(
-                f"metrics.{name}: {type(metric).__name__} is no metric: it needs `scores` and a "
+                f"metrics.{name}: {type(metric).__name__} is not a metric: it needs `scores` and a "
                 "call with two masks, or start, update and finish"
             )
         built.append(metric)

@@ -19,7 +19,7 @@ from unet3d.report.evaluation import Cases, draw_score_boxplots, write_csv
 from unet3d.workflows.evaluation.score_cases import CaseScores, Evaluation
 
 PICTURE_BYTES = 240
-"""Of the name of a picture after its rank, which file systems limit to 255."""
+"""Bytes of a picture's name after its rank; file systems limit names to 255."""
 
 MAX_LEGEND_CLASSES = 12
 

@@ -18,7 +18,7 @@ from unet3d.workflows.memory.training_step import make_step_factory
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 
 LARGEST_BATCH_BYTES = 64 * GIB
-"""Of the input and the output of a network; a step takes many times as much."""
+"""Bytes of a network's input and output; a step takes many times as much."""
 
 
 def estimate_memory(
