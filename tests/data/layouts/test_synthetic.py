@@ -64,7 +64,10 @@ def test_every_class_occurs(tmp_path, classes):
 
 @pytest.mark.parametrize(
     "invalid",
-    [{"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_cases": 0}, {"num_classes": 1}],
+    [
+        *({"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_classes": 1}),
+        *({"num_cases": 0}, {"num_cases": 2**31}, {"seed": -1}),
+    ],
 )
 def test_invalid_settings_are_refused(tmp_path, invalid):
     with pytest.raises(UsageError, match="got"):

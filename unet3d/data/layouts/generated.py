@@ -15,6 +15,9 @@ from unet3d.atomic_write import create_folder
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
+from unet3d.errors import UsageError
+
+MAX_CASES = 100_000
 
 
 class GeneratedDataset:
@@ -28,6 +31,12 @@ class GeneratedDataset:
         settings: Mapping[str, Any],
         write: Callable[..., None],
     ):
+        if not 1 <= settings["cases"] <= MAX_CASES:
+            raise UsageError(
+                f"data.layout.num_cases must be 1..{MAX_CASES:,}, got {settings['cases']}"
+            )
+        if settings["seed"] < 0:
+            raise UsageError(f"data.layout.seed must be >= 0, got {settings['seed']}")
         key = blake2s(json.dumps(settings).encode(), digest_size=4).hexdigest()
         self.root = Path(root) / f"{name}_{key}"
         self.settings, self.write = settings, write

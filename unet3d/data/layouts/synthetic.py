@@ -32,10 +32,10 @@ class Synthetic(GeneratedDataset):
     ):
         size = parse_size("data.layout.size", size, minimum=8)
         spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
-        if not 2 <= num_classes <= 20 or num_cases < 1 or noise < 0:
+        if not 2 <= num_classes <= 20 or noise < 0:
             raise UsageError(
-                "synthetic data needs data.num_classes in 2..20 (with the background), "
-                f"num_cases >= 1 and noise >= 0, got {num_classes}, {num_cases} and {noise}"
+                "synthetic data needs data.num_classes in 2..20 (with the background) and "
+                f"noise >= 0, got {num_classes} and {noise}"
             )
         settings = {
             "classes": num_classes,

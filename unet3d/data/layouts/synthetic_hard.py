@@ -50,11 +50,8 @@ class SyntheticHard(GeneratedDataset):
     ):
         size = parse_size("data.layout.size", size, minimum=8)
         spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
-        if num_cases < 1 or noise < 0 or bias < 0:
-            raise UsageError(
-                "data.layout needs num_cases >= 1, noise >= 0 and bias >= 0, got "
-                f"{num_cases}, {noise} and {bias}"
-            )
+        if noise < 0 or bias < 0:
+            raise UsageError(f"data.layout needs noise >= 0 and bias >= 0, got {noise} and {bias}")
         settings = {
             "cases": num_cases,
             "size": list(size),
