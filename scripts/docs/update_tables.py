@@ -787,6 +787,37 @@ def fuzz(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def storage_faults(folder: Path) -> str:
+    """Count faults of storage by command and verdict."""
+    content = result(folder, "cpu-storage-faults")
+    lines = [
+        f"{content['tried']:,} of {content['faults']:,} faults, drawn at random:",
+        "",
+        "| | went on | ended | not met | failures |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    commands = dict.fromkeys(case["fault"].partition(":")[0] for case in content["cases"])
+    for command in commands:
+        met = Counter(
+            case["verdict"] for case in content["cases"] if case["fault"].startswith(f"{command}:")
+        )
+        fine = [met[verdict] for verdict in ("went on", "ended", "not met")]
+        lines.append(f"| {command} | {' | '.join(map(str, fine))} | {met.total() - sum(fine)} |")
+    return "\n".join(lines)
+
+
+def environments(folder: Path) -> str:
+    """Count scenarios of environments, and name those that were not tried or failed."""
+    content = result(folder, "cpu-environments")
+    others = [
+        f"- {case['verdict']}: {case['scenario']} ({case['reason']})"
+        for case in content["cases"]
+        if case["verdict"] != "passed"
+    ]
+    counts = f"{content['passed']} of {content['scenarios']} scenarios passed"
+    return "\n".join([f"{counts}:\n" if others else f"{counts}.", *others])
+
+
 def start(folder: Path) -> str:
     """List the seconds until a command begins its work."""
     commands = result(folder, "cpu-start")["commands"]
@@ -945,6 +976,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
             slurm,
             corrupted_inputs,
             fuzz,
+            storage_faults,
+            environments,
             start,
             results,
             big,
