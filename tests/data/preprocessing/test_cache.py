@@ -1,3 +1,4 @@
+import errno
 import gzip
 import os
 import threading
@@ -10,6 +11,7 @@ import pytest
 from tests.data.helpers.cases import noise, preprocess, write_case
 from tests.helpers.opened_files import count_openings
 from unet3d.data.case import Case
+from unet3d.data.findings import InvalidDatasetError
 from unet3d.data.preprocessing import cache, contents
 from unet3d.data.preprocessing.cache import (
     estimate_preprocessing_cost,
@@ -18,6 +20,7 @@ from unet3d.data.preprocessing.cache import (
 )
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import DamagedEntryError, read_entry, write_entry
+from unet3d.data.preprocessing.fingerprint import fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -124,6 +127,40 @@ def test_channels_in_files_of_their_own_are_held_twice_while_they_are_joined(tmp
     together, apart = (estimate_preprocessing_cost(i, settings) for i in (one.images, two))
     assert apart.ram - together.ram == both.nbytes
     assert apart.disk == together.disk
+
+
+def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unread(tmp_path):
+    image, settings = noise(32, 32, 32), Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
+    wrong = np.diag([100.0, 100, 100, 1])
+    cases = [write_case(tmp_path, image, affine=wrong, name=name) for name in ("a", "b")]
+    cases.append(write_case(tmp_path, image, name="c"))
+    for case in cases:
+        case.images[0].write_bytes(case.images[0].read_bytes()[:-20])  # reading it would fail
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases") as error:
+        preprocess_all(cases, settings, tmp_path / "cache", ram=2**33)
+    assert "a_image.nii.gz takes up to" in str(error.value)
+    assert [finding.case for finding in error.value.findings] == ["a", "b"]
+
+
+def test_all_missing_files_are_named(tmp_path):
+    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
+    for case in cases[:2]:
+        case.images[0].unlink()
+    settings = Preprocessing(num_classes=2)
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
+        preprocess_all(cases, settings, tmp_path / "cache")
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
+        fingerprint_dataset(cases, "RAS", tmp_path / "cache")
+
+
+def test_an_error_of_the_disk_names_the_file_that_is_hashed(tmp_path, monkeypatch):
+    def fail(stream, name):
+        raise OSError(errno.EIO, "Input/output error")
+
+    case = write_case(tmp_path, noise(8, 8, 8))
+    monkeypatch.setattr(contents, "file_digest", fail)
+    with pytest.raises(OSError, match=r"Input/output error: .*case_image\.nii\.gz"):
+        preprocess(case, tmp_path)
 
 
 def flip_a_byte(file):

@@ -109,12 +109,14 @@ def preprocess_all(
 
     What is in the cache is verified, and preprocessed again if it is damaged. All cases are tried
     before the problems of any are raised. One case per core is preprocessed at a time, or fewer if
-    half of the available `ram` does not hold them.
+    half of the available `ram` does not hold them; one that takes more than all of it is
+    refused.
     """
     cache.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        contents = list(pool.map(lambda case: digest_files(case, digests), cases))
+        names = [case.name for case in cases]
+        contents = collect_findings(pool, lambda case: digest_files(case, digests), cases, names)
         folders = [
             cache / f"{_shorten(case.name)}-{make_cache_key(digest, preprocessing)}"
             for case, digest in zip(cases, contents, strict=True)
@@ -131,7 +133,11 @@ def preprocess_all(
     summaries = {n: v for n, v in enumerate(verified) if isinstance(v, VolumeSummary)}
     missing = [n for n in range(len(cases)) if n not in summaries]
     if missing:
-        costs = [estimate_preprocessing_cost(cases[n].images, preprocessing) for n in missing]
+        names = [cases[n].name for n in missing]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            costs = collect_findings(
+                pool, lambda n: _estimate_cost(cases[n], preprocessing, ram), missing, names
+            )
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -146,7 +152,7 @@ def preprocess_all(
                 pool,
                 lambda n: _preprocess(cases[n], folders[n], preprocessing),
                 missing,
-                [cases[n].name for n in missing],
+                names,
             )
         summaries |= zip(missing, made, strict=True)
     return [
@@ -181,6 +187,18 @@ def estimate_preprocessing_cost(
     resampling = 4 * (2 * old + 2 * max(old, new)) + 4 * channels * new
     ram = reading + max(buffer, resampling) + 8 * MIB
     return PreprocessingCost(ram=ram, disk=(4 * channels + 1) * new)
+
+
+def _estimate_cost(case: Case, preprocessing: Preprocessing, ram: int | None) -> PreprocessingCost:
+    """Return the cost of a case; refuse one that the available `ram` does not hold."""
+    cost = estimate_preprocessing_cost(case.images, preprocessing)
+    if ram is not None and cost.ram > ram:
+        raise UsageError(
+            f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
+            f"{format_bytes(ram)} are available: correct the voxel spacing in its header, or set a "
+            "larger data.spacing_mm"
+        )
+    return cost
 
 
 def count_parallel_jobs(cost: int, ram: int | None) -> int:

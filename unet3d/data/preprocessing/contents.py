@@ -9,7 +9,7 @@ from hashlib import blake2s, file_digest
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import atomic_write
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volumes import list_files
 from unet3d.errors import UsageError
 
@@ -75,7 +75,7 @@ def _is_entry(value: Any) -> bool:
 
 
 def _hash_file(file: Path) -> str:
-    with file.open("rb") as stream:
+    with name_file(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
 
 

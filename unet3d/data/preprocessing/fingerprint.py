@@ -78,7 +78,12 @@ def fingerprint_dataset(
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
-    folders = [folder / _make_key(case, code, background, digests) for case in cases]
+    names = [case.name for case in cases]
+    with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
+        keys = collect_findings(
+            pool, lambda case: _make_key(case, code, background, digests), cases, names
+        )
+    folders = [folder / key for key in keys]
     digests.save()
     found = {n: f for n, f in enumerate(map(_try_load, folders)) if f is not None}
     missing = [n for n in range(len(cases)) if n not in found]
@@ -89,7 +94,7 @@ def fingerprint_dataset(
                 pool,
                 lambda n: _make(cases[n], folders[n], code, background),
                 missing,
-                [cases[n].name for n in missing],
+                [names[n] for n in missing],
             )
         found |= zip(missing, made, strict=True)
     return [found[n] for n in range(len(cases))]
