@@ -1,9 +1,11 @@
 import errno
 import gzip
+import json
 import os
 import threading
 import time
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -153,6 +155,14 @@ def test_all_missing_files_are_named(tmp_path):
         fingerprint_dataset(cases, "RAS", tmp_path / "cache")
 
 
+def test_a_pipe_in_the_place_of_the_digests_or_of_a_part_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / contents.FILE)
+    assert ContentDigests(tmp_path).known == {}
+    os.mkfifo(tmp_path / "a.nii.gz")
+    with pytest.raises(UsageError, match=r"a\.nii\.gz is not a regular file"):
+        ContentDigests(tmp_path).digest(tmp_path / "a.nii.gz")
+
+
 def test_an_error_of_the_disk_names_the_file_that_is_hashed(tmp_path, monkeypatch):
     def fail(stream, name):
         raise OSError(errno.EIO, "Input/output error")
@@ -173,6 +183,27 @@ def store(values):
     return lambda file: np.save(file, values)
 
 
+def write_values(content):
+    """Write a text with its checksum."""
+    return lambda file: file.write_text(f"{content}\n{zlib.crc32(content.encode())}\n")
+
+
+def change_values(change):
+    """Change the values and arrays of an entry, and write them with their checksum."""
+
+    def write(file):
+        entry = json.loads(file.read_text().splitlines()[0])
+        change(entry)
+        write_values(json.dumps(entry))(file)
+
+    return write
+
+
+def make_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
 DAMAGE = {
     "a flipped bit of the image": ("image.npy", flip_a_byte),
     "a flipped bit of the label": ("label.npy", flip_a_byte),
@@ -183,6 +214,28 @@ DAMAGE = {
     "another shape": ("label.npy", store(np.zeros((4, 4, 4), np.uint8))),
     "another dtype": ("image.npy", store(np.zeros((1, 12, 10, 8), np.float64))),
     "values that are no object": ("values.json", lambda file: file.write_text("[]\n223132457\n")),
+    "values that are empty": ("values.json", write_values("{}")),
+    "values that are nested deeply": ("values.json", write_values("[" * 10**5 + "]" * 10**5)),
+    "values that are a pipe": ("values.json", make_pipe),
+    "an image that is a pipe": ("image.npy", make_pipe),
+    "statistics that are a list": (
+        "values.json",
+        change_values(lambda entry: entry["values"].update(statistics=[1])),
+    ),
+    "statistics of two channels": (
+        "values.json",
+        change_values(
+            lambda entry: entry["values"]["statistics"].update(percentiles=[[1] * 7] * 2)
+        ),
+    ),
+    "statistics that are words": (
+        "values.json",
+        change_values(lambda entry: entry["values"]["statistics"].update(spacing_mm=["1"] * 3)),
+    ),
+    "a record of another array": (
+        "values.json",
+        change_values(lambda entry: entry["arrays"].update(other=entry["arrays"]["label"])),
+    ),
 }
 
 

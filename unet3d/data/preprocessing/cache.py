@@ -35,7 +35,7 @@ from unet3d.data.preprocessing.resampling import (
     find_orientation,
     get_spacing,
 )
-from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.data.preprocessing.statistics import PERCENTILES, Statistics
 from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
@@ -226,10 +226,13 @@ def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
         _check_records(records)
         statistics = Statistics.from_dict(entry["values"]["statistics"])
         points = np.empty((0, 4), np.int32)
+        _check_statistics(statistics, channels=records["image"]["shape"][0])
         for name, array in verify_arrays(folder, entry):
             _check_values(name, array, records["label"]["shape"], num_classes)
             points = array if name == "foreground_points" else points
-    except (KeyError, TypeError):
+    except DamagedEntryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError):
         raise DamagedEntryError("its values are incomplete") from None
     return _summarize(records["label"]["shape"], points, statistics)
 
@@ -249,7 +252,18 @@ def _try_verify(folder: Path, num_classes: int) -> VolumeSummary | str | None:
         return str(error)
 
 
+def _check_statistics(statistics: Statistics, channels: int) -> None:
+    lists = (statistics.spacing_mm, statistics.extent_mm, statistics.percentiles)
+    arrays = [np.array(values) for values in lists]
+    if [array.shape for array in arrays] != [(3,), (3,), (channels, len(PERCENTILES))] or any(
+        array.dtype.kind not in "if" for array in arrays
+    ):
+        raise DamagedEntryError(f"its statistics are not those of {channels} channels")
+
+
 def _check_records(records: Mapping[str, Any]) -> None:
+    if set(records) != set(ARRAYS):
+        raise DamagedEntryError("it holds other arrays")
     for name, (dtype, ndim) in ARRAYS.items():
         if records[name]["dtype"] != dtype or len(records[name]["shape"]) != ndim:
             raise DamagedEntryError(f"{name}.npy must have {ndim} axes of {dtype}")

@@ -145,18 +145,23 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFi
 def _load(folder: Path) -> CaseFingerprint:
     """Read a fingerprint and verify it; raise DamagedEntryError if it cannot be used."""
     entry = read_entry(folder)
-    arrays = dict(verify_arrays(folder, entry))
-    if set(arrays) != {"intensities"}:
-        raise DamagedEntryError("it holds other arrays")
-    content = entry["values"]
-    return CaseFingerprint(
-        shape=tuple(content["shape"]),
-        crop_fraction=content["crop_fraction"],
-        spacing_mm=tuple(content["spacing_mm"]),
-        voxels={int(k): v for k, v in content["voxels"].items()},
-        intensities=np.array(arrays["intensities"]),
-        background=tuple(content["background"]),
-    )
+    try:
+        if set(entry["arrays"]) != {"intensities"}:
+            raise DamagedEntryError("it holds other arrays")
+        arrays = dict(verify_arrays(folder, entry))
+        content = entry["values"]
+        return CaseFingerprint(
+            shape=tuple(content["shape"]),
+            crop_fraction=content["crop_fraction"],
+            spacing_mm=tuple(content["spacing_mm"]),
+            voxels={int(k): v for k, v in content["voxels"].items()},
+            intensities=np.array(arrays["intensities"]),
+            background=tuple(content["background"]),
+        )
+    except DamagedEntryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise DamagedEntryError("its values are incomplete") from None
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
