@@ -6,6 +6,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,16 @@ def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unrea
         preprocess_all(cases, settings, tmp_path / "cache", ram=2**33)
     assert "a_image.nii.gz takes up to" in str(error.value)
     assert [finding.case for finding in error.value.findings] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["case", "n" * 128, "n" + "ä" * 90])
+def test_the_folder_of_a_case_has_its_name_in_whole_characters(tmp_path, name):
+    """Other names of folders would let all cases be preprocessed again."""
+    case = replace(write_case(tmp_path, noise(8, 8, 8)), name=name)
+    folder = preprocess(case, tmp_path).folder.name
+    assert len(os.fsencode(folder)) <= 128 + 17
+    assert folder.isprintable()
+    assert folder.startswith(f"{name}-") or len(os.fsencode(name)) > 128
 
 
 def test_all_missing_files_are_named(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.atomic_write import shorten_name
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
@@ -48,7 +49,7 @@ ARRAYS = {"image": ("<f4", 4), "label": ("|u1", 3), "foreground_points": ("<i4",
 """The arrays of a cached volume with their dtypes and numbers of axes."""
 
 NAME_BYTES = 128
-"""Bytes of a case's name that begin the name of its folder, which file systems limit to 255."""
+"""Bytes of a case's name in the name of its folder, which file systems limit to 255."""
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def preprocess_all(
         names = [case.name for case in cases]
         contents = collect_findings(pool, lambda case: digest_files(case, digests), cases, names)
         folders = [
-            cache / f"{_shorten(case.name)}-{make_cache_key(digest, preprocessing)}"
+            cache / f"{shorten_name(case.name, NAME_BYTES)}-{make_cache_key(digest, preprocessing)}"
             for case, digest in zip(cases, contents, strict=True)
         ]
         verified = list(pool.map(lambda f: _try_verify(f, preprocessing.num_classes), folders))
@@ -293,11 +294,6 @@ def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classe
 def is_finite(array: np.ndarray) -> bool:
     """Return whether an array holds no NaN and no infinity; its extremes tell, without a copy."""
     return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
-
-
-def _shorten(name: str) -> str:
-    """Cut a name that would make the folder's name too long; the key tells cases apart."""
-    return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
