@@ -89,6 +89,19 @@ def test_an_extension_ends_before_the_voxels(tmp_path, byte_order, size, is_read
         read_volume(file)
 
 
+@pytest.mark.parametrize(("count", "is_read"), [(100, True), (101, False)])
+def test_a_header_has_a_hundred_extensions_at_most(tmp_path, count, is_read):
+    file, voxels = tmp_path / "a.nii.gz", np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    image = nibabel.Nifti1Image(voxels, np.eye(4))
+    image.header.extensions.extend([Nifti1Extension("comment", b"a")] * count)
+    nibabel.save(image, file)
+    if is_read:
+        np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+        return
+    with pytest.raises(UsageError, match="an invalid header: more than 100 extensions"):
+        read_volume(file)
+
+
 def test_axes_of_size_1_after_the_third_do_not_count(tmp_path):
     image = nibabel.Nifti1Image(np.zeros((5, 6, 7, 1, 1), np.uint8), np.eye(4))
     nibabel.save(image, tmp_path / "a.nii")

@@ -22,6 +22,9 @@ CHUNK = 2**20
 MAX_OFFSET = 2**26
 """Largest position of the first voxel: what precedes it is decompressed to be skipped."""
 
+MAX_EXTENSIONS = 100
+"""Extensions of a header that are read, one after the other."""
+
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
 
@@ -99,12 +102,18 @@ def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_extensions(file: Path, position: int, offset: int, endianness: str) -> None:
-    """Refuse extensions of the header that do not end before the first voxel.
+    """Refuse many extensions of the header, or some that do not end before the first voxel.
 
     nibabel would read as much as they declare.
     """
+    count = 0
     with open_stream(file) as stream:
         while position + 16 <= offset:
+            count += 1
+            if count > MAX_EXTENSIONS:
+                raise UnreadableFileError(
+                    f"has an invalid header: more than {MAX_EXTENSIONS} extensions"
+                )
             stream.seek(position)
             size = int.from_bytes(stream.read(4), ORDERS[endianness], signed=True)
             position += size
