@@ -19,6 +19,8 @@ def test_integers_stay_integers_unless_the_header_scales_them(tmp_path):
     image.header.set_slope_inter(0.5, -3)
     nibabel.save(image, tmp_path / "scaled.nii.gz")
     plain, scaled = (read_volume(tmp_path / name)[0] for name in ("plain.nii", "scaled.nii.gz"))
+    stored, both = (open_header(tmp_path / name) for name in ("plain.nii", "scaled.nii.gz"))
+    assert (stored.reading_bytes, both.reading_bytes) == (2 * 24, (2 + 4) * 24)
     assert plain.dtype == np.int16
     np.testing.assert_array_equal(plain[0], voxels)
     assert scaled.dtype == np.float32
