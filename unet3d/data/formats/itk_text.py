@@ -30,13 +30,13 @@ NRRD_SIGNS = {
 MAX_LINE = 1000
 """Characters of a line: libraries read them into buffers of fixed sizes."""
 
-META_LINES = {
-    **dict.fromkeys(("ObjectType", "ObjectSubType"), 28),
+META_TEXTS = {
+    **dict.fromkeys(("ObjectType", "ObjectSubType"), 15),
     **dict.fromkeys(("Name", "Comment", "ElementDataFile", "AcquisitionDate"), 250),
     **dict.fromkeys(("AnatomicalOrientation", "TransformType", "Modality"), 250),
     **dict.fromkeys(("DistanceUnits", "CompressedData", "BinaryData"), 250),
 }
-"""Characters of lines whose values MetaIO copies into buffers of 16 or 255 characters."""
+"""Characters of values that MetaIO copies into buffers of 16 or 255."""
 
 SPACES = " \t\n\v\f\r"
 """What C takes for white space."""
@@ -145,7 +145,7 @@ class NrrdText:
             for name, separator, value in (line.partition(": ") for line in lines)
             if not name.startswith("#") and ":=" not in name  # a user's own values
         ]
-        return parse_fields("\n".join(fields), ": ")
+        return parse_fields("\n".join(fields), ": ", {})
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Return the axes and the origin as written."""
@@ -223,12 +223,12 @@ class MetaImageText:
             return None
         size = parse_int(fields.get("CompressedDataSize", ""))
         if not size:  # MetaIO then takes all of the file
-            return 0, MAX_SIZE
+            return 0, META_INTS["CompressedDataSize"].stop
         header_size = parse_int(fields.get("HeaderSize", ""))
         return header_size or (length if self.find_data_file(text) is None else 0), size
 
     def _parse(self, text: str) -> tuple[dict[str, str], str | None]:
-        return parse_fields(text, "[=:]", META_LINES, last="ElementDataFile")
+        return parse_fields(text, "[=:]", META_TEXTS, last="ElementDataFile")
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Leave it to SimpleITK, which reads the axes as they are written."""
@@ -245,27 +245,30 @@ def is_compressed(fields: Mapping[str, str]) -> bool:
 
 
 def parse_fields(
-    text: str, separator: str, limits: Mapping[str, int] | None = None, last: str = ""
+    text: str, separator: str, limits: Mapping[str, int], last: str = ""
 ) -> tuple[dict[str, str], str | None]:
     r"""Return values by field, up to the last one, and a line that libraries read in another way.
 
-    `limits` has the length of lines that may not have MAX_LINE characters.
+    `limits` has the characters of values that libraries read into shorter buffers.
 
-    >>> parse_fields("NDims = 3\nDimSize: 4 5 6\nEnd = x\ny = 1", "[=:]", last="End")
+    >>> parse_fields("NDims = 3\nDimSize: 4 5 6\nEnd = x\ny = 1", "[=:]", {}, last="End")
     ({'NDims': '3', 'DimSize': '4 5 6', 'End': 'x'}, None)
     """
     fields: dict[str, str] = {}
     for line in text.split("\n"):
-        name, *value = (part.strip(SPACES) for part in re.split(separator, line, maxsplit=1))
-        limit = (limits or {}).get(name, MAX_LINE)
-        if len(line) > limit:
-            return fields, f"a line has more than {limit:,} characters"
+        name, *value = re.split(separator, line, maxsplit=1)
+        name = name.strip(SPACES)
+        if len(line) > MAX_LINE:
+            return fields, f"a line has more than {MAX_LINE:,} characters"
+        limit = limits.get(name, MAX_LINE)
+        if value and len(value[0].lstrip(SPACES)) > limit:
+            return fields, f"{name} has more than {limit} characters"
         if name in fields:
             return fields, f"it has {name[:40]} twice"
         if name and not value:
             return fields, f"the line {name[:40]} has no value"
         if value and not name.startswith("#"):
-            fields[name] = value[0]
+            fields[name] = value[0].strip(SPACES)
         if name == last:
             break
     return fields, None
