@@ -21,7 +21,7 @@ def find_existing_dir(folder: Path) -> Path:
 
 @contextmanager
 def name_file(path: Path) -> Generator[None]:
-    """Name the file in errors of writing to it, which do not.
+    """Name the file in errors of reading or writing it, which do not.
 
     torch raises a RuntimeError where a file that was given to it cannot be written.
     """

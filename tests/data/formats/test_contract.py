@@ -1,6 +1,7 @@
 """What every format must do."""
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_a_missing_volume_is_one_line(tmp_path, name):
         read_header(tmp_path / name)
     with pytest.raises(UsageError, match=r"a.* is missing$"):
         read_volume(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [s for format in FORMATS for s in format.suffixes])
+def test_a_pipe_in_the_place_of_a_volume_is_not_read(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"a{suffix}")
+    with pytest.raises(UsageError, match=r"(is missing|is not a regular file)"):
+        open_header(tmp_path / f"a{suffix}")
 
 
 @every_format

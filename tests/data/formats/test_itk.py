@@ -1,3 +1,6 @@
+import re
+import zlib
+
 import nibabel
 import numpy as np
 import pytest
@@ -71,6 +74,78 @@ def test_a_compressed_file_that_ends_early_is_refused(tmp_path, voxels, suffix, 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("switch", ["CompressedData = True", "CompressedData : 1"])
+@pytest.mark.parametrize("damage", ["a flipped bit", "half of the stream", "other voxels"])
+def test_compressed_voxels_that_are_damaged_are_refused(tmp_path, voxels, switch, damage):
+    file = tmp_path / "a.mha"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
+    head, voxels_line, stream = file.read_bytes().partition(b"ElementDataFile = LOCAL\n")
+    size = len(stream)
+    match damage:
+        case "a flipped bit":
+            stream = stream[: size // 2] + bytes([stream[size // 2] ^ 1]) + stream[size // 2 + 1 :]
+        case "half of the stream":
+            stream = stream[: size // 2]
+        case "other voxels":
+            stream = zlib.compress(bytes(voxels.nbytes + 1))
+    head = head.replace(b"CompressedData = True", switch.encode())
+    head = head.replace(f"Size = {size}".encode(), f"Size : {len(stream)}".encode())
+    file.write_bytes(head + voxels_line + stream)
+    with pytest.raises(UsageError, match=r"(damaged voxels|cannot be decoded)"):
+        read_volume(file)
+
+
+@pytest.mark.parametrize(
+    ("separator", "end", "switch"),
+    [(" = ", "\r\n", "True"), (": ", "\n", "1"), ("=", "\n", "true")],
+)
+def test_compressed_voxels_are_read_after_any_header(tmp_path, voxels, separator, end, switch):
+    file = tmp_path / "a.mha"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels.T), str(file), True)
+    head, voxels_line, stream = file.read_bytes().partition(b"ElementDataFile = LOCAL\n")
+    text = (
+        (head + voxels_line).decode().replace("CompressedData = True", f"CompressedData = {switch}")
+    )
+    text = text.replace(" = ", separator).replace("\n", end)
+    file.write_bytes(text.encode() + stream)
+    np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line", "other"),
+    [(".nrrd", "encoding:", "Data File: a.raw\nencoding:"), (".mha", "= LOCAL", ": a.raw")],
+)
+def test_the_file_of_the_voxels_is_found_as_the_library_finds_it(
+    tmp_path, voxels, suffix, line, other
+):
+    file = write_itk(tmp_path / f"a{suffix}", voxels, OBLIQUE)
+    content = file.read_bytes()[: -voxels.nbytes]
+    (tmp_path / "a.raw").write_bytes(voxels.tobytes(order="F"))
+    file.write_bytes(content.replace(f"{line}".encode(), other.encode()))
+    assert list_files(file) == [file, tmp_path / "a.raw"]
+    np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+
+
+def test_a_size_that_follows_a_colon_is_checked(tmp_path, voxels):
+    file = tmp_path / "a.mha"
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
+    content = re.sub(rb"DataSize = \d+", b"DataSize: 100000000000", file.read_bytes())
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="of 100,000,000,000 bytes"):
+        open_header(file)
+
+
+@pytest.mark.parametrize(("encoding", "needed"), [("ascii", 1007), ("hex", 2016)])
+def test_text_takes_at_least_two_bytes_for_each_voxel(tmp_path, voxels, encoding, needed):
+    file = write_itk(tmp_path / "a.nrrd", voxels, OBLIQUE)
+    content = file.read_bytes()[: -voxels.nbytes]
+    file.write_bytes(
+        content.replace(b"encoding: raw", f"encoding: {encoding}".encode()) + b"0 " * 99
+    )
+    with pytest.raises(UsageError, match=f"ends after 198 of {needed:,} bytes"):
+        open_header(file)
+
+
 def test_a_header_without_its_voxels_is_refused(tmp_path, voxels):
     file = write_itk(tmp_path / "a.mhd", voxels, OBLIQUE)
     assert list_files(file) == [file, tmp_path / "a.raw"]
@@ -112,7 +187,17 @@ def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
         (".mha", "NDims = 3", "NDims = 1180591620717411303424", "NDims is 1180591620717411303424"),
         (".mha", "NDims = 3", "NDims : 99", "NDims is 99"),
         (".mha", "NDims = 3", "NDims = 3\nNDims = 99", "it has NDims twice"),
-        (".mha", "NDims = 3", f"NDims = 3\nComment = {'x' * 5000}", "a line has more than 1,000"),
+        (".mha", "NDims = 3", f"NDims = 3\nMy = {'x' * 5000}", "a line has more than 1,000"),
+        (".mha", "NDims = 3", f"NDims = 3\nName = {'D' * 300}", "Name has more than 250 char"),
+        (
+            ".mha",
+            "ObjectType = Image",
+            f"ObjectType = {'I' * 40}",
+            "ObjectType has more than 15 char",
+        ),
+        (".mha", "NDims = 3", "NDims = 3\njunk", "the line junk has no value"),
+        (".mha", "NDims = 3", "NDims = 3\nNDims\0x = 99", "holds a control character"),
+        (".mha", "CompressedData = False", "CompressedData = 1", "CompressedDataSize is missing"),
         (".mha", "Offset = ", "Offset = 1 2 3 4 5 6 7 8 9 ", "Offset is not 3 numbers"),
         (".mha", "TransformMatrix = ", "TransformMatrix = nan ", "is not 9 numbers"),
         (".mha", "NDims = 3", "NDims = 3\nHeaderSize = -5", "HeaderSize is -5"),
@@ -125,7 +210,14 @@ def test_the_image_of_simpleitk_counts_as_memory(tmp_path):
         (".mha", "= LOCAL", "= %n%n%s 1 9 1", "its voxels are in several files"),
         (".mha", "= LOCAL", "= LIST\nx", "its voxels are in several files"),
         (".nrrd", "dimension: 3", "dimension: 99", "dimension and sizes are not"),
-        (".nrrd", "encoding:", "byte skip: -9\nencoding:", "byte skip is -9"),
+        (".nrrd", "encoding:", "byte skip: -9\nencoding:", "byteskip is -9"),
+        (".nrrd", "encoding:", "BYTE SKIP: -9\nencoding:", "byteskip is -9"),
+        (".nrrd", "encoding:", "byteskip: -500\nencoding:", "byteskip is -500"),
+        (".nrrd", "encoding:", f"lineskip: {'9' * 11}\nencoding:", "lineskip is 99999999999"),
+        (".nrrd", "encoding:", "Data File: a%09d.raw 1 4 1 2\nencoding:", "in several files"),
+        (".nrrd", "dimension: 3", "# \x85dimension: 3\nDimension: 16", "dimension and sizes"),
+        (".nrrd", "dimension: 3", "dimension: 3\n# \rDimension: 16", "a control character"),
+        (".nrrd", "encoding: raw", "encoding: bzip2", "SimpleITK cannot read bzip2"),
         (".nrrd", "encoding:", "data file: %s 1 9 1\nencoding:", "voxels are in several files"),
     ],
 )
@@ -135,6 +227,6 @@ def test_numbers_that_size_buffers_are_read_before_the_library_reads_them(
     file = write_itk(tmp_path / f"a{suffix}", voxels.astype(np.float32), np.eye(4))
     content = file.read_bytes()
     assert line.encode() in content
-    file.write_bytes(content.replace(line.encode(), other.encode(), 1))
+    file.write_bytes(content.replace(line.encode(), other.encode("latin-1"), 1))
     with pytest.raises(UsageError, match=f"has an invalid header: .*{message}"):
         read_volume(file)

@@ -1,4 +1,5 @@
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -110,3 +111,12 @@ def test_an_array_without_attributes_is_refused(tmp_path, voxels):
     (image / "zarr.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="has no multiscales in its attributes"):
         open_header(image)
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "0/c/0/0/0"])
+def test_a_pipe_is_not_read(tmp_path, voxels, name):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    (image / name).unlink()
+    os.mkfifo(image / name)
+    with pytest.raises(UsageError, match="which is not a regular file"):
+        read_volume(image)

@@ -24,6 +24,7 @@ from unet3d.data.loading.worker_errors import (
     exit_without_threads,
     explain_worker_error,
     find_damaged_file,
+    hold_child_signals,
 )
 from unet3d.errors import RunError
 
@@ -340,3 +341,11 @@ def test_a_worker_that_cannot_start_threads_says_so(volumes):
     loader.collate_fn = fail
     _, explanation = catch(loader, RuntimeError)
     assert "could not start a thread: raise the limit of processes" in str(explanation)
+
+
+def test_a_handler_that_is_not_set_in_python_stays(monkeypatch):
+    """Python says None of it, and cannot set it again."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: pytest.fail("it was replaced"))
+    with hold_child_signals():
+        pass

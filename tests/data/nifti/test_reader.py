@@ -19,6 +19,8 @@ def test_integers_stay_integers_unless_the_header_scales_them(tmp_path):
     image.header.set_slope_inter(0.5, -3)
     nibabel.save(image, tmp_path / "scaled.nii.gz")
     plain, scaled = (read_volume(tmp_path / name)[0] for name in ("plain.nii", "scaled.nii.gz"))
+    stored, both = (open_header(tmp_path / name) for name in ("plain.nii", "scaled.nii.gz"))
+    assert (stored.reading_bytes, both.reading_bytes) == (2 * 24, (2 + 4) * 24)
     assert plain.dtype == np.int16
     np.testing.assert_array_equal(plain[0], voxels)
     assert scaled.dtype == np.float32
@@ -86,6 +88,19 @@ def test_an_extension_ends_before_the_voxels(tmp_path, byte_order, size, is_read
         np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
         return
     with pytest.raises(UsageError, match=f"an extension of {size} bytes before its voxels"):
+        read_volume(file)
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(100, True), (101, False)])
+def test_a_header_has_a_hundred_extensions_at_most(tmp_path, count, is_read):
+    file, voxels = tmp_path / "a.nii.gz", np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    image = nibabel.Nifti1Image(voxels, np.eye(4))
+    image.header.extensions.extend([Nifti1Extension("comment", b"a")] * count)
+    nibabel.save(image, file)
+    if is_read:
+        np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+        return
+    with pytest.raises(UsageError, match="an invalid header: more than 100 extensions"):
         read_volume(file)
 
 

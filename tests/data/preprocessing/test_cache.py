@@ -1,8 +1,12 @@
+import errno
 import gzip
+import json
 import os
 import threading
 import time
 import tracemalloc
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from tests.data.helpers.cases import noise, preprocess, write_case
 from tests.helpers.opened_files import count_openings
 from unet3d.data.case import Case
+from unet3d.data.findings import InvalidDatasetError
 from unet3d.data.preprocessing import cache, contents
 from unet3d.data.preprocessing.cache import (
     estimate_preprocessing_cost,
@@ -18,6 +23,7 @@ from unet3d.data.preprocessing.cache import (
 )
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import DamagedEntryError, read_entry, write_entry
+from unet3d.data.preprocessing.fingerprint import fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -126,6 +132,58 @@ def test_channels_in_files_of_their_own_are_held_twice_while_they_are_joined(tmp
     assert apart.disk == together.disk
 
 
+def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unread(tmp_path):
+    image, settings = noise(32, 32, 32), Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
+    wrong = np.diag([100.0, 100, 100, 1])
+    cases = [write_case(tmp_path, image, affine=wrong, name=name) for name in ("a", "b")]
+    cases.append(write_case(tmp_path, image, name="c"))
+    for case in cases:
+        case.images[0].write_bytes(case.images[0].read_bytes()[:-20])  # reading it would fail
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases") as error:
+        preprocess_all(cases, settings, tmp_path / "cache", ram=2**33)
+    assert "a_image.nii.gz takes up to" in str(error.value)
+    assert [finding.case for finding in error.value.findings] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["case", "n" * 128, "n" + "ä" * 90])
+def test_the_folder_of_a_case_has_its_name_in_whole_characters(tmp_path, name):
+    """Other names of folders would let all cases be preprocessed again."""
+    case = replace(write_case(tmp_path, noise(8, 8, 8)), name=name)
+    folder = preprocess(case, tmp_path).folder.name
+    assert len(os.fsencode(folder)) <= 128 + 17
+    assert folder.isprintable()
+    assert folder.startswith(f"{name}-") or len(os.fsencode(name)) > 128
+
+
+def test_all_missing_files_are_named(tmp_path):
+    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
+    for case in cases[:2]:
+        case.images[0].unlink()
+    settings = Preprocessing(num_classes=2)
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
+        preprocess_all(cases, settings, tmp_path / "cache")
+    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
+        fingerprint_dataset(cases, "RAS", tmp_path / "cache")
+
+
+def test_a_pipe_in_the_place_of_the_digests_or_of_a_part_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / contents.FILE)
+    assert ContentDigests(tmp_path).known == {}
+    os.mkfifo(tmp_path / "a.nii.gz")
+    with pytest.raises(UsageError, match=r"a\.nii\.gz is not a regular file"):
+        ContentDigests(tmp_path).digest(tmp_path / "a.nii.gz")
+
+
+def test_an_error_of_the_disk_names_the_file_that_is_hashed(tmp_path, monkeypatch):
+    def fail(stream, name):
+        raise OSError(errno.EIO, "Input/output error")
+
+    case = write_case(tmp_path, noise(8, 8, 8))
+    monkeypatch.setattr(contents, "file_digest", fail)
+    with pytest.raises(OSError, match=r"Input/output error: .*case_image\.nii\.gz"):
+        preprocess(case, tmp_path)
+
+
 def flip_a_byte(file):
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
@@ -134,6 +192,27 @@ def flip_a_byte(file):
 
 def store(values):
     return lambda file: np.save(file, values)
+
+
+def write_values(content):
+    """Write a text with its checksum."""
+    return lambda file: file.write_text(f"{content}\n{zlib.crc32(content.encode())}\n")
+
+
+def change_values(change):
+    """Change the values and arrays of an entry, and write them with their checksum."""
+
+    def write(file):
+        entry = json.loads(file.read_text().splitlines()[0])
+        change(entry)
+        write_values(json.dumps(entry))(file)
+
+    return write
+
+
+def make_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
 
 
 DAMAGE = {
@@ -146,6 +225,28 @@ DAMAGE = {
     "another shape": ("label.npy", store(np.zeros((4, 4, 4), np.uint8))),
     "another dtype": ("image.npy", store(np.zeros((1, 12, 10, 8), np.float64))),
     "values that are no object": ("values.json", lambda file: file.write_text("[]\n223132457\n")),
+    "values that are empty": ("values.json", write_values("{}")),
+    "values that are nested deeply": ("values.json", write_values("[" * 10**5 + "]" * 10**5)),
+    "values that are a pipe": ("values.json", make_pipe),
+    "an image that is a pipe": ("image.npy", make_pipe),
+    "statistics that are a list": (
+        "values.json",
+        change_values(lambda entry: entry["values"].update(statistics=[1])),
+    ),
+    "statistics of two channels": (
+        "values.json",
+        change_values(
+            lambda entry: entry["values"]["statistics"].update(percentiles=[[1] * 7] * 2)
+        ),
+    ),
+    "statistics that are words": (
+        "values.json",
+        change_values(lambda entry: entry["values"]["statistics"].update(spacing_mm=["1"] * 3)),
+    ),
+    "a record of another array": (
+        "values.json",
+        change_values(lambda entry: entry["arrays"].update(other=entry["arrays"]["label"])),
+    ),
 }
 
 

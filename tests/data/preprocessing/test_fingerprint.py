@@ -1,3 +1,5 @@
+import zlib
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,15 @@ def test_a_cached_fingerprint_is_read_once(tmp_path):
         ("values.json", 1),
     ]
     np.testing.assert_array_equal(again[0].intensities, first[0].intensities)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"values": {}, "arrays": {}}'])
+def test_a_fingerprint_with_other_values_is_made_again(tmp_path, content):
+    case = write_case(tmp_path, noise(8, 8, 8))
+    (made,) = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    (file,) = (tmp_path / "cache").rglob("values.json")
+    text = file.read_text()
+    file.write_text(f"{content}\n{zlib.crc32(content.encode())}\n")
+    (again,) = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    assert (again.shape, again.voxels) == (made.shape, made.voxels)
+    assert file.read_text() == text

@@ -87,6 +87,37 @@ def test_without_locks_the_first_folder_is_kept_and_the_second_removed(
         assert third is None
 
 
+def test_a_link_in_the_place_of_a_draft_erases_nothing(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("kept")
+    (tmp_path / ".case").symlink_to("home")
+    with lock_cache(tmp_path / "case") as draft:
+        (draft / "image.npy").write_text("made")
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "kept"
+    assert not (tmp_path / "case").is_symlink()
+
+
+def test_a_draft_that_becomes_a_link_is_not_locked(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError):
+        lock.lock_folder(tmp_path / "link")
+    assert has_locks(tmp_path / "link")
+
+
+@without_locks
+def test_without_locks_a_damaged_folder_is_replaced_before_another_run_finishes(
+    tmp_path, monkeypatch, system
+):
+    monkeypatch.setattr(lock, "fcntl", NO_LOCKS[system])
+    folder = tmp_path / "case"
+    folder.mkdir()
+    with lock_cache(folder, lambda _: False):
+        folder.mkdir()
+        (folder / "image.npy").write_text("of another run")
+    assert (folder / "image.npy").read_text() == "of another run"
+    assert [f.name for f in tmp_path.iterdir()] == ["case"]
+
+
 @without_locks
 def test_without_locks_an_error_of_the_file_system_is_not_hidden(tmp_path, monkeypatch, system):
     monkeypatch.setattr(lock, "fcntl", NO_LOCKS[system])

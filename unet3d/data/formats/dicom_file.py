@@ -11,10 +11,10 @@ import numpy as np
 from unet3d import __version__
 from unet3d.atomic_write import atomic_write
 from unet3d.data.formats.dicom_series import (
+    TAGS,
     compute_affine,
     get_normal,
     is_series,
-    list_dicom_files,
     open_series,
     read_dataset,
 )
@@ -112,10 +112,11 @@ def _orient(image: Any, geometry: Any) -> tuple[np.ndarray, bool]:
         ]
         measures = next(g.PixelMeasuresSequence for g in groups if "PixelMeasuresSequence" in g)
         pixel_spacing = np.array(measures[0].PixelSpacing, float)
-    positions = positions[np.argsort(positions @ get_normal(orientation))]
-    positions = np.linspace(positions[0], positions[-1], geometry.spatial_shape[0])  # no gaps
-    thickness = float(geometry.spacing_between_slices)
-    affine = compute_affine(orientation, pixel_spacing, positions, thickness)
+        positions = positions[np.argsort(positions @ get_normal(orientation))]
+        affine = compute_affine(
+            *(orientation, pixel_spacing, positions[0], positions[-1]),
+            *(geometry.spatial_shape[0], float(geometry.spacing_between_slices)),
+        )
     is_flipped = bool(geometry.affine[:3, 0] @ get_normal(orientation) < 0)
     return affine, is_flipped
 
@@ -146,7 +147,10 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
         orientation, positions = _read_positions(sources[0])
         planes = planes[np.argsort(np.argsort(positions @ get_normal(orientation)))]  # of frames
     else:
-        sources = open_series(like, tags=None).datasets
+        series = open_series(like, tags=None)
+        sources = series.datasets
+        if sources[0].get("SliceThickness") is None:  # may be empty, but highdicom needs a number
+            sources[0].SliceThickness = np.linalg.norm(series.affine[:3, 2])
     for keyword in OF_PATIENT_AND_STUDY:
         if keyword not in sources[0]:  # removed, as to make it anonymous
             setattr(sources[0], keyword, "")
@@ -194,11 +198,15 @@ def check_source(path: Path, like: Path) -> None:
             f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
             "output_format=nii.gz"
         )
-    file = like if like.is_file() else list_dicom_files(like)[0]
-    image = read_dataset(file, stop_before_pixels=True)
-    missing = [keyword for keyword in IDENTIFIERS if not image.get(keyword)]
-    if missing:
-        raise UsageError(
-            f"{path} would be a DICOM SEG, which refers to its images, and {file} has no "
-            f"{', '.join(missing)}: set output_format=nii.gz"
-        )
+    if like.is_file():
+        images = [(like, read_dataset(like, stop_before_pixels=True))]
+    else:
+        series = open_series(like, tags=[*TAGS, *IDENTIFIERS])
+        images = list(zip(series.files, series.datasets, strict=True))
+    for file, image in images:
+        missing = [keyword for keyword in IDENTIFIERS if not image.get(keyword)]
+        if missing:
+            raise UsageError(
+                f"{path} would be a DICOM SEG, which refers to its images, and {file} has no "
+                f"{', '.join(missing)}: set output_format=nii.gz"
+            )

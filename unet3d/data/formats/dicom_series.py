@@ -27,6 +27,9 @@ TAGS = [
 ]
 """What a header needs of each image."""
 
+BITS = (8, 16, 32)
+"""Bits of a voxel that are read."""
+
 GAP_TOLERANCE = 0.02
 """Tolerated difference between distances of slices, as a fraction of them."""
 
@@ -113,8 +116,15 @@ def read_dataset(file: Path, **options: Any) -> Any:
     with need_extra("dicom", file):
         import pydicom
         from pydicom.config import IGNORE, settings
+        from pydicom.filereader import read_file_meta_info
+        from pydicom.uid import DeflatedExplicitVRLittleEndian as deflated
 
     settings.reading_validation_mode = IGNORE
+    if read_file_meta_info(file).get("TransferSyntaxUID") == deflated:
+        raise UnreadableFileError(
+            f"has {file.name} as {deflated.name}, which pydicom decompresses as a whole to read "
+            "its header: convert it to Explicit VR Little Endian"
+        )
     return pydicom.dcmread(file, **options)
 
 
@@ -142,8 +152,9 @@ def open_series(folder: Path, tags: Sequence[str] | None = TAGS) -> Series:
     if not found:
         raise UnreadableFileError("holds no DICOM images")
     (images,) = found.values()
-    check_images(images)
-    files, datasets, affine = sort_slices(images)
+    with describe_read_errors():
+        check_images(images)
+        files, datasets, affine = sort_slices(images)
     return Series(files=files, datasets=datasets, affine=affine)
 
 
@@ -154,6 +165,11 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
         for tag in ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient"):
             if not dataset.get(tag):
                 raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
+        if dataset.BitsAllocated not in BITS:
+            raise UnreadableFileError(
+                f"has {file.name} with {dataset.BitsAllocated} bits for a voxel: convert it to "
+                "8, 16 or 32"
+            )
         if int(dataset.get("NumberOfFrames") or 1) > 1 or int(dataset.SamplesPerPixel) != 1:
             raise UnreadableFileError(f"has {file.name}, which is not one gray slice: remove it")
         for tag in ("Rows", "Columns", "PixelSpacing", "BitsAllocated", "PixelRepresentation"):
@@ -179,8 +195,10 @@ def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[An
     names = [images[n][0].name for n in order]
     check_positions(positions[order], orientation, names)
     thickness = float(first.get("SliceThickness") or 1)
+    positions = positions[order]
     affine = compute_affine(
-        orientation, np.array(first.PixelSpacing, float), positions[order], thickness
+        *(orientation, np.array(first.PixelSpacing, float)),
+        *(positions[0], positions[-1], len(positions), thickness),
     )
     return [images[n][0] for n in order], [images[n][1] for n in order], affine
 
@@ -219,16 +237,21 @@ def check_positions(positions: np.ndarray, orientation: np.ndarray, names: Seque
 
 
 def compute_affine(
-    orientation: np.ndarray, pixel_spacing: np.ndarray, positions: np.ndarray, thickness: float
+    orientation: np.ndarray,
+    pixel_spacing: np.ndarray,
+    first: np.ndarray,
+    last: np.ndarray,
+    count: int,
+    thickness: float,
 ) -> np.ndarray:
-    """Return the affine of (columns, rows, slices), given the sorted positions (N, 3)."""
+    """Return the affine of (columns, rows, slices), given the positions of two of the slices."""
     affine = np.eye(4)
     affine[:3, 0] = orientation[:3] * pixel_spacing[1]
     affine[:3, 1] = orientation[3:] * pixel_spacing[0]
     affine[:3, 2] = get_normal(orientation) * thickness
-    if len(positions) > 1:
-        affine[:3, 2] = (positions[-1] - positions[0]) / (len(positions) - 1)
-    affine[:3, 3] = positions[0]
+    if count > 1:
+        affine[:3, 2] = (last - first) / (count - 1)
+    affine[:3, 3] = first
     return LPS_TO_RAS @ affine
 
 
@@ -236,7 +259,9 @@ def read_series_header(folder: Path) -> VolumeHeader:
     """Read the headers of all images."""
     series = open_series(folder)
     first = series.datasets[0]
-    shape = int(first.Columns), int(first.Rows), len(series.files)
+    with describe_read_errors():
+        shape = int(first.Columns), int(first.Rows), len(series.files)
+        is_scaled = series.is_scaled
     plane = shape[0] * shape[1] * series.stored_type.itemsize
     for file, dataset in zip(series.files, series.datasets, strict=True):
         syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -246,7 +271,7 @@ def read_series_header(folder: Path) -> VolumeHeader:
         shape=shape,
         affine=series.affine,
         pixdim=get_spacing_mm(series.affine),
-        dtype=np.dtype(np.float32) if series.is_scaled else series.stored_type,
+        dtype=np.dtype(np.float32) if is_scaled else series.stored_type,
         buffer_bytes=4 * plane,
     )
 

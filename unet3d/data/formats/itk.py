@@ -1,5 +1,6 @@
 """NRRD and MetaImage, by SimpleITK."""
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -27,6 +28,10 @@ DTYPES = (
     *("Float32", "Float64"),
 )
 """Names of SimpleITK; in small letters those of NumPy."""
+
+
+BLOCK = 2**18
+"""Bytes that are decompressed at a time."""
 
 
 class Itk:
@@ -63,14 +68,15 @@ class Itk:
         size, channels = tuple(reader.GetSize()), reader.GetNumberOfComponents()
         data_bytes = prod(size) * channels * dtype.itemsize
         text, length = split_text(file, self.text.end)
-        needed = self.text.count_data_bytes(text, data_bytes)
+        needed = self.text.count_data_bytes(text, data_bytes, dtype.itemsize)
         *_, data_file = self.list_files(file)
         if not data_file.is_file():
             raise UnreadableFileError(f"names {data_file.name} for its voxels, which is missing")
         found = data_file.stat().st_size - (length if data_file == file else 0)
         if found < needed:
             raise UnreadableFileError(f"ends after {found:,} of {needed:,} bytes of voxels")
-        affine = self.text.parse_affine(text)
+        with describe_read_errors():
+            affine = self.text.parse_affine(text)
         return VolumeHeader(
             shape=size if channels == 1 else (*size, channels),
             affine=_get_affine(reader) if affine is None else affine,
@@ -89,6 +95,7 @@ class Itk:
         import SimpleITK
 
         with describe_read_errors():
+            self._check_stream(file, header)
             image = SimpleITK.ReadImage(str(file))
             array = SimpleITK.GetArrayFromImage(image)
         if array.ndim not in (3, 4):
@@ -138,6 +145,14 @@ class Itk:
             voxels = draft.read_bytes()[length:]
             draft.write_bytes(self.text.write_affine(text, affine).encode("latin-1") + voxels)
 
+    def _check_stream(self, file: Path, header: VolumeHeader) -> None:
+        """Refuse compressed voxels that are damaged, where the library would return them."""
+        text, length = split_text(file, self.text.end)
+        stream = self.text.find_unchecked_stream(text, length)
+        if stream is not None:
+            *_, data_file = self.list_files(file)
+            check_compressed(data_file, *stream, prod(header.shape) * header.dtype.itemsize)
+
     def _open(self, file: Path) -> Any:
         with need_extra("itk", file):
             import SimpleITK
@@ -151,6 +166,24 @@ class Itk:
         with describe_read_errors():
             reader.ReadImageInformation()
         return reader
+
+
+def check_compressed(file: Path, start: int, count: int, size: int) -> None:
+    """Refuse `count` bytes of zlib or gzip that are damaged, or not `size` bytes decompressed."""
+    inflate, done = zlib.decompressobj(zlib.MAX_WBITS | 32), 0
+    with file.open("rb") as stream:
+        stream.seek(start)
+        while not inflate.eof and done <= size:
+            block = inflate.unconsumed_tail
+            if not block:
+                block = stream.read(min(BLOCK, count))
+                count -= len(block)
+            piece = inflate.decompress(block, BLOCK)
+            done += len(piece)
+            if not block and not piece:
+                break
+    if done != size or not inflate.eof:
+        raise UnreadableFileError(f"has damaged voxels: not {size:,} bytes when decompressed")
 
 
 def _get_affine(image: Any) -> np.ndarray:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO
+from unet3d.data.formats.volume_format import MAX_DEFLATE_RATIO, UnreadableFileError
 
-TEXT_BYTES = 2**16
+TEXT_BYTES = 2**20
 """Bytes at a file's start that hold its text."""
 
 NUMBER = r"[-+.\w]+"
@@ -29,6 +29,17 @@ NRRD_SIGNS = {
 
 MAX_LINE = 1000
 """Characters of a line: libraries read them into buffers of fixed sizes."""
+
+META_TEXTS = {
+    **dict.fromkeys(("ObjectType", "ObjectSubType"), 15),
+    **dict.fromkeys(("Name", "Comment", "ElementDataFile", "AcquisitionDate"), 250),
+    **dict.fromkeys(("AnatomicalOrientation", "TransformType", "Modality"), 250),
+    **dict.fromkeys(("DistanceUnits", "CompressedData", "BinaryData"), 250),
+}
+"""Characters of values that MetaIO copies into buffers of 16 or 255."""
+
+SPACES = " \t\n\v\f\r"
+"""What C takes for white space."""
 
 DIMENSIONS = range(2, 5)
 MAX_SIZE = 2**31 - 1
@@ -51,13 +62,13 @@ META_INTS = {
     "CompressedDataSize": range(2**53),
 }
 
-NRRD_INTS = {"line skip": range(MAX_SIZE), "byte skip": range(-1, MAX_SIZE)}
+NRRD_INTS = {"lineskip": range(MAX_SIZE), "byteskip": range(-1, MAX_SIZE)}
 
 
 class TextHeader(Protocol):
     """The text of one format."""
 
-    end: bytes  # after which the voxels begin
+    end: re.Pattern[bytes]  # after which the voxels begin
 
     def find_problem(self, text: str) -> str | None:
         """Return what a library could stumble over that trusts the numbers in a text."""
@@ -67,8 +78,15 @@ class TextHeader(Protocol):
         """Return the file of the voxels, if it is another."""
         ...
 
-    def count_data_bytes(self, text: str, size: int) -> int:
+    def count_data_bytes(self, text: str, size: int, itemsize: int) -> int:
         """Return the bytes that `size` bytes of voxels take at least in the file."""
+        ...
+
+    def find_unchecked_stream(self, text: str, length: int) -> tuple[int, int] | None:
+        """Return start and size of a stream that is read without an error if it is damaged.
+
+        `length` is the size of the text.
+        """
         ...
 
     def parse_affine(self, text: str) -> np.ndarray | None:
@@ -83,47 +101,65 @@ class TextHeader(Protocol):
 class NrrdText:
     """Lines of `field: value`, up to an empty line."""
 
-    end = b"\n\n"
+    end = re.compile(rb"\n\r?\n")
 
     def find_problem(self, text: str) -> str | None:
         """Return the line that is odd."""
-        lines = [line for line in text.splitlines() if ":=" not in line]  # a user's own values
-        fields, problem = parse_fields("\n".join(lines), ":")
+        fields, problem = self._parse(text)
         dimension = parse_int(fields.get("dimension", ""))
         sizes = [parse_int(word) for word in fields.get("sizes", "").split()]
         if dimension not in DIMENSIONS or len(sizes) != dimension:
             return "dimension and sizes are not those of a volume"
+        if fields.get("encoding", "").lower() in ("bzip2", "bz2"):
+            return "SimpleITK cannot read bzip2: save it with the encoding gzip"
         return (
             problem
             or find_odd_int(fields, NRRD_INTS)
             or find_odd_size("sizes", sizes)
-            or find_many_files(fields.get("data file", fields.get("datafile", "")))
+            or find_many_files(fields.get("datafile", ""))
+            or find_control_character(text)
         )
 
     def find_data_file(self, text: str) -> str | None:
         """Return the file of the voxels, if it is another."""
-        match = re.search(r"^data ?file: *(\S.*)$", text, re.MULTILINE)
-        return match and match[1].strip()
+        return self._parse(text)[0].get("datafile") or None
 
-    def count_data_bytes(self, text: str, size: int) -> int:
-        """Return the size of raw voxels, and the smallest that gzip can make of them."""
-        encoding = re.search(r"^encoding: *(\S+)\s*$", text, re.MULTILINE)
-        divisors = {"raw": 1, "gzip": MAX_DEFLATE_RATIO, "gz": MAX_DEFLATE_RATIO}
-        divisor = divisors.get(encoding[1].lower()) if encoding else None
-        return size // divisor if divisor else 0
+    def count_data_bytes(self, text: str, size: int, itemsize: int) -> int:
+        """Return the size of raw voxels, or the smallest that the encoding can make of them."""
+        encoding = self._parse(text)[0].get("encoding", "").lower()
+        if encoding in ("gzip", "gz"):
+            return size // MAX_DEFLATE_RATIO
+        if encoding in ("ascii", "text", "txt"):  # a digit and a space
+            return 2 * size // max(itemsize, 1) - 1
+        return {"raw": size, "hex": 2 * size}.get(encoding, 0)
+
+    def find_unchecked_stream(self, text: str, length: int) -> tuple[int, int] | None:
+        """Return none: NrrdIO checks what it decompresses."""
+        return None
+
+    def _parse(self, text: str) -> tuple[dict[str, str], str | None]:
+        """Return values by names in small letters without spaces, as NrrdIO compares them."""
+        lines = text.split("\n")[1:]
+        fields = [
+            re.sub("[ _]", "", name.lower()) + separator + value
+            for name, separator, value in (line.partition(": ") for line in lines)
+            if not name.startswith("#") and ":=" not in name  # a user's own values
+        ]
+        return parse_fields("\n".join(fields), ": ", {})
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Return the axes and the origin as written."""
-        space = re.search(r"^space: *(\S+)\s*$", text, re.MULTILINE)
-        lines = [
-            re.search(rf"^space {field}:(.*)$", text, re.MULTILINE)
-            for field in ("directions", "origin")
+        fields = self._parse(text)[0]
+        signs = NRRD_SIGNS.get(fields.get("space", ""))
+        vectors = [
+            vector
+            for name in ("spacedirections", "spaceorigin")
+            for vector in re.findall(VECTOR, fields.get(name, ""))
         ]
-        vectors = [v for line in lines if line for v in re.findall(VECTOR, line[1])]
-        if space is None or space[1] not in NRRD_SIGNS or len(vectors) != 4:
+        if signs is None or len(vectors) != 4:
             return None
         affine = np.eye(4)
-        affine[:3] = np.array(vectors, float).T * np.array(NRRD_SIGNS[space[1]])[:, None]
+        affine[:3] = np.array(vectors, float).T * np.array(signs)[:, None]
         return affine
 
     def write_affine(self, text: str, affine: np.ndarray) -> str:
@@ -137,11 +173,11 @@ class NrrdText:
 class MetaImageText:
     """Lines of `Field = value`; the voxels' file is the last field."""
 
-    end = b"ElementDataFile = LOCAL\n"
+    end = re.compile(rb"^[ \t]*ElementDataFile[ \t]*[=:][^\n]*\n", re.MULTILINE)
 
     def find_problem(self, text: str) -> str | None:
         """Return the field that is odd."""
-        fields, problem = parse_fields(text, "=:", last="ElementDataFile")
+        fields, problem = self._parse(text)
         if problem is not None:
             return problem
         dimension = parse_int(fields.get("NDims", ""))
@@ -153,25 +189,46 @@ class MetaImageText:
             numbers = fields[name].split() if name in fields else ["0"] * dimension**power
             if len(numbers) != dimension**power or not all(map(_is_finite, numbers)):
                 return f"{name} is not {dimension**power} numbers"
+        if is_compressed(fields):
+            if parse_int(fields.get("HeaderSize", "")) < 0:
+                return "HeaderSize is -1, but the voxels are compressed"
+            if self.find_data_file(text) is None and not parse_int(
+                fields.get("CompressedDataSize", "")
+            ):
+                return "CompressedDataSize is missing"
         sizes = [parse_int(word) for word in fields.get("DimSize", "").split()]
         return (
             find_odd_int(fields, META_INTS)
             or find_odd_size("DimSize", sizes)
             or find_many_files(fields.get("ElementDataFile", ""))
+            or find_control_character(text)
         )
 
     def find_data_file(self, text: str) -> str | None:
         """Return the file of the voxels, if it is another."""
-        match = re.search(r"^ElementDataFile *= *(\S.*)$", text, re.MULTILINE)
-        name = match and match[1].strip()
-        return None if name in (None, "LOCAL", "LIST") else name
+        name = self._parse(text)[0].get("ElementDataFile", "")
+        return None if name in ("", "LOCAL", "Local", "local", "LIST") else name
 
-    def count_data_bytes(self, text: str, size: int) -> int:
+    def count_data_bytes(self, text: str, size: int, itemsize: int) -> int:
         """Return the size, compressed if the voxels are."""
-        if re.search(r"^CompressedData *= *True", text, re.MULTILINE | re.IGNORECASE) is None:
+        fields = self._parse(text)[0]
+        if not is_compressed(fields):
             return size
-        match = re.search(r"^CompressedDataSize *= *(\d+)", text, re.MULTILINE)
-        return max(int(match[1]) if match else 0, size // MAX_DEFLATE_RATIO)
+        return max(parse_int(fields.get("CompressedDataSize", "")), size // MAX_DEFLATE_RATIO)
+
+    def find_unchecked_stream(self, text: str, length: int) -> tuple[int, int] | None:
+        """Return that of compressed voxels: MetaIO prints an error and returns what it has."""
+        fields = self._parse(text)[0]
+        if not is_compressed(fields):
+            return None
+        size = parse_int(fields.get("CompressedDataSize", ""))
+        if not size:  # MetaIO then takes all of the file
+            return 0, META_INTS["CompressedDataSize"].stop
+        header_size = parse_int(fields.get("HeaderSize", ""))
+        return header_size or (length if self.find_data_file(text) is None else 0), size
+
+    def _parse(self, text: str) -> tuple[dict[str, str], str | None]:
+        return parse_fields(text, "[=:]", META_TEXTS, last="ElementDataFile")
 
     def parse_affine(self, text: str) -> np.ndarray | None:
         """Leave it to SimpleITK, which reads the axes as they are written."""
@@ -182,21 +239,36 @@ class MetaImageText:
         return text
 
 
-def parse_fields(text: str, separators: str, last: str = "") -> tuple[dict[str, str], str | None]:
-    r"""Return values by field, up to the last one, and a line that is too long or repeats one.
+def is_compressed(fields: Mapping[str, str]) -> bool:
+    """Return whether MetaIO decompresses the voxels: it reads the first character."""
+    return fields.get("CompressedData", "")[:1] in ("T", "t", "1")
 
-    >>> parse_fields("NDims = 3\nDimSize: 4 5 6\nEnd = x\ny = 1", "=:", last="End")
+
+def parse_fields(
+    text: str, separator: str, limits: Mapping[str, int], last: str = ""
+) -> tuple[dict[str, str], str | None]:
+    r"""Return values by field, up to the last one, and a line that libraries read in another way.
+
+    `limits` has the characters of values that libraries read into shorter buffers.
+
+    >>> parse_fields("NDims = 3\nDimSize: 4 5 6\nEnd = x\ny = 1", "[=:]", {}, last="End")
     ({'NDims': '3', 'DimSize': '4 5 6', 'End': 'x'}, None)
     """
     fields: dict[str, str] = {}
-    for line in text.splitlines():
-        name, *value = (part.strip() for part in re.split(f"[{separators}]", line, maxsplit=1))
+    for line in text.split("\n"):
+        name, *value = re.split(separator, line, maxsplit=1)
+        name = name.strip(SPACES)
         if len(line) > MAX_LINE:
             return fields, f"a line has more than {MAX_LINE:,} characters"
+        limit = limits.get(name, MAX_LINE)
+        if value and len(value[0].lstrip(SPACES)) > limit:
+            return fields, f"{name} has more than {limit} characters"
         if name in fields:
             return fields, f"it has {name[:40]} twice"
+        if name and not value:
+            return fields, f"the line {name[:40]} has no value"
         if value and not name.startswith("#"):
-            fields[name] = value[0]
+            fields[name] = value[0].strip(SPACES)
         if name == last:
             break
     return fields, None
@@ -231,9 +303,14 @@ def find_odd_size(name: str, sizes: Sequence[int]) -> str | None:
 
 def find_many_files(name: str) -> str | None:
     """Return that the voxels are in several files, whose names C would format."""
-    if "%" in name or name.split()[:1] == ["LIST"]:
+    if "%" in name or name.startswith("LIST"):
         return "its voxels are in several files: save them in one"
     return None
+
+
+def find_control_character(text: str) -> str | None:
+    """Return that a character ends a line or a name for a library, but not here."""
+    return "a line holds a control character" if re.search("[\r\0]", text) else None
 
 
 def _is_finite(word: str) -> bool:
@@ -243,9 +320,12 @@ def _is_finite(word: str) -> bool:
         return False
 
 
-def split_text(file: Path, end: bytes) -> tuple[str, int]:
+def split_text(file: Path, end: re.Pattern[bytes]) -> tuple[str, int]:
     """Return a file's text and its length in bytes."""
     with file.open("rb") as stream:
-        head = stream.read(TEXT_BYTES).replace(b"\r\n", b"\n")
-    length = head.find(end) + len(end) if end in head else len(head)
-    return head[:length].decode("latin-1"), length
+        head = stream.read(TEXT_BYTES)
+    match = end.search(head)
+    if match is None and len(head) == TEXT_BYTES:
+        raise UnreadableFileError(f"has no header that ends in its first {TEXT_BYTES:,} bytes")
+    length = len(head) if match is None else match.end()
+    return head[:length].replace(b"\r\n", b"\n").decode("latin-1"), length

@@ -73,6 +73,8 @@ def _map(file: Path) -> np.ndarray:
     """Return channels (C, D, H, W), mapped."""
     if not file.exists():
         raise UnreadableFileError("is missing")
+    if not file.is_file():  # reading a pipe may never end
+        raise UnreadableFileError("is not a regular file")
     with describe_read_errors():
         _check_header_length(file)
         array = np.load(file, mmap_mode="c", allow_pickle=False)

@@ -181,6 +181,9 @@ def open_level(file: Path) -> Level:
         import zarr
     if not file.is_dir():
         raise UnreadableFileError("is missing")
+    for path in file.rglob("*"):
+        if not path.is_file() and not path.is_dir() and path.exists():
+            raise UnreadableFileError(f"has {path.name}, which is not a regular file")
     with describe_read_errors():
         group = zarr.open_group(file, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)

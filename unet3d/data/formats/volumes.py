@@ -153,7 +153,9 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 
 def check_target(path: Path, like: Path) -> None:
     """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`."""
-    find_format(path).check_target(path, like)
+    format = find_format(path)
+    with _name_file(like):
+        format.check_target(path, like)
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:

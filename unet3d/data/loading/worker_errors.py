@@ -130,8 +130,12 @@ def end_workers_on_error() -> Generator[None]:
 
 @contextmanager
 def hold_child_signals() -> Generator[None]:
-    """Do without a handler of SIGCHLD; only the main thread has one."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+    """Do without a handler of SIGCHLD; only the main thread has one.
+
+    A handler that is not set in Python stays: it could not be set again.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "SIGCHLD") or signal.getsignal(signal.SIGCHLD) is None:
         yield
         return
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

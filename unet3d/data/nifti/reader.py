@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import UnreadableFileError
-from unet3d.data.nifti.stream import Header, read_header, read_stored
+from unet3d.data.nifti.stream import SCALED, Header, read_header, read_stored
 from unet3d.errors import UsageError
 
 
@@ -48,8 +48,8 @@ def read_volume(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apply_scaling(array: np.ndarray, slope: float, inter: float) -> np.ndarray:
-    """Scale to float32, computed in float64 slice by slice to bound memory."""
-    result = np.empty(array.shape, np.float32, order="F")
+    """Scale to SCALED, computed in float64 slice by slice to bound memory."""
+    result = np.empty(array.shape, SCALED, order="F")
     with np.errstate(over="ignore"):  # values beyond float32 become infinite
         for z in range(array.shape[-1]):
             result[..., z] = array[..., z].astype(np.float64) * slope + inter

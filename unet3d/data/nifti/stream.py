@@ -6,7 +6,7 @@ import stat
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -21,6 +21,12 @@ CHUNK = 2**20
 
 MAX_OFFSET = 2**26
 """Largest position of the first voxel: what precedes it is decompressed to be skipped."""
+
+SCALED = np.dtype(np.float32)
+"""Type of voxels that the header scales."""
+
+MAX_EXTENSIONS = 100
+"""Extensions of a header that are read, one after the other."""
 
 SILENT = logging.Logger("nibabel's header checks", logging.CRITICAL + 1)
 """Keeps nibabel from logging its header corrections to standard error."""
@@ -68,6 +74,8 @@ def read_header(file: Path) -> Header:
             )
         except (HeaderDataError, ValueError, OverflowError) as error:
             raise UnreadableFileError(f"has an invalid header: {error}") from error
+        if (header.slope, header.inter) != (1, 0):  # the stored voxels are held besides the scaled
+            header = replace(header, buffer_bytes=SCALED.itemsize * prod(header.shape))
         if min(header.shape) < 0 or header.offset < 0:
             raise UnreadableFileError(f"has an invalid header: shape {list(header.shape)}")
         if header.offset > MAX_OFFSET:
@@ -99,12 +107,18 @@ def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_extensions(file: Path, position: int, offset: int, endianness: str) -> None:
-    """Refuse extensions of the header that do not end before the first voxel.
+    """Refuse many extensions of the header, or some that do not end before the first voxel.
 
     nibabel would read as much as they declare.
     """
+    count = 0
     with open_stream(file) as stream:
         while position + 16 <= offset:
+            count += 1
+            if count > MAX_EXTENSIONS:
+                raise UnreadableFileError(
+                    f"has an invalid header: more than {MAX_EXTENSIONS} extensions"
+                )
             stream.seek(position)
             size = int.from_bytes(stream.read(4), ORDERS[endianness], signed=True)
             position += size

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.atomic_write import shorten_name
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
@@ -35,7 +36,7 @@ from unet3d.data.preprocessing.resampling import (
     find_orientation,
     get_spacing,
 )
-from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.data.preprocessing.statistics import PERCENTILES, Statistics
 from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
@@ -48,7 +49,7 @@ ARRAYS = {"image": ("<f4", 4), "label": ("|u1", 3), "foreground_points": ("<i4",
 """The arrays of a cached volume with their dtypes and numbers of axes."""
 
 NAME_BYTES = 128
-"""Bytes of a case's name that begin the name of its folder, which file systems limit to 255."""
+"""Bytes of a case's name in the name of its folder, which file systems limit to 255."""
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +110,16 @@ def preprocess_all(
 
     What is in the cache is verified, and preprocessed again if it is damaged. All cases are tried
     before the problems of any are raised. One case per core is preprocessed at a time, or fewer if
-    half of the available `ram` does not hold them.
+    half of the available `ram` does not hold them; one that takes more than all of it is
+    refused.
     """
     cache.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        contents = list(pool.map(lambda case: digest_files(case, digests), cases))
+        names = [case.name for case in cases]
+        contents = collect_findings(pool, lambda case: digest_files(case, digests), cases, names)
         folders = [
-            cache / f"{_shorten(case.name)}-{make_cache_key(digest, preprocessing)}"
+            cache / f"{shorten_name(case.name, NAME_BYTES)}-{make_cache_key(digest, preprocessing)}"
             for case, digest in zip(cases, contents, strict=True)
         ]
         verified = list(pool.map(lambda f: _try_verify(f, preprocessing.num_classes), folders))
@@ -131,7 +134,11 @@ def preprocess_all(
     summaries = {n: v for n, v in enumerate(verified) if isinstance(v, VolumeSummary)}
     missing = [n for n in range(len(cases)) if n not in summaries]
     if missing:
-        costs = [estimate_preprocessing_cost(cases[n].images, preprocessing) for n in missing]
+        names = [cases[n].name for n in missing]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            costs = collect_findings(
+                pool, lambda n: _estimate_cost(cases[n], preprocessing, ram), missing, names
+            )
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -146,7 +153,7 @@ def preprocess_all(
                 pool,
                 lambda n: _preprocess(cases[n], folders[n], preprocessing),
                 missing,
-                [cases[n].name for n in missing],
+                names,
             )
         summaries |= zip(missing, made, strict=True)
     return [
@@ -183,6 +190,18 @@ def estimate_preprocessing_cost(
     return PreprocessingCost(ram=ram, disk=(4 * channels + 1) * new)
 
 
+def _estimate_cost(case: Case, preprocessing: Preprocessing, ram: int | None) -> PreprocessingCost:
+    """Return the cost of a case; refuse one that the available `ram` does not hold."""
+    cost = estimate_preprocessing_cost(case.images, preprocessing)
+    if ram is not None and cost.ram > ram:
+        raise UsageError(
+            f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
+            f"{format_bytes(ram)} are available: correct the voxel spacing in its header, or set a "
+            "larger data.spacing_mm"
+        )
+    return cost
+
+
 def count_parallel_jobs(cost: int, ram: int | None) -> int:
     """Return how many cases are preprocessed at a time."""
     cores = os.cpu_count() or 1
@@ -208,10 +227,13 @@ def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
         _check_records(records)
         statistics = Statistics.from_dict(entry["values"]["statistics"])
         points = np.empty((0, 4), np.int32)
+        _check_statistics(statistics, channels=records["image"]["shape"][0])
         for name, array in verify_arrays(folder, entry):
             _check_values(name, array, records["label"]["shape"], num_classes)
             points = array if name == "foreground_points" else points
-    except (KeyError, TypeError):
+    except DamagedEntryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError):
         raise DamagedEntryError("its values are incomplete") from None
     return _summarize(records["label"]["shape"], points, statistics)
 
@@ -231,7 +253,18 @@ def _try_verify(folder: Path, num_classes: int) -> VolumeSummary | str | None:
         return str(error)
 
 
+def _check_statistics(statistics: Statistics, channels: int) -> None:
+    lists = (statistics.spacing_mm, statistics.extent_mm, statistics.percentiles)
+    arrays = [np.array(values) for values in lists]
+    if [array.shape for array in arrays] != [(3,), (3,), (channels, len(PERCENTILES))] or any(
+        array.dtype.kind not in "if" for array in arrays
+    ):
+        raise DamagedEntryError(f"its statistics are not those of {channels} channels")
+
+
 def _check_records(records: Mapping[str, Any]) -> None:
+    if set(records) != set(ARRAYS):
+        raise DamagedEntryError("it holds other arrays")
     for name, (dtype, ndim) in ARRAYS.items():
         if records[name]["dtype"] != dtype or len(records[name]["shape"]) != ndim:
             raise DamagedEntryError(f"{name}.npy must have {ndim} axes of {dtype}")
@@ -261,11 +294,6 @@ def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classe
 def is_finite(array: np.ndarray) -> bool:
     """Return whether an array holds no NaN and no infinity; its extremes tell, without a copy."""
     return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
-
-
-def _shorten(name: str) -> str:
-    """Cut a name that would make the folder's name too long; the key tells cases apart."""
-    return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> VolumeSummary:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2s, file_digest
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
-from unet3d.atomic_write import atomic_write
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volumes import list_files
 from unet3d.errors import UsageError
+from unet3d.json_file import read_json
 
 FILE = "contents.json"
 
@@ -37,6 +39,9 @@ class ContentDigests:
             raise UsageError(f"{volume.absolute()} is missing")
         path, parts = os.path.realpath(volume), list_files(volume)
         stats = [part.stat() for part in parts]
+        for part, status in zip(parts, stats, strict=True):
+            if not S_ISREG(status.st_mode):  # reading a pipe or a device may never end
+                raise UsageError(f"{part} is not a regular file")
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
         if (known := self.known.get(path)) is not None and known[0] == version:
@@ -63,8 +68,8 @@ class ContentDigests:
 
     def _read(self) -> dict[str, Any]:
         """Return what is remembered; nothing if it is damaged."""
-        with suppress(OSError, ValueError, RecursionError):
-            content = json.loads(self.file.read_text("utf-8"))
+        with suppress(OSError, ValueError):
+            content = read_json(self.file)
             if isinstance(content, dict):
                 return {k: v for k, v in content.items() if _is_entry(v)}
         return {}
@@ -75,7 +80,7 @@ def _is_entry(value: Any) -> bool:
 
 
 def _hash_file(file: Path) -> str:
-    with file.open("rb") as stream:
+    with name_file(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
 
 

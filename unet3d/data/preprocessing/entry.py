@@ -12,6 +12,7 @@ import numpy as np
 
 from unet3d.atomic_write import name_file
 from unet3d.data.formats.numpy_file import save_array
+from unet3d.json_file import read_text
 
 VALUES = "values.json"
 
@@ -42,15 +43,15 @@ def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[
 def read_entry(folder: Path) -> dict[str, Any]:
     """Return the values, and what was recorded of the arrays."""
     try:
-        content, checksum = (folder / VALUES).read_bytes().split(b"\n")[:2]
-        if crc32(content) != int(checksum):
+        content, checksum = read_text(folder / VALUES).split("\n")[:2]
+        if crc32(content.encode()) != int(checksum):
             raise DamagedEntryError(f"{VALUES} does not have its checksum")
         return json.loads(content)
     except OSError as error:
         raise DamagedEntryError(f"{VALUES} cannot be read: {error.strerror}") from None
     except DamagedEntryError:
         raise
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DamagedEntryError(f"{VALUES} is damaged") from None
 
 
@@ -68,6 +69,9 @@ def map_array(folder: Path, name: str) -> np.ndarray:
 def verify_arrays(folder: Path, entry: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every array by name if it has its recorded shape, dtype and checksum."""
     for name, record in entry["arrays"].items():
+        path = folder / f"{name}.npy"
+        if path.exists() and not path.is_file():  # opening a pipe waits for what it never gets
+            raise DamagedEntryError(f"{path.name} is not a regular file")
         try:
             array = map_array(folder, name)
         except Exception as error:  # a damaged header raises anything

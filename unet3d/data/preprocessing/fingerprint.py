@@ -78,7 +78,12 @@ def fingerprint_dataset(
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
-    folders = [folder / _make_key(case, code, background, digests) for case in cases]
+    names = [case.name for case in cases]
+    with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
+        keys = collect_findings(
+            pool, lambda case: _make_key(case, code, background, digests), cases, names
+        )
+    folders = [folder / key for key in keys]
     digests.save()
     found = {n: f for n, f in enumerate(map(_try_load, folders)) if f is not None}
     missing = [n for n in range(len(cases)) if n not in found]
@@ -89,7 +94,7 @@ def fingerprint_dataset(
                 pool,
                 lambda n: _make(cases[n], folders[n], code, background),
                 missing,
-                [cases[n].name for n in missing],
+                [names[n] for n in missing],
             )
         found |= zip(missing, made, strict=True)
     return [found[n] for n in range(len(cases))]
@@ -140,18 +145,23 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFi
 def _load(folder: Path) -> CaseFingerprint:
     """Read a fingerprint and verify it; raise DamagedEntryError if it cannot be used."""
     entry = read_entry(folder)
-    arrays = dict(verify_arrays(folder, entry))
-    if set(arrays) != {"intensities"}:
-        raise DamagedEntryError("it holds other arrays")
-    content = entry["values"]
-    return CaseFingerprint(
-        shape=tuple(content["shape"]),
-        crop_fraction=content["crop_fraction"],
-        spacing_mm=tuple(content["spacing_mm"]),
-        voxels={int(k): v for k, v in content["voxels"].items()},
-        intensities=np.array(arrays["intensities"]),
-        background=tuple(content["background"]),
-    )
+    try:
+        if set(entry["arrays"]) != {"intensities"}:
+            raise DamagedEntryError("it holds other arrays")
+        arrays = dict(verify_arrays(folder, entry))
+        content = entry["values"]
+        return CaseFingerprint(
+            shape=tuple(content["shape"]),
+            crop_fraction=content["crop_fraction"],
+            spacing_mm=tuple(content["spacing_mm"]),
+            voxels={int(k): v for k, v in content["voxels"].items()},
+            intensities=np.array(arrays["intensities"]),
+            background=tuple(content["background"]),
+        )
+    except DamagedEntryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise DamagedEntryError("its values are incomplete") from None
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:

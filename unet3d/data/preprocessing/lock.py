@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from unet3d.atomic_write import create_folder, name_file
@@ -31,6 +32,8 @@ def lock_cache(
     draft = folder.with_name(f".{folder.name}")
     while not is_usable(folder):
         is_new = False
+        if draft.is_symlink():  # its target may be any folder
+            draft.unlink(missing_ok=True)
         with suppress(FileExistsError):  # exist_ok=True raises it if the folder is then renamed
             draft.mkdir()
             is_new = True
@@ -45,10 +48,13 @@ def lock_cache(
             raise
         if handle is None:
             shutil.rmtree(draft, ignore_errors=True)
+            with (
+                TemporaryDirectory(prefix=".", dir=folder.parent) as damaged,
+                suppress(FileNotFoundError),  # usually there is none
+            ):
+                folder.rename(Path(damaged) / "entry")  # later it may be that of another run
             with create_folder(folder) as own:
                 yield own
-                if not is_usable(folder):
-                    _remove(folder)
             return
         try:
             if not _is_same_folder(handle, draft):
@@ -82,11 +88,12 @@ def _remove(path: Path) -> None:
 def lock_folder(folder: Path) -> int | None:
     """Wait for the lock of a folder; return the handle that holds it, None if there are no locks.
 
-    The system releases the lock when the handle is closed or the process dies.
+    The system releases the lock when the handle is closed or the process dies. A symbolic link is
+    refused: the folder that it leads to may be any.
     """
     if fcntl is None:
         return None
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with name_file(folder):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -100,7 +107,7 @@ def lock_folder(folder: Path) -> int | None:
 
 def has_locks(folder: Path) -> bool:
     """Return whether an existing folder can be locked."""
-    handle = lock_folder(folder)
+    handle = lock_folder(folder.resolve())
     if handle is not None:
         os.close(handle)
     return handle is not None
@@ -108,6 +115,6 @@ def has_locks(folder: Path) -> bool:
 
 def _is_same_folder(handle: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
         return False

@@ -40,11 +40,14 @@ class UsableCases:
 
     def run_on_valid_cases(self, work: Callable[[list[Case]], T]) -> T:
         """Call `work` with the valid cases, again without those that it finds to be invalid."""
-        try:
-            return work(self.cases)
-        except InvalidDatasetError as error:
-            self.handle_findings(error.findings)
-            return work(self.cases)
+        while True:  # other problems may be found in the cases that are left
+            count = len(self.cases)
+            try:
+                return work(self.cases)
+            except InvalidDatasetError as error:
+                self.handle_findings(error.findings)
+                if len(self.cases) == count:
+                    raise
 
     def preprocess(
         self, parts: Sequence[Sequence[Case]], preprocessing: Preprocessing
