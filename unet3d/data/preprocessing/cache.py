@@ -45,6 +45,9 @@ from unet3d.units import MIB, format_bytes
 POINTS_PER_CLASS = 2000
 """Voxels of each class that are stored as centers for sampling patches."""
 
+CROPPED = 8
+"""How many times smaller than its estimate a case may be once it is cropped to its foreground."""
+
 ARRAYS = {"image": ("<f4", 4), "label": ("|u1", 3), "foreground_points": ("<i4", 2)}
 """The arrays of a cached volume with their dtypes and numbers of axes."""
 
@@ -191,9 +194,9 @@ def estimate_preprocessing_cost(
 
 
 def _estimate_cost(case: Case, preprocessing: Preprocessing, ram: int | None) -> PreprocessingCost:
-    """Return the cost of a case; refuse one that the available `ram` does not hold."""
+    """Return the cost of a case; refuse one that the available `ram` does not hold, even cropped."""
     cost = estimate_preprocessing_cost(case.images, preprocessing)
-    if ram is not None and cost.ram > ram:
+    if ram is not None and cost.ram > CROPPED * ram:
         raise UsageError(
             f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
             f"{format_bytes(ram)} are available: correct the voxel spacing in its header, or set a "
