@@ -194,7 +194,7 @@ def estimate_preprocessing_cost(
 
 
 def _estimate_cost(case: Case, preprocessing: Preprocessing, ram: int | None) -> PreprocessingCost:
-    """Return the cost of a case; refuse one that the available `ram` does not hold, even cropped."""
+    """Return the cost of a case; refuse one that `ram` does not hold, even if it is cropped."""
     cost = estimate_preprocessing_cost(case.images, preprocessing)
     if ram is not None and cost.ram > CROPPED * ram:
         raise UsageError(
