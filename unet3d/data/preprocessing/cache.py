@@ -113,8 +113,7 @@ def preprocess_all(
 
     What is in the cache is verified, and preprocessed again if it is damaged. All cases are tried
     before the problems of any are raised. One case per core is preprocessed at a time, or fewer if
-    half of the available `ram` does not hold them; one that takes more than all of it is
-    refused.
+    half of the available `ram` does not hold them. A case that `ram` does not hold is refused.
     """
     cache.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
