@@ -224,12 +224,20 @@ def find_odd_state(value: Any, expected: Any, parameter: Tensor) -> Found:
             return f"has the shape {shape}, not {own}"
         if value.is_floating_point() != like.is_floating_point() and expected is not None:
             return f"is of {value.dtype}, not of {like.dtype}"
+        if expected is not None and not _are_stored_alike(value, like):
+            return f"has the strides {list(value.stride())}, not {list(like.stride())}"
         if value.dim() == 0 and not value.isfinite():
             return f"is {value.item()}"
         return None
     if isinstance(expected, Tensor):
         return f"is {shorten(value)}, not a tensor"
     return None if is_alike(value, like if expected is not None else value) else "is not alike"
+
+
+def _are_stored_alike(a: Tensor, b: Tensor) -> bool:
+    """Return whether tensors of one shape have one memory layout, which fused kernels rely on."""
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return not a.numel() or all(size == 1 or x == y for size, x, y in strides)
 
 
 def find_odd_numbers(name: Any, value: Any) -> Found:
@@ -248,7 +256,7 @@ def find_odd_numbers(name: Any, value: Any) -> Found:
 def predict_states(optimizer: Optimizer) -> list[dict[str, Any] | None]:
     """Return the state that a step of the optimizer gives each parameter.
 
-    Copies of the parameters step, one of each size. None where they cannot alone.
+    Copies of the parameters step, one of each size and memory layout. None where they cannot alone.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states: dict[Any, dict[str, Any] | None] = {}
@@ -256,10 +264,10 @@ def predict_states(optimizer: Optimizer) -> list[dict[str, Any] | None]:
     with torch.random.fork_rng(devices=[]):
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
-                keys.append((number, parameter.shape, parameter.dtype))
+                keys.append((number, parameter.shape, parameter.stride(), parameter.dtype))
                 if keys[-1] in states:
                     continue
-                copy = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+                copy = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
                 copy.grad = torch.zeros_like(copy)
                 stepping = deepcopy(optimizer, {id(p): p for p in parameters})
                 stepping.param_groups = [{**group, "params": [copy]}]
