@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
 TINY = ("model.width=4", "model.depth=2", "data.num_workers=0", "logger=none", "callbacks=[]")
 STATE = ("optimizer_states", 0, "state", 0)
 GROUP = ("optimizer_states", 0, "param_groups", 0)
+ONE_CYCLE = "scheduler=one_cycle scheduler.total_steps=5"
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +119,13 @@ def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, o
         ((*GROUP, "lr"), torch.zeros(3), "lr is a tensor"),
         ((*GROUP, "initial_lr"), float("nan"), "initial_lr is nan"),
         ((*GROUP, "initial_lr"), 2**2000, "initial_lr is"),
-        ((*GROUP, "betas"), (2.0, 0.9), "Invalid beta"),
+        ((*GROUP, "initial_lr"), 1e9, "initial_lr is 1000000000.0, not 0.003"),
+        ((*GROUP, "lr"), -1.0, "Invalid learning rate"),
+        ((*GROUP, "lr"), torch.tensor(0.003), "lr is a tensor"),
+        ((*GROUP, "betas"), (0.5, 0.5), r"betas is \(0.5, 0.5\), not \(0.9, 0.999\)"),
+        ((*GROUP, "eps"), torch.tensor(1e-8), "eps is a tensor"),
+        ((*GROUP, "lr_factor"), 2.0, "lr_factor is 2.0, and this run has none"),
+        ((*GROUP, "starts_at"), True, "starts_at is True, and this run has none"),
         ((*GROUP, "betas"), (0.9,), "betas is"),
         ((*GROUP, "fused"), None, "fused is None, not True"),
         ((*GROUP, "capturable"), True, "capturable is True"),
@@ -201,6 +208,15 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
         ("ema_decay=0.9", ("trained_weights", "model.heads.0.bias"), torch.zeros(9)),
         ("ema_decay=0.9", ("averaged_steps",), -1),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), "x"),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), [1.0]),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_mult"), 3),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_i"), 0),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule"), {}),
+        ("scheduler=plateau", ("callbacks", "TorchSchedule", "factor"), 0.1),
+        ("scheduler=plateau", ("callbacks", "TorchSchedule", "best"), float("nan")),
+        (ONE_CYCLE, (*GROUP, "betas"), (0.5, 0.999)),
+        (ONE_CYCLE, (*GROUP, "betas"), (0.9, 0.5)),
+        (ONE_CYCLE, (*GROUP, "max_lr"), 1.0),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "step"), 5),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), float("nan")),
     ],
@@ -208,8 +224,10 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
 def test_averages_and_schedules_are_compared_with_those_of_the_run(
     saved, run_from, option, path, value
 ):
-    with pytest.raises(UsageError, match=r"trained_weights|average of the weights|TorchSchedule"):
-        run_from(change(saved(option), path, value), None, option)
+    with pytest.raises(
+        UsageError, match=r"trained_weights|average of the|TorchSchedule|betas|max_lr"
+    ):
+        run_from(change(saved(*option.split()), path, value), None, *option.split())
 
 
 def assert_equal_runs(a, b):

@@ -7,7 +7,7 @@ beyond its end. So every part that a run restores must look like what the run it
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from inspect import signature
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +15,7 @@ import torch
 from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unet3d.checkpoint_file import find_mismatch
 from unet3d.errors import summarize_error
@@ -31,6 +32,18 @@ NOT_NEGATIVE = (
     *("row_var", "col_var", "variance", "mu_product", "step_size", "eta", "mu"),
 )
 """States of torch's optimizers that count steps, or average squares and other sizes."""
+
+OWN_HYPERPARAMETERS = ("initial_lr", "lr_factor", "starts_at")
+"""Hyperparameters of a group that our schedules read, whatever the optimizer."""
+
+ROUNDING = 1e-9
+"""Of a momentum that moves between two bounds."""
+
+SCHEDULE_PROGRESS = (
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
+    *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"),
+)
+"""Values of torch's schedulers that change as they step."""
 
 
 def find_problem(
@@ -56,12 +69,19 @@ def find_problem(
     if schedulers != []:
         return f"lr_schedulers is {shorten(schedulers)}"
     optimizer = module.configure_optimizers()
+    schedules = {  # they add hyperparameters to the optimizer
+        callback.state_key: callback.make_scheduler(optimizer=optimizer)
+        for callback in _list_callbacks(trainer)
+        if isinstance(callback, TorchSchedule)
+    }
     return (
         find_mismatch(own, weights)
         or find_odd_average(content, own, trainer)
         or find_odd_scaler(content, trainer)
-        or find_odd_callback(content.get("callbacks"), trainer, optimizer)
-        or find_odd_optimizer(optimizers[0], optimizer)
+        or find_odd_callback(content.get("callbacks"), trainer, schedules)
+        or find_odd_optimizer(
+            optimizers[0], optimizer, is_known=all(map(_is_known, (optimizer, *schedules.values())))
+        )
     )
 
 
@@ -105,7 +125,9 @@ def find_odd_scaler(content: Mapping[str, Any], trainer: pl.Trainer) -> Found:
     return None
 
 
-def find_odd_callback(states: Any, trainer: pl.Trainer, optimizer: Optimizer) -> Found:
+def find_odd_callback(
+    states: Any, trainer: pl.Trainer, schedules: Mapping[str, LRScheduler]
+) -> Found:
     """Return what is wrong with the states of callbacks that say what they save.
 
     Others, of Lightning or a user, check their states themselves.
@@ -114,25 +136,65 @@ def find_odd_callback(states: Any, trainer: pl.Trainer, optimizer: Optimizer) ->
         return f"callbacks is {shorten(states)}"
     for callback in _list_callbacks(trainer):
         key = callback.state_key
-        if key not in states:
-            continue
         expected = getattr(callback, "STATE", None)
-        if isinstance(callback, TorchSchedule):
-            saved = states[key]
-            own = callback.make_scheduler(optimizer=deepcopy(optimizer)).state_dict()
-            if saved != {} and not is_alike(saved, own):
+        if key in schedules:
+            fits = _fits_schedule if _is_known(schedules[key]) else is_alike
+            if not fits(states.get(key), schedules[key].state_dict()):
                 return f"callbacks.{key} is not the state of this scheduler"
+        elif key not in states:
+            continue
         elif expected is not None and not matches(states[key], expected):
             return f"callbacks.{key} is {shorten(states[key])}"
     return None
+
+
+def _is_known(part: object) -> bool:
+    """Return whether we know which values of an optimizer or a scheduler change."""
+    return type(part).__module__.partition(".")[0] in ("torch", "unet3d")
+
+
+def _fits_schedule(saved: Any, own: Any) -> bool:
+    """Return whether a scheduler's state differs from a fresh one's in its progress alone."""
+    if isinstance(own, Mapping):
+        return is_alike(saved, own) and all(
+            _is_progress(saved[key], own[key])
+            if key in SCHEDULE_PROGRESS
+            else _fits_schedule(saved[key], own[key])
+            for key in own
+        )
+    if isinstance(own, list | tuple):
+        return is_alike(saved, own) and all(map(_fits_schedule, saved, own))
+    return _is_equal(saved, own)
+
+
+def _is_progress(saved: Any, own: Any) -> bool:
+    """Return whether values, which are alike, can be counts, learning rates or a best metric."""
+    if isinstance(own, list | tuple):
+        return all(map(_is_progress, saved, own))
+    if not is_number(own):
+        return True
+    lowest = int(type(own) is int and own > 0) if isfinite(own) else -inf
+    return saved >= lowest
+
+
+def _is_equal(saved: Any, own: Any) -> bool:
+    """Return whether values are the same numbers of the same kinds, or the same names."""
+    if isinstance(saved, Tensor) or isinstance(own, Tensor):
+        return isinstance(saved, Tensor) and isinstance(own, Tensor) and saved.equal(own)
+    if isinstance(own, list | tuple):
+        return is_alike(saved, own) and all(map(_is_equal, saved, own))
+    return is_alike(saved, own) and saved == own
 
 
 def _list_callbacks(trainer: Any) -> Sequence[pl.Callback]:
     return trainer.callbacks
 
 
-def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
-    """Return what is wrong with the state of an optimizer that has not stepped yet."""
+def find_odd_optimizer(saved: Any, optimizer: Optimizer, *, is_known: bool = True) -> Found:
+    """Return what is wrong with the state that an optimizer, which has not stepped yet, is to load.
+
+    Its hyperparameters are compared with the run's if it is known which of them change.
+    """
     own = optimizer.state_dict()
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
         return "optimizer_states[0] has no state"
@@ -140,12 +202,13 @@ def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
     if not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
         return f"the optimizer has {len(own['param_groups'])} groups of parameters"
     for number, (given, expected) in enumerate(zip(groups, own["param_groups"], strict=True)):
-        problem = find_odd_group(given, expected) or find_bad_hyperparameters(given, optimizer)
+        problem = find_odd_group(given, expected, is_known=is_known)
+        problem = problem or find_bad_hyperparameters(given, optimizer)
         if problem is not None:
             return f"optimizer_states[0].param_groups[{number}]: {problem}"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     stepped = predict_states(optimizer)
-    is_torch = type(optimizer).__module__.startswith("torch.")
+    is_torch = _is_known(optimizer)
     storages: set[int] = set()
     for key, state in saved["state"].items():
         where = f"optimizer_states[0].state[{key!r}]"
@@ -170,8 +233,11 @@ def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
     return None
 
 
-def find_odd_group(saved: Any, own: Mapping[str, Any]) -> Found:
-    """Return what differs in the kinds of hyperparameters, and in options that choose a kernel."""
+def find_odd_group(saved: Any, own: Mapping[str, Any], *, is_known: bool) -> Found:
+    """Return which hyperparameters differ from the run's, which loading them would replace.
+
+    Of an optimizer that is not known, any number may have changed as it stepped.
+    """
     if not isinstance(saved, dict) or saved.get("params") != own["params"]:
         return "its parameters are not those of this run"
     if not all(type(n) is int for n in saved["params"]):
@@ -182,13 +248,33 @@ def find_odd_group(saved: Any, own: Mapping[str, Any]) -> Found:
             continue  # one that an older torch did not have
         if key not in saved:
             return f"it has no {key}"
-        if not is_alike(saved[key], value) or (is_option and saved[key] is not value):
+        if not _fits_hyperparameter(key, saved[key], own, is_known=is_known):
             return f"{key} is {shorten(saved[key])}, not {shorten(value)}"
     for key, value in saved.items():
         values = value if isinstance(value, list | tuple) else [value]
         if key != "params" and not all(map(_is_hyperparameter, values)):
             return f"{key} is {shorten(value)}"
+        is_number_of_torch = is_known and not isinstance(value, bool | None)
+        if key not in own and (is_number_of_torch or key in OWN_HYPERPARAMETERS):
+            return f"{key} is {shorten(value)}, and this run has none"
     return None
+
+
+def _fits_hyperparameter(key: str, saved: Any, group: Mapping[str, Any], *, is_known: bool) -> bool:
+    own = group[key]
+    if key in OWN_HYPERPARAMETERS or isinstance(own, bool | None):
+        return _is_equal(saved, own)
+    if not is_known:
+        return is_alike(saved, own)
+    if key == "lr":
+        return is_alike(saved, own) and isinstance(saved, Tensor) == isinstance(own, Tensor)
+    if key in ("betas", "momentum") and "max_momentum" in group and is_alike(saved, own):
+        # A cycle of the learning rate moves the momentum, which is the first of the betas.
+        moved, *fixed = saved if key == "betas" else (saved,)
+        low, high = group["base_momentum"] - ROUNDING, group["max_momentum"] + ROUNDING
+        same = key == "momentum" or _is_equal(fixed, list(own[1:]))
+        return same and is_number(moved) and low <= moved <= high
+    return _is_equal(saved, own)
 
 
 def _is_hyperparameter(value: Any) -> bool:

@@ -35,7 +35,10 @@ TENSORS = {
 }
 """What may stand where a tensor is expected."""
 
-VALUES = (None, "x", "", -1, 2**70, 2**2000, float("nan"), float("inf"), [], {}, [[1]], {"a": 1})
+VALUES = (
+    *(None, "x", "", -1, 2**70, 2**2000, 0.5, 10.0, float("nan"), float("inf")),
+    *([], {}, [[1]], {"a": 1}),
+)
 """What may stand where another value is expected."""
 
 
