@@ -94,6 +94,7 @@ def train_as_rank(
                         resume=settings.resume,
                         composition=settings.composition,
                         log=log,
+                        inputs=settings.list_inputs(),
                         launcher=process.launcher_pid,
                     )
                     return str(stack.enter_context(own))
