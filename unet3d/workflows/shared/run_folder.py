@@ -10,7 +10,7 @@ from types import MappingProxyType
 from unet3d.atomic_write import write_text
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
-from unet3d.run_lock import NAME, RunLock, acquire_lock, is_running, parse_record
+from unet3d.run_lock import NAME, RunLock, acquire_lock, is_running, parse_record, read_lock
 
 Log = Callable[[str], None]
 
@@ -172,7 +172,7 @@ def find_foreign(folder: Path) -> str | None:
     if Path.cwd().is_relative_to(folder):
         return "is the working folder, or has it in it"
     for lock in folder.glob(f"*/{NAME}"):
-        if is_running(parse_record(lock.read_bytes())) is not False:
+        if is_running(parse_record(read_lock(lock))) is not False:
             return f"also {lock.parent.name}, in which a command runs"
     return None
 
