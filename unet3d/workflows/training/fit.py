@@ -51,6 +51,9 @@ from unet3d.workflows.training.run import (
 
 Log = Callable[[str], None]
 
+RESTORE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What the content of a checkpoint can raise; devices and networks raise others meanwhile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
@@ -276,7 +279,8 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
             torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
         raise DoesNotFitError(run.format_oom_report(error)) from error
     except Exception as error:
-        if is_restoring(run.trainer) and not isinstance(error, UsageError):  # a callback's state
+        is_restored = is_restoring(run.trainer) and isinstance(error, RESTORE_ERRORS)
+        if is_restored and not isinstance(error, UsageError):  # a callback's state
             reason = f"{type(error).__name__}: {summarize_error(error)}"
             raise UsageError(f"resume={checkpoint}: it cannot be restored: {reason}") from error
         is_explained = isinstance(error, UsageError | RunError | DoesNotFitError)
