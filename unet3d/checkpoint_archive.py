@@ -23,6 +23,9 @@ MAX_VALUES = 1_000_000
 MAX_DEPTH = 50
 """Of values, counting what is shared wherever it is used."""
 
+MAX_OPERATIONS = 3 * MAX_VALUES
+"""Of the pickle: two or three make a value."""
+
 STORAGES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
@@ -103,6 +106,9 @@ def _find_odd_entry(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
         return "its entries are not in one folder"
     end = 0
     for entry in entries:
+        # Python decodes other names, which torch compares byte by byte.
+        if not entry.filename.isascii() or entry.filename != entry.orig_filename:
+            return f"the name {entry.filename!r} is not in ASCII"
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             return f"{entry.filename} is compressed, which torch.save never does"
         if entry.header_offset < end or (end == 0 and entry.header_offset):
@@ -156,16 +162,29 @@ def check_structure(path: Path) -> None:
     check_values(content)
 
 
+def _count(operate: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return an operation of a pickle that is refused if there were too many before."""
+
+    def operate_counted(reader: "_Notes") -> None:
+        reader.operations += 1
+        if reader.operations > MAX_OPERATIONS:
+            raise NotPlainError(f"its structure has more than {MAX_OPERATIONS:,} operations")
+        operate(reader)
+
+    return operate_counted
+
+
 class _Notes(pickle._Unpickler):  # of the standard library, in Python
     """Read a pickle as notes."""
 
     dispatch: ClassVar[dict[int, Any]] = {
-        op[0]: pickle._Unpickler.dispatch[op[0]] for op in OPERATIONS
+        op[0]: _count(pickle._Unpickler.dispatch[op[0]]) for op in OPERATIONS
     }
 
     def __init__(self, data: bytes, sizes: Mapping[str, int]):
         super().__init__(io.BytesIO(data))
         self.stack: list[Any] = []
+        self.operations = 0
         self.sizes = sizes
         self.storages: dict[str, Storage] = {}
 
@@ -181,7 +200,9 @@ class _Notes(pickle._Unpickler):  # of the standard library, in Python
     def persistent_load(self, pid: Any) -> Storage:
         """Return the note of a storage that the archive has, in the size that is declared."""
         match pid:
-            case ("storage", Note(kind), str(key), str(), int(values)) if kind in STORAGES:
+            case ("storage", Note(kind), str(key), str(), int(values)) if (
+                kind in STORAGES and key.isascii() and key.isdigit()
+            ):
                 storage = Storage(key, kind, values)
             case _:
                 raise NotPlainError("a storage is not described as torch.save does")
@@ -206,8 +227,15 @@ class _Notes(pickle._Unpickler):  # of the standard library, in Python
         elif target != Note("dtype") or state != (3, "<", None, None, None, -1, -1, 0):
             raise NotPlainError("it changes an object")
 
-    dispatch[pickle.REDUCE[0]] = load_reduce
-    dispatch[pickle.BUILD[0]] = load_build
+    def load_stop(self) -> None:
+        """End with the only object that is left."""
+        if len(self.stack) != 1 or self.metastack:
+            raise NotPlainError("its structure holds more than one object")
+        super().load_stop()
+
+    dispatch[pickle.REDUCE[0]] = _count(load_reduce)
+    dispatch[pickle.BUILD[0]] = _count(load_build)
+    dispatch[pickle.STOP[0]] = load_stop
 
 
 def _note_tensor(
