@@ -36,7 +36,7 @@ STALE_SECONDS = 60.0
 POLL_SECONDS = 0.5
 
 EXIT_CODE = 4
-"""Of a run whose lock was taken over: another one writes to its folder now."""
+"""Exit code of a run whose lock was taken over: another one writes to its folder now."""
 
 Log = Callable[[str], None]
 

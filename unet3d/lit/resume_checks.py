@@ -37,7 +37,7 @@ OWN_HYPERPARAMETERS = ("initial_lr", "lr_factor", "starts_at")
 """Hyperparameters of a group that our schedules read, whatever the optimizer."""
 
 ROUNDING = 1e-9
-"""Of a momentum that moves between two bounds."""
+"""Error of a momentum that moves between two bounds."""
 
 SCHEDULE_PROGRESS = (
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
