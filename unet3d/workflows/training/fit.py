@@ -223,8 +223,10 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
-    """Return what a run has reached."""
-    checkpoints = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    """Return what a run has reached, with the checkpoint that was evaluated if one was."""
+    evaluated = (report.get("evaluation") or {}).get("checkpoint")
+    names = [*([Path(evaluated).name] if evaluated else []), "best.ckpt", "last.ckpt"]
+    checkpoints = [run.folder / "checkpoints" / name for name in names]
     return TrainingResult(
         folder=run.folder,
         checkpoint=next((path for path in checkpoints if path.exists()), checkpoints[-1]),
