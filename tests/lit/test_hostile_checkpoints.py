@@ -3,11 +3,13 @@
 import random
 from contextlib import suppress
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 
 from tests.lit.helpers.hostile_checkpoints import (
@@ -23,7 +25,7 @@ from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.lit.resume_checks import find_odd_optimizer
+from unet3d.lit.resume_checks import find_odd_optimizer, find_odd_scaler
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
@@ -170,6 +172,33 @@ def test_numbers_that_no_step_gives_a_state_are_refused(saved, run_from, name, n
         run_from(change(saved(), path, value), None)
 
 
+def test_an_optimizer_that_has_stepped_has_a_state(saved, run_from):
+    content = saved("trainer.max_steps=2")
+    with pytest.raises(UsageError, match="state is empty, but the optimizer has stepped"):
+        run_from(change(content, STATE[:3], {}), None)
+    run_from(change(content, ("skipped_steps",), 2) | {"optimizer_states": _clear(content)}, None)
+
+
+def _clear(content):
+    return [{**content["optimizer_states"][0], "state": {}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("scale", value) for value in (0.0, -1.0, float("inf"), float("nan"), "x")),
+        *(("growth_interval", 0.5), ("backoff_factor", 5.0), ("_growth_tracker", -1)),
+    ],
+)
+def test_a_loss_scale_that_no_run_has_is_refused(name, value):
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    trainer = SimpleNamespace(precision_plugin=plugin)
+    state = {**plugin.state_dict(), "scale": 8.0, "_growth_tracker": 3}
+    assert find_odd_scaler({"MixedPrecision": state}, trainer) is None
+    assert find_odd_scaler({"MixedPrecision": {**state, name: value}}, trainer) is not None
+    assert find_odd_scaler({}, trainer) is not None
+
+
 def test_states_that_share_their_values_are_refused(saved, run_from):
     shared = get(saved(), (*STATE, "exp_avg_sq"))
     with pytest.raises(UsageError, match="shares its values"):
@@ -228,6 +257,13 @@ def test_averages_and_schedules_are_compared_with_those_of_the_run(
         UsageError, match=r"trained_weights|average of the|TorchSchedule|betas|max_lr"
     ):
         run_from(change(saved(*option.split()), path, value), None, *option.split())
+
+
+def test_weights_beside_an_average_are_finite(saved, run_from):
+    path = ("trained_weights", "model.heads.0.bias")
+    value = torch.full_like(get(saved("ema_decay=0.9"), path), torch.nan)
+    with pytest.raises(UsageError, match=r"heads\.0\.bias contains NaN or infinite values"):
+        run_from(change(saved("ema_decay=0.9"), path, value), None, "ema_decay=0.9")
 
 
 def assert_equal_runs(a, b):

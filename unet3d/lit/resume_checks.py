@@ -80,7 +80,10 @@ def find_problem(
         or find_odd_scaler(content, trainer)
         or find_odd_callback(content.get("callbacks"), trainer, schedules)
         or find_odd_optimizer(
-            optimizers[0], optimizer, is_known=all(map(_is_known, (optimizer, *schedules.values())))
+            optimizers[0],
+            optimizer,
+            is_known=all(map(_is_known, (optimizer, *schedules.values()))),
+            has_stepped=_has_stepped(counts, trainer),
         )
     )
 
@@ -108,21 +111,29 @@ def find_odd_average(
         if name.startswith(WeightAveraging.PREFIX) and value.is_floating_point()
     ]
     mismatch = find_mismatch({name: own[name] for name in names}, trained)
-    return mismatch and f"trained_weights: {mismatch}"
+    if mismatch is not None:
+        return f"trained_weights: {mismatch}"
+    for name in names:
+        if not trained[name].isfinite().all():
+            return f"trained_weights: {name} contains NaN or infinite values"
+    return None
 
 
 def find_odd_scaler(content: Mapping[str, Any], trainer: pl.Trainer) -> Found:
     """Return what is wrong with the state of the precision, such as a loss scale."""
     plugin = trainer.precision_plugin
     key = type(plugin).__qualname__
-    if key not in content:
-        return None
-    own, saved = plugin.state_dict(), content[key]
-    if not isinstance(saved, dict) or (own and not is_alike(saved, own)):
-        return f"{key} is {shorten(saved)}"
-    if any(value < 0 for value in saved.values() if own):
-        return f"{key} is {shorten(saved)}"
-    return None
+    own, saved = plugin.state_dict(), content.get(key, {})
+    fits = is_alike(saved, own) and all(
+        _fits_loss_scale(name, saved[name], value) for name, value in own.items()
+    )
+    return None if fits else f"{key} is {shorten(saved)}"
+
+
+def _fits_loss_scale(name: str, saved: Any, own: Any) -> bool:
+    if name == "scale":
+        return isfinite(saved) and saved > 0
+    return is_count(saved) if name == "_growth_tracker" else _is_equal(saved, own)
 
 
 def find_odd_callback(
@@ -190,7 +201,19 @@ def _list_callbacks(trainer: Any) -> Sequence[pl.Callback]:
     return trainer.callbacks
 
 
-def find_odd_optimizer(saved: Any, optimizer: Optimizer, *, is_known: bool = True) -> Found:
+def _has_stepped(counts: Mapping[str, int], trainer: pl.Trainer) -> bool:
+    """Return whether the optimizer must have changed weights.
+
+    The last step may have been skipped, which is counted with the next batch. With a loss scale,
+    all of the first ones may have been, uncounted.
+    """
+    is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    return not is_scaled and counts["global_step"] > counts["skipped_steps"] + 1
+
+
+def find_odd_optimizer(
+    saved: Any, optimizer: Optimizer, *, is_known: bool = True, has_stepped: bool = False
+) -> Found:
     """Return what is wrong with the state that an optimizer, which has not stepped yet, is to load.
 
     Its hyperparameters are compared with the run's if it is known which of them change.
@@ -208,6 +231,10 @@ def find_odd_optimizer(saved: Any, optimizer: Optimizer, *, is_known: bool = Tru
             return f"optimizer_states[0].param_groups[{number}]: {problem}"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     stepped = predict_states(optimizer)
+    # Some may have none: a parameter that the network does not use has no gradient.
+    has_state = any(stepped[n] for n, p in enumerate(parameters) if p.requires_grad)
+    if has_stepped and has_state and not saved["state"]:
+        return "optimizer_states[0].state is empty, but the optimizer has stepped"
     is_torch = _is_known(optimizer)
     storages: set[int] = set()
     for key, state in saved["state"].items():
