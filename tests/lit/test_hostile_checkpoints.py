@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
+from torch.optim import lr_scheduler
 
 from tests.lit.helpers.hostile_checkpoints import (
     LAYOUTS,
@@ -25,7 +26,8 @@ from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.lit.resume_checks import find_odd_optimizer, find_odd_scaler
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.resume_checks import find_odd_callback, find_odd_optimizer, find_odd_scaler
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
@@ -257,6 +259,34 @@ def test_averages_and_schedules_are_compared_with_those_of_the_run(
         UsageError, match=r"trained_weights|average of the|TorchSchedule|betas|max_lr"
     ):
         run_from(change(saved(*option.split()), path, value), None, *option.split())
+
+
+SCHEDULES = [
+    lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=2),
+    lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+def test_a_schedule_of_torch_resumes_from_what_it_saves(make):
+    def build():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        optimizer.param_groups[0]["initial_lr"] = 0.1
+        return optimizer, make(optimizer)
+
+    (optimizer, schedule), (fresh, other) = build(), build()
+    trainer = SimpleNamespace(callbacks=[TorchSchedule(make, limits=None)])
+    for _ in range(6):
+        optimizer.step()
+        schedule.step()
+        states = {"TorchSchedule": schedule.state_dict()}
+        assert find_odd_callback(states, trainer, {"TorchSchedule": other}) is None
+        assert find_odd_optimizer(optimizer.state_dict(), fresh) is None
 
 
 def test_weights_beside_an_average_are_finite(saved, run_from):

@@ -184,8 +184,8 @@ def _is_progress(saved: Any, own: Any) -> bool:
         return all(map(_is_progress, saved, own))
     if not is_number(own):
         return True
-    lowest = int(type(own) is int and own > 0) if isfinite(own) else -inf
-    return saved >= lowest
+    lowest = int(type(own) is int and own > 0)
+    return saved >= (min(own, lowest) if isfinite(own) else -inf)
 
 
 def _is_equal(saved: Any, own: Any) -> bool:
