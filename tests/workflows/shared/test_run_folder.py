@@ -164,6 +164,9 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     assert main([*words, "resume=auto"]) == 0
     assert not (tmp_path / "sweep.1").exists()
     before = read_all(sweep)
+    assert main([*words, "init_from=sweep/0/checkpoints/last.ckpt"]) == 2
+    assert "and init_from=sweep/0/checkpoints/last.ckpt, which" in capsys.readouterr().err
+    assert read_all(sweep) == before
     assert main(words) == 0
     assert read_all(tmp_path / "sweep.1") == before
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}

@@ -64,10 +64,22 @@ def open_run_folder(
 
 
 @contextmanager
-def open_sweep_folder(folder: Path, *, resumes: bool, has_time: bool, log: Log) -> Generator[Path]:
+def open_sweep_folder(
+    folder: Path,
+    *,
+    resumes: bool,
+    has_time: bool,
+    log: Log,
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
+) -> Generator[Path]:
     """Hold the lock of the folder of a sweep; its runs have locks of their own."""
     lock = claim_folder(
-        folder, starts_anew=not resumes, files=SWEEP_FILES, has_time=has_time, log=log
+        folder,
+        starts_anew=not resumes,
+        files=SWEEP_FILES,
+        has_time=has_time,
+        log=log,
+        inputs=inputs,
     )
     lock.start_heartbeat()
     try:
