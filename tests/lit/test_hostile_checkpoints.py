@@ -242,6 +242,7 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), [1.0]),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_mult"), 3),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_i"), 0),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), torch.tensor(1.0)),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule"), {}),
         ("scheduler=plateau", ("callbacks", "TorchSchedule", "factor"), 0.1),
         ("scheduler=plateau", ("callbacks", "TorchSchedule", "best"), float("nan")),

@@ -185,7 +185,7 @@ def _is_progress(saved: Any, own: Any) -> bool:
     if not is_number(own):
         return True
     lowest = int(type(own) is int and own > 0)
-    return saved >= (min(own, lowest) if isfinite(own) else -inf)
+    return is_number(saved) and saved >= (min(own, lowest) if isfinite(own) else -inf)
 
 
 def _is_equal(saved: Any, own: Any) -> bool:
