@@ -27,7 +27,8 @@ from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.lr import TorchSchedule
-from unet3d.lit.resume_checks import find_odd_callback, find_odd_optimizer, find_odd_scaler
+from unet3d.lit.optimizer_checks import find_odd_optimizer
+from unet3d.lit.resume_checks import find_odd_callback, find_odd_scaler
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
