@@ -52,7 +52,11 @@ def make_link(path):
     path.symlink_to("nowhere")
 
 
-@pytest.mark.parametrize("make", [make_folder, make_link, os.mkfifo])
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [make_folder, make_link, make_pipe])
 def test_what_is_no_file_is_not_taken_for_a_lock(tmp_path, make):
     lock = acquire(tmp_path)
     lock.path.unlink()
@@ -73,6 +77,7 @@ def test_the_text_of_a_lock_cannot_command_a_terminal(tmp_path):
     assert "on a\\x1b[2Jb: waiting" in lines[0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
 def test_a_process_may_have_a_name_of_any_bytes(tmp_path):
     program = tmp_path / os.fsdecode(b"\xff)")
     program.symlink_to("/bin/sleep")
