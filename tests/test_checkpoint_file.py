@@ -1,4 +1,5 @@
 import random
+import struct
 import subprocess
 import sys
 import warnings
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from unet3d import checkpoint_archive
 from unet3d.checkpoint_file import (
     extract_weights,
     load_checkpoint,
@@ -179,50 +181,101 @@ def rewrite_bytes(change):
     return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
+def rewrite_structure(structure):
+    return lambda p: rewrite(
+        p, lambda es: [(n, structure if n.endswith("data.pkl") else c) for n, c in es]
+    )
+
+
+def rename_storage(name):
+    """Name the first storage so, in the structure and as an entry."""
+    text = b"X" + struct.pack("<I", len(name.encode())) + name.encode()
+
+    def change(entries):
+        for entry, content in entries:
+            if entry.endswith("data.pkl"):
+                content = content.replace(b"X\x01\x00\x00\x000", text)
+            yield entry.replace("/data/0", f"/data/{name}"), content
+
+    return lambda p: rewrite(p, change)
+
+
 DEFLATED = zipfile.ZIP_DEFLATED
 ARCHIVES = {
-    "compressed": lambda p: rewrite(p, lambda es: [(n, c, DEFLATED) for n, c in es]),
-    "a name twice": lambda p: rewrite(p, lambda es: [*es, es[-1]]),
-    "a name in capitals": lambda p: rewrite(p, lambda es: [*es, (es[0][0].upper(), b"")]),
-    "another folder": lambda p: rewrite(p, lambda es: [*es, ("other/data.pkl", es[0][1])]),
-    "a short storage": lambda p: rewrite(
-        p, lambda es: [(n, c[:8] if n.endswith("/data/0") else c) for n, c in es]
+    "compressed": (
+        lambda p: rewrite(p, lambda es: [(n, c, DEFLATED) for n, c in es]),
+        "is compressed, which torch.save never does",
     ),
-    "no storage": lambda p: rewrite(p, lambda es: [e for e in es if not e[0].endswith("/data/0")]),
-    "a file before it": rewrite_bytes(lambda raw: b"before" + raw),
-    "a file behind it": rewrite_bytes(lambda raw: raw + b"behind"),
-    "an archive behind it": rewrite_bytes(lambda raw: raw * 2),
-    "a comment": rewrite_bytes(lambda raw: raw[:-2] + b"\x02\x00ab"),
-    "another directory": rewrite_bytes(lambda raw: raw[:-34] + b"\0" * 8 + raw[-26:]),
-    "a huge structure": lambda p: rewrite(
-        p, lambda es: [(n, c.ljust(2**25) if n.endswith("pkl") else c) for n, c in es]
+    "a name twice": (lambda p: rewrite(p, lambda es: [*es, es[-1]]), "have the same name"),
+    "a name in capitals": (
+        lambda p: rewrite(p, lambda es: [*es, (es[0][0].upper(), b"")]),
+        "two entries have the same name",
     ),
-    "deep values": lambda p: rewrite(
-        p,
-        lambda es: [(n, b"\x80\x02" + b"]" * 9**6 + b"." if n[-3:] == "pkl" else c) for n, c in es],
+    "a name that is not ASCII": (rename_storage("é"), "'archive/data/é' is not in ASCII"),
+    "a storage with a name": (rename_storage("x"), "a storage is not described as torch.save does"),
+    "another folder": (
+        lambda p: rewrite(p, lambda es: [*es, ("other/data.pkl", es[0][1])]),
+        "its entries are not in one folder",
     ),
-    "a loop": lambda p: rewrite(
-        p, lambda es: [(n, b"\x80\x02]q\0h\0a." if n[-3:] == "pkl" else c) for n, c in es]
+    "a short storage": (
+        lambda p: rewrite(p, lambda es: [(n, c[:8] if n[-7:] == "/data/0" else c) for n, c in es]),
+        "the storage 0 is not in the file with the size it declares",
     ),
-    "a huge memo": lambda p: rewrite(
-        p, lambda es: [(n, b"\x80\x02]r\xff\xff\xff\x7f." if n[-3:] == "pkl" else c) for n, c in es]
+    "no storage": (
+        lambda p: rewrite(p, lambda es: [e for e in es if not e[0].endswith("/data/0")]),
+        "the storage 0 is not in the file with the size it declares",
     ),
-    "a declared size": lambda p: rewrite(
-        p,
-        lambda es: [(n, b"\x80\x02\x8b\xff\xff\xff\x7f." if n[-3:] == "pkl" else c) for n, c in es],
+    "a file before it": (rewrite_bytes(lambda raw: b"before" + raw), "overlaps another entry"),
+    "a file behind it": (rewrite_bytes(lambda raw: raw + b"behind"), "follows its directory"),
+    "an archive behind it": (rewrite_bytes(lambda raw: raw * 2), "overlaps another entry"),
+    "a comment": (
+        rewrite_bytes(lambda raw: raw[:-2] + b"\x02\x00ab"),
+        "something follows its directory",
+    ),
+    "another directory": (
+        rewrite_bytes(lambda raw: raw[:-34] + b"\0" * 8 + raw[-26:]),
+        "it has two directories",
+    ),
+    "a huge structure": (
+        lambda p: rewrite(p, lambda es: [(n, c.ljust(2**25 * n.endswith("pkl"))) for n, c in es]),
+        "its structure takes more than 16,777,216 bytes",
+    ),
+    "deep values": (
+        rewrite_structure(b"\x80\x02" + b"]" * 9**5 + b"a" * (9**5 - 1) + b"."),
+        "its values are nested more than 50 deep",
+    ),
+    "a loop": (rewrite_structure(b"\x80\x02]q\0h\0a."), "its values are nested more than 50 deep"),
+    "more than one object": (
+        rewrite_structure(b"\x80\x02}}."),
+        "its structure holds more than one object",
+    ),
+    "an open mark": (rewrite_structure(b"\x80\x02(}."), "its structure holds more than one object"),
+    "a declared size": (
+        rewrite_structure(b"\x80\x02\x8b\xff\xff\xff\x7f."),
+        r"its structure cannot be read \(KeyError\)",
     ),
 }
-"""Archives that readers read differently, or that declare more than they hold."""
+"""Archives that readers read differently, or that declare more than they hold; and why not."""
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
 def test_an_archive_that_torch_would_not_write_is_refused(tmp_path, kind):
     path = tmp_path / "x.ckpt"
     save_checkpoint({"w": torch.arange(50.0), "v": torch.arange(9)}, path)
-    ARCHIVES[kind](path)
-    with pytest.raises(UsageError, match=r"x\.ckpt .*") as raised:
+    change, reason = ARCHIVES[kind]
+    change(path)
+    with pytest.raises(UsageError, match=rf"x\.ckpt .*{reason}") as raised:
         load_checkpoint(path)
     assert "\n" not in str(raised.value)
+
+
+def test_what_a_structure_builds_is_counted_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_archive, "MAX_OPERATIONS", 1000)
+    path = tmp_path / "x.ckpt"
+    save_checkpoint({}, path)
+    rewrite_structure(b"\x80\x02" + b"}" * 1000)(path)
+    with pytest.raises(UsageError, match="its structure has more than 1,000 operations"):
+        load_checkpoint(path)
 
 
 def test_metadata_is_not_added_to_a_file_that_is_not_plain(tmp_path):

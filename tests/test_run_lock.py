@@ -44,6 +44,52 @@ def test_a_lock_names_its_process_and_is_removed(tmp_path):
     acquire(tmp_path).release()
 
 
+def make_folder(path):
+    path.mkdir()
+
+
+def make_link(path):
+    path.symlink_to("nowhere")
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [make_folder, make_link, make_pipe])
+def test_what_is_no_file_is_not_taken_for_a_lock(tmp_path, make):
+    lock = acquire(tmp_path)
+    lock.path.unlink()
+    make(lock.path)
+    with pytest.raises(UsageError, match=r"run\.lock is not a regular file, where a run has its"):
+        acquire(tmp_path)
+    lock.release()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_the_text_of_a_lock_cannot_command_a_terminal(tmp_path):
+    write_lock(tmp_path, host="a\x1b[2Jb", started="\x1b[1m")
+    with pytest.raises(UsageError, match=r"on a\\x1b\[2Jb, since \\x1b\[1m"):
+        acquire(tmp_path)
+    lines = []
+    write_lock(tmp_path, host="a\x1b[2Jb", boot="other")
+    acquire_lock(tmp_path, lines.append)
+    assert "on a\\x1b[2Jb: waiting" in lines[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_a_process_may_have_a_name_of_any_bytes(tmp_path):
+    program = tmp_path / os.fsdecode(b"\xff)")
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "99"]) as process:
+        while Path(f"/proc/{process.pid}/comm").read_bytes() != b"\xff)\n":
+            time.sleep(0.01)
+        try:
+            assert run_lock.read_process(process.pid)[0] in ("R", "S")
+        finally:
+            process.kill()
+
+
 def test_a_draft_that_could_not_be_removed_is_removed_with_the_lock(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", Mock(side_effect=PermissionError))

@@ -2,7 +2,8 @@
 
 torch's restricted unpickler runs no code, but it builds tensors whose storage is smaller than they
 are, allocates what a file declares, and reads storages at offsets that nobody compares with the
-file. So the structure is read first, by a pickle machine that only takes notes.
+file. So the structure is read first, by an unpickler that records what would
+be built without building it.
 """
 
 import io
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
 MAX_STRUCTURE_BYTES = 2**24
-"""Of the pickle, which has no weights in it: some 800 bytes for each tensor that is trained."""
+"""Size of the pickle, which has no weights in it: some 800 bytes for each trained tensor."""
 
 MAX_VALUES = 1_000_000
 MAX_DEPTH = 50
-"""Of values, counting what is shared wherever it is used."""
+"""Limits of the values, counting what is shared wherever it is used."""
+
+MAX_OPERATIONS = 3 * MAX_VALUES
+"""Operations of the pickle: two or three make a value."""
 
 STORAGES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
@@ -40,7 +44,7 @@ OPERATIONS = (
     *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT),
     *(pickle.BINUNICODE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
 )
-"""Of the pickles that torch.save writes; the others can allocate what they declare."""
+"""Operations of the pickles that torch.save writes; others can allocate what they declare."""
 
 
 class NotPlainError(ValueError):
@@ -55,20 +59,20 @@ class Storage(NamedTuple):
     values: int
 
 
-class TensorNote(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor that would be built."""
 
     storage: Storage
     size: tuple[int, ...]
 
 
-class Note(NamedTuple):
+class ObjectSpec(NamedTuple):
     """Another object that would be built: a storage's class, a device, a number of numpy."""
 
     name: str
 
 
-PLAIN_NOTES = (Note("device"), Note("number"))
+PLAIN_OBJECTS = (ObjectSpec("device"), ObjectSpec("number"))
 """What may be a value by itself."""
 
 
@@ -103,6 +107,9 @@ def _find_odd_entry(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
         return "its entries are not in one folder"
     end = 0
     for entry in entries:
+        # Python decodes other names, which torch compares byte by byte.
+        if not entry.filename.isascii() or entry.filename != entry.orig_filename:
+            return f"the name {entry.filename!r} is not in ASCII"
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             return f"{entry.filename} is compressed, which torch.save never does"
         if entry.header_offset < end or (end == 0 and entry.header_offset):
@@ -141,12 +148,12 @@ def check_structure(path: Path) -> None:
         structure, folder = f"{root}/data.pkl", f"{root}/data/"
         if sizes.get(structure, 0) > MAX_STRUCTURE_BYTES:
             raise NotPlainError(f"its structure takes more than {MAX_STRUCTURE_BYTES:,} bytes")
-        notes = _Notes(
+        reader = _StructureReader(
             archive.read(structure),
             {n.removeprefix(folder): s for n, s in sizes.items() if n.startswith(folder)},
         )
     try:
-        content = notes.load()
+        content = reader.load()
     except (NotPlainError, EOFError):
         raise
     except RecursionError:
@@ -156,32 +163,48 @@ def check_structure(path: Path) -> None:
     check_values(content)
 
 
-class _Notes(pickle._Unpickler):  # of the standard library, in Python
-    """Read a pickle as notes."""
+def _count(operate: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return an operation of a pickle that is refused if there were too many before."""
+
+    def operate_counted(reader: "_StructureReader") -> None:
+        reader.operations += 1
+        if reader.operations > MAX_OPERATIONS:
+            raise NotPlainError(f"its structure has more than {MAX_OPERATIONS:,} operations")
+        operate(reader)
+
+    return operate_counted
+
+
+class _StructureReader(pickle._Unpickler):  # of the standard library, in Python
+    """Read a pickle, and record what it would build without building it."""
 
     dispatch: ClassVar[dict[int, Any]] = {
-        op[0]: pickle._Unpickler.dispatch[op[0]] for op in OPERATIONS
+        op[0]: _count(pickle._Unpickler.dispatch[op[0]]) for op in OPERATIONS
     }
 
     def __init__(self, data: bytes, sizes: Mapping[str, int]):
         super().__init__(io.BytesIO(data))
         self.stack: list[Any] = []
+        self.metastack: list[Any] = []
+        self.operations = 0
         self.sizes = sizes
         self.storages: dict[str, Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what takes notes instead of building."""
+        """Return what records an object instead of building it."""
         full_name = f"{module}.{name}"
         if module == "torch" and name in STORAGES:
-            return Note(name)
+            return ObjectSpec(name)
         if full_name not in BUILDERS:
             raise NotPlainError(f"it holds a {full_name}")
         return BUILDERS[full_name]
 
     def persistent_load(self, pid: Any) -> Storage:
-        """Return the note of a storage that the archive has, in the size that is declared."""
+        """Return a storage that the archive has, in the size that is declared."""
         match pid:
-            case ("storage", Note(kind), str(key), str(), int(values)) if kind in STORAGES:
+            case ("storage", ObjectSpec(kind), str(key), str(), int(values)) if (
+                kind in STORAGES and key.isascii() and key.isdigit()
+            ):
                 storage = Storage(key, kind, values)
             case _:
                 raise NotPlainError("a storage is not described as torch.save does")
@@ -192,33 +215,41 @@ class _Notes(pickle._Unpickler):  # of the standard library, in Python
         return storage
 
     def load_reduce(self) -> None:
-        """Note a call."""
+        """Record a call."""
         arguments, function = self.stack.pop(), self.stack[-1]
         if not isinstance(arguments, tuple) or function not in BUILDERS.values():
             raise NotPlainError("it calls something")
         self.stack[-1] = function(*arguments)
 
     def load_build(self) -> None:
-        """Note the attributes of an object."""
+        """Record the attributes of an object."""
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Names) and isinstance(state, dict):
             target.attributes = {**target.attributes, **state}
-        elif target != Note("dtype") or state != (3, "<", None, None, None, -1, -1, 0):
+        elif target != ObjectSpec("dtype") or state != (3, "<", None, None, None, -1, -1, 0):
             raise NotPlainError("it changes an object")
 
-    dispatch[pickle.REDUCE[0]] = load_reduce
-    dispatch[pickle.BUILD[0]] = load_build
+    def load_stop(self) -> None:
+        """End with the only object that is left."""
+        if len(self.stack) != 1 or self.metastack:
+            raise NotPlainError("its structure holds more than one object")
+        stop: Any = pickle._Unpickler.dispatch[pickle.STOP[0]]
+        stop(self)
+
+    dispatch[pickle.REDUCE[0]] = _count(load_reduce)
+    dispatch[pickle.BUILD[0]] = _count(load_build)
+    dispatch[pickle.STOP[0]] = load_stop
 
 
-def _note_tensor(
+def _record_tensor(
     storage: Any,
     offset: Any,
     size: Any,
     stride: Any,
     requires_grad: Any,
     hooks: Any,
-) -> TensorNote:
-    """Note a tensor that lies in its storage, each value in its own place."""
+) -> TensorSpec:
+    """Record a tensor that lies in its storage, each value in its own place."""
     if not isinstance(storage, Storage) or requires_grad not in (True, False) or hooks != {}:
         raise NotPlainError("a tensor is not described as torch.save does")
     if not (_are_counts(size) and _are_counts(stride) and _are_counts((offset,))):
@@ -233,70 +264,70 @@ def _note_tensor(
             span += step * (count - 1)
     if prod(size) and offset + span > storage.values:
         raise NotPlainError(f"a tensor of size {size} is larger than its storage")
-    return TensorNote(storage, size)
+    return TensorSpec(storage, size)
 
 
 def _are_counts(values: Any) -> bool:
     return isinstance(values, tuple) and all(type(n) is int and 0 <= n < 2**48 for n in values)
 
 
-def _note_parameter(data: Any, requires_grad: Any, hooks: Any) -> TensorNote:
-    if not isinstance(data, TensorNote) or requires_grad not in (True, False) or hooks != {}:
+def _record_parameter(data: Any, requires_grad: Any, hooks: Any) -> TensorSpec:
+    if not isinstance(data, TensorSpec) or requires_grad not in (True, False) or hooks != {}:
         raise NotPlainError("a parameter is not described as torch.save does")
     return data
 
 
-def _note_names() -> Names:
+def _record_names() -> Names:
     return Names()
 
 
-def _note_counter(counts: Any) -> dict[Any, Any]:
+def _record_counter(counts: Any) -> dict[Any, Any]:
     if not isinstance(counts, dict):
         raise NotPlainError("a counter is no mapping")
     return dict(counts)
 
 
-def _note_size(values: Any) -> tuple[int, ...]:
+def _record_size(values: Any) -> tuple[int, ...]:
     if not _are_counts(values):
         raise NotPlainError("a size is no tuple of ints")
     return values
 
 
-def _note_device(kind: Any, index: Any = 0) -> Note:
+def _record_device(kind: Any, index: Any = 0) -> ObjectSpec:
     if not isinstance(kind, str) or not re.fullmatch("[a-z]{1,16}", kind) or type(index) is not int:
         raise NotPlainError("a device is no name")
-    return Note("device")
+    return ObjectSpec("device")
 
 
-def _note_dtype(name: Any, *flags: Any) -> Note:
+def _record_dtype(name: Any, *flags: Any) -> ObjectSpec:
     if name not in ("f4", "f8") or flags != (False, True):
         raise NotPlainError("it holds numbers of numpy other than float32 and float64")
-    return Note("dtype")
+    return ObjectSpec("dtype")
 
 
-def _note_bytes(text: Any, encoding: Any) -> bytes:
+def _record_bytes(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or encoding != "latin1":
         raise NotPlainError("bytes are no text")
     return text.encode("latin1")
 
 
-def _note_number(dtype: Any, value: Any) -> Note:
-    if dtype != Note("dtype") or not isinstance(value, bytes) or len(value) not in (4, 8):
+def _record_number(dtype: Any, value: Any) -> ObjectSpec:
+    if dtype != ObjectSpec("dtype") or not isinstance(value, bytes) or len(value) not in (4, 8):
         raise NotPlainError("a number of numpy is not described as numpy does")
-    return Note("number")
+    return ObjectSpec("number")
 
 
 BUILDERS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor_v2": _note_tensor,
-    "torch._utils._rebuild_parameter": _note_parameter,
-    "torch.Size": _note_size,
-    "torch.device": _note_device,
-    "collections.OrderedDict": _note_names,
-    "collections.Counter": _note_counter,
-    "numpy.dtype": _note_dtype,
-    "numpy._core.multiarray.scalar": _note_number,
-    "numpy.core.multiarray.scalar": _note_number,
-    "_codecs.encode": _note_bytes,
+    "torch._utils._rebuild_tensor_v2": _record_tensor,
+    "torch._utils._rebuild_parameter": _record_parameter,
+    "torch.Size": _record_size,
+    "torch.device": _record_device,
+    "collections.OrderedDict": _record_names,
+    "collections.Counter": _record_counter,
+    "numpy.dtype": _record_dtype,
+    "numpy._core.multiarray.scalar": _record_number,
+    "numpy.core.multiarray.scalar": _record_number,
+    "_codecs.encode": _record_bytes,
 }
 """All that a checkpoint may build: torch's tensors and devices, nnU-Net's scores, plain values."""
 
@@ -311,7 +342,7 @@ def check_values(content: Any) -> None:
             raise NotPlainError(f"it holds more than {MAX_VALUES:,} values")
         if depth > MAX_DEPTH:
             raise NotPlainError(f"its values are nested more than {MAX_DEPTH} deep")
-        if isinstance(value, TensorNote) or value in PLAIN_NOTES:
+        if isinstance(value, TensorSpec) or value in PLAIN_OBJECTS:
             continue
         if isinstance(value, dict):
             odd = [key for key in value if type(key) not in (str, int)]

@@ -15,13 +15,13 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.text import is_utf8
 
 FORMAT_VERSION = 1
-"""Of checkpoints; raised when an older unet3d could not read them any more."""
+"""Version of checkpoints; raised when an older unet3d could not read them any more."""
 
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 )
-"""Of weights."""
+"""Kinds of numbers that weights may be."""
 
 NUMPY_NUMBERS: list[Any] = [
     np.float64(0).__reduce__()[0],

@@ -6,9 +6,11 @@ process on this host is gone is known at once. A process elsewhere is gone if it
 which is watched here for two beats at least: clocks of two hosts are never compared, and may jump.
 """
 
+import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from uuid import uuid4
 
 from unet3d.atomic_write import atomic_write, name_file
 from unet3d.errors import UsageError
+from unet3d.text import escape_unprintable
 
 NAME = "run.lock"
 
@@ -33,9 +36,13 @@ STALE_SECONDS = 60.0
 POLL_SECONDS = 0.5
 
 EXIT_CODE = 4
-"""Of a run whose lock was taken over: another one writes to its folder now."""
+"""Exit code of a run whose lock was taken over: another one writes to its folder now."""
 
 Log = Callable[[str], None]
+
+
+class NotALockError(OSError):
+    """Something else than a file has the name of a lock."""
 
 
 class RunLock:
@@ -90,18 +97,22 @@ def acquire_lock(folder: Path, log: Log, *, launcher: int | None = None) -> RunL
     """
     lock = RunLock(folder, make_record())
     while not create_exclusively(lock.path, lock.record):
-        holders = list_holders(lock.path)
+        try:
+            holders = list_holders(lock.path)
+        except NotALockError as error:
+            raise UsageError(
+                f"{error.filename} is not a regular file, where a run has its lock: remove it"
+            ) from error
         if not holders:
             continue  # released in the meantime
         file, record = holders[-1]
         known = parse_record(record)
         is_ours = launcher is not None and known.get("pid") == launcher and is_running(known)
         if not is_ours and not is_stale(file, record, known, log):
-            who = f"process {known.get('pid', '?')} on {known.get('host', 'an unknown host')}"
-            since = f", since {known['started']}" if "started" in known else ""
+            since = escape_unprintable(f", since {known['started']}" if "started" in known else "")
             raise UsageError(
-                f"{folder} is in use by {who}{since}: wait until it has ended, or set another "
-                "hydra.run.dir="
+                f"{folder} is in use by {describe_process(known)}{since}: wait until it has ended, "
+                "or set another hydra.run.dir="
             )
         successor = get_successor(lock.path, record)
         if not create_exclusively(successor, lock.record):
@@ -125,13 +136,18 @@ def list_holders(path: Path) -> list[tuple[Path, bytes]]:
     file = path
     while True:
         try:
-            record = file.read_bytes()
+            record = read_lock(file)
         except FileNotFoundError:
             return holders
-        except IsADirectoryError as error:
-            raise UsageError(f"{file} is a folder, where a run has its lock: remove it") from error
         holders.append((file, record))
         file = get_successor(path, record)
+
+
+def read_lock(file: Path) -> bytes:
+    """Return the content of a lock; a pipe would block, and a link may lead nowhere."""
+    if not stat.S_ISREG(file.lstat().st_mode):
+        raise NotALockError(errno.EINVAL, "not a regular file", str(file))
+    return file.read_bytes()
 
 
 def get_successor(path: Path, record: bytes) -> Path:
@@ -195,6 +211,12 @@ def parse_record(record: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def describe_process(known: dict[str, Any]) -> str:
+    """Return the process that holds a lock, as a terminal may show it."""
+    pid, host = known.get("pid", "?"), known.get("host", "an unknown host")
+    return escape_unprintable(f"process {pid} on {host}")
+
+
 @cache
 def identify_kernel() -> dict[str, str | None]:
     """Return what processes that see each other's ids have in common; containers differ."""
@@ -208,9 +230,10 @@ def identify_kernel() -> dict[str, str | None]:
 def read_process(pid: int) -> tuple[str, str | None]:
     """Return the state of a process and when it started; an empty state if there is none."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        content = Path(f"/proc/{pid}/stat").read_bytes()  # the name of a process is any bytes
     except OSError:
         return "", None
+    fields = content.rpartition(b")")[2].decode().split()
     return fields[0], fields[19]
 
 
@@ -246,8 +269,8 @@ def is_stale(file: Path, record: bytes, known: dict[str, Any], log: Log) -> bool
     left = STALE_SECONDS - max(0.0, read_clock(file.parent) - beat)
     left = max(left, 2 * HEARTBEAT_SECONDS)  # the file system's clock may have jumped
     log(
-        f"{file.parent} is in use by process {known.get('pid', '?')} on "
-        f"{known.get('host', 'an unknown host')}: waiting up to {left:.0f} s for a sign of life"
+        f"{file.parent} is in use by {describe_process(known)}: waiting up to {left:.0f} s for a "
+        "sign of life"
     )
     deadline = time.monotonic() + left
     while time.monotonic() < deadline:

@@ -101,15 +101,17 @@ def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested mapping with dotted keys.
+def flatten_keys(
+    config: Mapping[str, Any], prefix: str = "", *, whole: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested mapping with dotted keys; mappings named in `whole` are leaves.
 
     >>> dict(flatten_keys({"model": {"depth": 3, "kernel_size": [1, 3, 3]}}))
     {'model.depth': 3, 'model.kernel_size': [1, 3, 3]}
     """
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flatten_keys(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and key not in whole:
+            yield from flatten_keys(value, f"{prefix}{key}.", whole=whole)
         else:
             yield f"{prefix}{key}", value
 

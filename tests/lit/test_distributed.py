@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch.distributed as dist
 
-from unet3d.lit.distributed import HeartbeatThread
+from unet3d.lit.distributed import HeartbeatThread, run_on_rank_zero
 from unet3d.machine.distributed_env import ProcessRank
 
 
@@ -34,6 +35,17 @@ def test_a_store_that_does_not_answer_means_rank_0_and_is_not_queried_again():
         heartbeat.store = None
         heartbeat.answered -= 60
         assert heartbeat.wait_for_unresponsive() == "rank 0"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow text only")
+def test_a_folder_whose_name_is_not_text_is_known_to_every_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for rank in range(2):
+            process = ProcessRank(rank=rank, world_size=2)
+            assert run_on_rank_zero(process, lambda: "runs/é\udcff") == "runs/é\udcff"
     finally:
         dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """Training on a real file system that is full; skipped where none can be mounted."""
 
+import errno
 import json
 import subprocess
 
@@ -140,3 +141,19 @@ def test_a_checkpoint_that_does_not_fit_keeps_the_previous_one(tiny, capsys):
 def test_other_errors_while_saving_are_raised(tmp_path):
     with pytest.raises((AttributeError, TypeError)):
         FaultTolerantCheckpointIO().save_checkpoint({"a": lambda: None}, tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(errno.ENOTCONN, "No route"), "No route"), (OSError("torn"), "torn")],
+)
+def test_an_error_of_a_disk_is_named_whatever_it_says(tmp_path, capsys, error, reason):
+    AppendOnlyFile(tmp_path / "events").warn(error)
+    line = f"unet3d: some metrics were not logged; training continues: {tmp_path}: {reason}\n"
+    assert capsys.readouterr().err == line
+
+    def write():
+        raise error
+
+    FaultTolerantCheckpointIO()._try(tmp_path / "last.ckpt", write)
+    assert f"last.ckpt: {reason}; no previous checkpoint" in capsys.readouterr().err

@@ -2,17 +2,33 @@
 
 import random
 from contextlib import suppress
+from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.optim import lr_scheduler
 
-from tests.lit.helpers.hostile_checkpoints import TENSORS, VALUES, change, get, iter_paths, remove
+from tests.lit.helpers.hostile_checkpoints import (
+    LAYOUTS,
+    TENSORS,
+    VALUES,
+    change,
+    get,
+    iter_paths,
+    remove,
+)
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.optimizer_checks import find_odd_optimizer
+from unet3d.lit.resume_checks import find_odd_callback, find_odd_scaler
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.fit import fit_model
@@ -23,6 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
 TINY = ("model.width=4", "model.depth=2", "data.num_workers=0", "logger=none", "callbacks=[]")
 STATE = ("optimizer_states", 0, "state", 0)
 GROUP = ("optimizer_states", 0, "param_groups", 0)
+ONE_CYCLE = "scheduler=one_cycle scheduler.total_steps=5"
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +87,16 @@ def saved(run_from):
     return save
 
 
-@pytest.mark.parametrize("kind", TENSORS)
-@pytest.mark.parametrize("name", ["exp_avg", "step"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("exp_avg", kind) for kind in TENSORS),
+        *(("step", kind) for kind in TENSORS if kind not in LAYOUTS),
+    ],
+)
 def test_a_state_that_is_no_state_of_the_optimizer_is_refused(saved, run_from, name, kind):
     path = (*STATE, name)
     value = TENSORS[kind](get(saved(), path))
-    if name == "step" and kind == "expanded":  # a single number overlaps with nothing
-        return
     with pytest.raises(UsageError, match=r"x\.ckpt"):
         run_from(change(saved(), path, value), None)
 
@@ -104,7 +124,13 @@ def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, o
         ((*GROUP, "lr"), torch.zeros(3), "lr is a tensor"),
         ((*GROUP, "initial_lr"), float("nan"), "initial_lr is nan"),
         ((*GROUP, "initial_lr"), 2**2000, "initial_lr is"),
-        ((*GROUP, "betas"), (2.0, 0.9), "Invalid beta"),
+        ((*GROUP, "initial_lr"), 1e9, "initial_lr is 1000000000.0, not 0.003"),
+        ((*GROUP, "lr"), -1.0, "Invalid learning rate"),
+        ((*GROUP, "lr"), torch.tensor(0.003), "lr is a tensor"),
+        ((*GROUP, "betas"), (0.5, 0.5), r"betas is \(0.5, 0.5\), not \(0.9, 0.999\)"),
+        ((*GROUP, "eps"), torch.tensor(1e-8), "eps is a tensor"),
+        ((*GROUP, "lr_factor"), 2.0, "lr_factor is 2.0, and this run has none"),
+        ((*GROUP, "starts_at"), True, "starts_at is True, and this run has none"),
         ((*GROUP, "betas"), (0.9,), "betas is"),
         ((*GROUP, "fused"), None, "fused is None, not True"),
         ((*GROUP, "capturable"), True, "capturable is True"),
@@ -149,10 +175,49 @@ def test_numbers_that_no_step_gives_a_state_are_refused(saved, run_from, name, n
         run_from(change(saved(), path, value), None)
 
 
+def test_an_optimizer_that_has_stepped_has_a_state(saved, run_from):
+    content = saved("trainer.max_steps=2")
+    with pytest.raises(UsageError, match="state is empty, but the optimizer has stepped"):
+        run_from(change(content, STATE[:3], {}), None)
+    run_from(change(content, ("skipped_steps",), 2) | {"optimizer_states": _clear(content)}, None)
+
+
+def _clear(content):
+    return [{**content["optimizer_states"][0], "state": {}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("scale", value) for value in (0.0, -1.0, float("inf"), float("nan"), "x")),
+        *(("growth_interval", 0.5), ("backoff_factor", 5.0), ("_growth_tracker", -1)),
+    ],
+)
+def test_a_loss_scale_that_no_run_has_is_refused(name, value):
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    trainer = SimpleNamespace(precision_plugin=plugin)
+    state = {**plugin.state_dict(), "scale": 8.0, "_growth_tracker": 3}
+    assert find_odd_scaler({"MixedPrecision": state}, trainer) is None
+    assert find_odd_scaler({"MixedPrecision": {**state, name: value}}, trainer) is not None
+    assert find_odd_scaler({}, trainer) is not None
+
+
 def test_states_that_share_their_values_are_refused(saved, run_from):
     shared = get(saved(), (*STATE, "exp_avg_sq"))
     with pytest.raises(UsageError, match="shares its values"):
         run_from(change(saved(), (*STATE, "exp_avg_sq"), None) | _share(saved(), shared), None)
+
+
+def test_states_in_the_layout_of_their_parameters_are_accepted():
+    weight = nn.Parameter(torch.rand(4, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    fresh = deepcopy(optimizer)
+    weight.grad = torch.rand_like(weight)
+    optimizer.step()
+    assert find_odd_optimizer(optimizer.state_dict(), fresh) is None
+    plain = nn.Parameter(torch.rand(4, 3, 2, 2, 2))
+    other = torch.optim.AdamW([plain], fused=True)
+    assert "exp_avg has the strides" in find_odd_optimizer(optimizer.state_dict(), other)
 
 
 def _share(content, tensor):
@@ -175,6 +240,16 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
         ("ema_decay=0.9", ("trained_weights", "model.heads.0.bias"), torch.zeros(9)),
         ("ema_decay=0.9", ("averaged_steps",), -1),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), "x"),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "base_lrs"), [1.0]),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_mult"), 3),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_i"), 0),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), torch.tensor(1.0)),
+        ("scheduler=warm_restarts", ("callbacks", "TorchSchedule"), {}),
+        ("scheduler=plateau", ("callbacks", "TorchSchedule", "factor"), 0.1),
+        ("scheduler=plateau", ("callbacks", "TorchSchedule", "best"), float("nan")),
+        (ONE_CYCLE, (*GROUP, "betas"), (0.5, 0.999)),
+        (ONE_CYCLE, (*GROUP, "betas"), (0.9, 0.5)),
+        (ONE_CYCLE, (*GROUP, "max_lr"), 1.0),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "step"), 5),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), float("nan")),
     ],
@@ -182,8 +257,45 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
 def test_averages_and_schedules_are_compared_with_those_of_the_run(
     saved, run_from, option, path, value
 ):
-    with pytest.raises(UsageError, match=r"trained_weights|average of the weights|TorchSchedule"):
-        run_from(change(saved(option), path, value), None, option)
+    with pytest.raises(
+        UsageError, match=r"trained_weights|average of the|TorchSchedule|betas|max_lr"
+    ):
+        run_from(change(saved(*option.split()), path, value), None, *option.split())
+
+
+SCHEDULES = [
+    lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=2),
+    lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+def test_a_schedule_of_torch_resumes_from_what_it_saves(make):
+    def build():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        optimizer.param_groups[0]["initial_lr"] = 0.1
+        return optimizer, make(optimizer)
+
+    (optimizer, schedule), (fresh, other) = build(), build()
+    trainer = SimpleNamespace(callbacks=[TorchSchedule(make, limits=None)])
+    for _ in range(6):
+        optimizer.step()
+        schedule.step()
+        states = {"TorchSchedule": schedule.state_dict()}
+        assert find_odd_callback(states, trainer, {"TorchSchedule": other}) is None
+        assert find_odd_optimizer(optimizer.state_dict(), fresh) is None
+
+
+def test_weights_beside_an_average_are_finite(saved, run_from):
+    path = ("trained_weights", "model.heads.0.bias")
+    value = torch.full_like(get(saved("ema_decay=0.9"), path), torch.nan)
+    with pytest.raises(UsageError, match=r"heads\.0\.bias contains NaN or infinite values"):
+        run_from(change(saved("ema_decay=0.9"), path, value), None, "ema_decay=0.9")
 
 
 def assert_equal_runs(a, b):
@@ -200,9 +312,9 @@ def assert_equal_runs(a, b):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_changed_value_is_refused_or_changes_nothing(saved, run_from, data):
-    content = {key: value for key, value in saved().items() if key not in ("unet3d",)}
-    unchanged = saved("trainer.max_steps=2")
-    path = data.draw(st.sampled_from(list(iter_paths(content))))
+    content, unchanged = saved(), saved("trainer.max_steps=2")
+    paths = [path for path in iter_paths(content) if path[0] != "unet3d"]
+    path = data.draw(st.sampled_from(paths))
     value = get(content, path)
     if isinstance(value, torch.Tensor):
         value = TENSORS[data.draw(st.sampled_from(sorted(TENSORS)))](value)

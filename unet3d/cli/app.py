@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import run_with_error_handling
@@ -117,12 +118,25 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
     path = [f"hydra.searchpath=['file://{folder.absolute()}']" for folder in config_dirs]
     with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        own = compose("train", overrides=[*path, *fixed], return_hydra_config=True).hydra
+        config = compose("train", overrides=[*path, *fixed], return_hydra_config=True)
+        own, inputs = config.hydra, select_inputs(config)
         folder, has_time = Path(own.sweep.dir), has_current_time(own, "sweep")
     resumes = "resume='auto'" in args  # as quote_override writes it
-    with open_sweep_folder(folder, resumes=resumes, has_time=has_time, log=print) as found:
+    with open_sweep_folder(
+        folder, resumes=resumes, has_time=has_time, log=print, inputs=inputs
+    ) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
+
+
+def select_inputs(config: DictConfig) -> dict[str, Path | None]:
+    """Return the files and folders that all jobs of a sweep read, by key."""
+    inputs: dict[str, Path | None] = {}
+    for key in ("init_from", "data.root", "data.cache", "data.splits"):
+        with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
+            value = OmegaConf.select(config, key)
+            inputs[key] = Path(value) if isinstance(value, str) else None
+    return inputs
 
 
 def read_plans(args: Sequence[str]) -> Sequence[str]:

@@ -21,7 +21,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         if processes > 1:
             extra = ["memory.if_too_large=error"] if composition.sweeping else []
             with open_run_folder(
-                folder, resume=settings.resume, composition=composition, log=print, hands_over=True
+                folder,
+                resume=settings.resume,
+                composition=composition,
+                log=print,
+                inputs=settings.list_inputs(),
+                hands_over=True,
             ) as own:
                 return launch_ranks([*composition.overrides, *extra], own, processes)
     result = train_as_rank(settings, folder, process, log=print)

@@ -213,16 +213,21 @@ def run_on_rank_zero(process: ProcessRank, action: Callable[[], str]) -> str:
     store = dist.distributed_c10d._get_default_store()
     if process.rank > 0:
         store.wait(["result"], PREPROCESSING_TIMEOUT)
-        is_error, _, text = store.get("result").decode().partition(" ")
+        is_error, _, text = os.fsdecode(store.get("result")).partition(" ")
         if is_error == "error":
             raise UsageError(text)
         return text
+
+    def set_result(text: str) -> None:
+        value: Any = os.fsencode(text)  # a path may be any bytes
+        store.set("result", value)
+
     try:
         result = action()
     except Exception as error:
-        store.set("result", f"error {error}")
+        set_result(f"error {error}")
         raise
-    store.set("result", f"ok {result}")
+    set_result(f"ok {result}")
     return result
 
 

@@ -1,8 +1,10 @@
 """Whether a checkpoint is of the experiment that resumes it: what may change, and what may not."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from unet3d.text import flatten_keys
 
 MAY_CHANGE = (
     # Limits: how long it trains.
@@ -23,8 +25,8 @@ MAY_CHANGE = (
 )
 """Keys that a resumed run may change, with all keys below them; any other key is compared."""
 
-ABSENT: dict[str, Any] = {}
-"""Values of keys that checkpoints can lack because the keys came later; of others: None."""
+SAVED_ALWAYS = ("seed", "number of processes", "data.batch_size", "patches per epoch", "classes")
+"""Keys that the checkpoints of every unet3d have; others came later."""
 
 MAX_NAMED = 12
 """Differences that are named in full."""
@@ -36,10 +38,13 @@ MAX_CASES = 3
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
     ignored = (*MAY_CHANGE, *fixed)
-    config = flatten(_get_mapping(metadata, "config"))
+    config = flatten_keys(_get_mapping(metadata, "config"), whole=("regions",))
     values = {key: value for key, value in config if not is_below(key, ignored)}
     values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
-    values |= flatten(_get_mapping(metadata, "preprocessing"), "preprocessing.")
+    values |= flatten_keys(_get_mapping(metadata, "preprocessing"), "preprocessing.")
+    values |= {  # the order of regions matters
+        key: list(value.items()) for key, value in values.items() if isinstance(value, Mapping)
+    }
     return to_json({**values, **fixed})
 
 
@@ -47,12 +52,12 @@ def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     """Return what differs, as text with both values; another class hides its other keys."""
     keys = [*now, *(key for key in saved if key not in now)]
     if "cases" not in saved:  # of an earlier unet3d: what it does not say is not compared
-        keys = [key for key in now if key in saved]
-    different = [key for key in keys if key != "cases" and _get(saved, key) != _get(now, key)]
+        keys = [key for key in now if key in saved or key in SAVED_ALWAYS]
+    different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
     groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
     shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
     lines = [
-        f"{key} is {_format(_get(now, key))} now, but was {_format(_get(saved, key))}"
+        f"{key} is {_format(now.get(key))} now, but was {_format(saved.get(key))}"
         for key in shown[:MAX_NAMED]
     ]
     if len(shown) > MAX_NAMED:
@@ -79,21 +84,6 @@ def find_other_cases(part: str, saved: Mapping[str, Any], now: Mapping[str, Any]
     return lines
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield plain values by dotted key; the order of regions matters, so they are one value.
-
-    >>> dict(flatten({"a": {"b": 1, "c": {}}, "regions": {"x": [1]}}))
-    {'a.b': 1, 'regions': [['x', [1]]]}
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and key == "regions":
-            yield f"{prefix}{key}", [[name, labels] for name, labels in value.items()]
-        elif isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def is_below(key: str, parents: Iterable[str]) -> bool:
     """Return whether a key is one of these, or below one.
 
@@ -112,10 +102,6 @@ def _get_mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a part of a checkpoint's metadata; nothing if it is no part."""
     part = metadata.get(key)
     return part if isinstance(part, Mapping) else {}
-
-
-def _get(values: Mapping[str, Any], key: str) -> Any:
-    return values.get(key, ABSENT.get(key))
 
 
 def _format(value: Any) -> str:

@@ -34,7 +34,7 @@ class FaultTolerantCheckpointIO(AtomicCheckpointIO):
             write()
         except OSError as error:
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
-            message = f"{path}: {error.strerror}; {kept}"
+            message = f"{path}: {error.strerror or error}; {kept}"
             if path.name not in self.failed_saves:
                 warn(": ".join(filter(None, (f"{message}; training continues", get_cure(error)))))
             self.failed_saves[path.name] = ": ".join(filter(None, (message, get_cure(error))))

@@ -1,36 +1,37 @@
 """Compare what a checkpoint holds with the run that it is loaded into, before it is.
 
-Optimizers and loops trust what they load: an optimizer's kernel writes to a state of another size
-beyond its end. So every part that a run restores must look like what the run itself would save.
+Lightning and callbacks trust what they load. So every part that a run restores must look like what
+the run itself would save.
 """
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from inspect import signature
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from packaging.version import InvalidVersion, Version
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from unet3d.checkpoint_file import find_mismatch
-from unet3d.errors import summarize_error
 from unet3d.lit.callbacks.lr import TorchSchedule
 from unet3d.lit.callbacks.weight_averaging import WeightAveraging
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.state_types import is_alike, is_count, is_number, matches
-
-Found = str | None
-"""What is wrong; None if nothing."""
-
-NOT_NEGATIVE = (
-    *("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "exp_inf"),
-    *("row_var", "col_var", "variance", "mu_product", "step_size", "eta", "mu"),
+from unet3d.lit.optimizer_checks import Found, find_odd_optimizer, is_known_part
+from unet3d.lit.state_types import (
+    is_alike,
+    is_count,
+    is_equal,
+    is_number,
+    matches,
+    shorten,
 )
-"""States of torch's optimizers that count steps, or average squares and other sizes."""
+
+SCHEDULE_PROGRESS = (
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
+    *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"),
+)
+"""Values of torch's schedulers that change as they step."""
 
 
 def find_problem(
@@ -56,12 +57,22 @@ def find_problem(
     if schedulers != []:
         return f"lr_schedulers is {shorten(schedulers)}"
     optimizer = module.configure_optimizers()
+    schedules = {  # they add hyperparameters to the optimizer
+        callback.state_key: callback.make_scheduler(optimizer=optimizer)
+        for callback in _list_callbacks(trainer)
+        if isinstance(callback, TorchSchedule)
+    }
     return (
         find_mismatch(own, weights)
         or find_odd_average(content, own, trainer)
         or find_odd_scaler(content, trainer)
-        or find_odd_callback(content.get("callbacks"), trainer, optimizer)
-        or find_odd_optimizer(optimizers[0], optimizer)
+        or find_odd_callback(content.get("callbacks"), trainer, schedules)
+        or find_odd_optimizer(
+            optimizers[0],
+            optimizer,
+            is_known=all(map(is_known_part, (optimizer, *schedules.values()))),
+            has_stepped=_has_stepped(counts, trainer),
+        )
     )
 
 
@@ -88,24 +99,34 @@ def find_odd_average(
         if name.startswith(WeightAveraging.PREFIX) and value.is_floating_point()
     ]
     mismatch = find_mismatch({name: own[name] for name in names}, trained)
-    return mismatch and f"trained_weights: {mismatch}"
+    if mismatch is not None:
+        return f"trained_weights: {mismatch}"
+    for name in names:
+        if not trained[name].isfinite().all():
+            return f"trained_weights: {name} contains NaN or infinite values"
+    return None
 
 
 def find_odd_scaler(content: Mapping[str, Any], trainer: pl.Trainer) -> Found:
     """Return what is wrong with the state of the precision, such as a loss scale."""
     plugin = trainer.precision_plugin
     key = type(plugin).__qualname__
-    if key not in content:
-        return None
-    own, saved = plugin.state_dict(), content[key]
-    if not isinstance(saved, dict) or (own and not is_alike(saved, own)):
-        return f"{key} is {shorten(saved)}"
-    if any(value < 0 for value in saved.values() if own):
-        return f"{key} is {shorten(saved)}"
-    return None
+    own, saved = plugin.state_dict(), content.get(key, {})
+    fits = is_alike(saved, own) and all(
+        _fits_loss_scale(name, saved[name], value) for name, value in own.items()
+    )
+    return None if fits else f"{key} is {shorten(saved)}"
 
 
-def find_odd_callback(states: Any, trainer: pl.Trainer, optimizer: Optimizer) -> Found:
+def _fits_loss_scale(name: str, saved: Any, own: Any) -> bool:
+    if name == "scale":
+        return isfinite(saved) and saved > 0
+    return is_count(saved) if name == "_growth_tracker" else is_equal(saved, own)
+
+
+def find_odd_callback(
+    states: Any, trainer: pl.Trainer, schedules: Mapping[str, LRScheduler]
+) -> Found:
     """Return what is wrong with the states of callbacks that say what they save.
 
     Others, of Lightning or a user, check their states themselves.
@@ -114,170 +135,51 @@ def find_odd_callback(states: Any, trainer: pl.Trainer, optimizer: Optimizer) ->
         return f"callbacks is {shorten(states)}"
     for callback in _list_callbacks(trainer):
         key = callback.state_key
-        if key not in states:
-            continue
         expected = getattr(callback, "STATE", None)
-        if isinstance(callback, TorchSchedule):
-            saved = states[key]
-            own = callback.make_scheduler(optimizer=deepcopy(optimizer)).state_dict()
-            if saved != {} and not is_alike(saved, own):
+        if key in schedules:
+            fits = _fits_schedule if is_known_part(schedules[key]) else is_alike
+            if not fits(states.get(key), schedules[key].state_dict()):
                 return f"callbacks.{key} is not the state of this scheduler"
+        elif key not in states:
+            continue
         elif expected is not None and not matches(states[key], expected):
             return f"callbacks.{key} is {shorten(states[key])}"
     return None
+
+
+def _fits_schedule(saved: Any, own: Any) -> bool:
+    """Return whether a scheduler's state differs from a fresh one's in its progress alone."""
+    if isinstance(own, Mapping):
+        return is_alike(saved, own) and all(
+            _is_progress(saved[key], own[key])
+            if key in SCHEDULE_PROGRESS
+            else _fits_schedule(saved[key], own[key])
+            for key in own
+        )
+    if isinstance(own, list | tuple):
+        return is_alike(saved, own) and all(map(_fits_schedule, saved, own))
+    return is_equal(saved, own)
+
+
+def _is_progress(saved: Any, own: Any) -> bool:
+    """Return whether values, which are alike, can be counts, learning rates or a best metric."""
+    if isinstance(own, list | tuple):
+        return all(map(_is_progress, saved, own))
+    if not is_number(own):
+        return True
+    lowest = int(type(own) is int and own > 0)
+    return is_number(saved) and saved >= (min(own, lowest) if isfinite(own) else -inf)
 
 
 def _list_callbacks(trainer: Any) -> Sequence[pl.Callback]:
     return trainer.callbacks
 
 
-def find_odd_optimizer(saved: Any, optimizer: Optimizer) -> Found:
-    """Return what is wrong with the state of an optimizer that has not stepped yet."""
-    own = optimizer.state_dict()
-    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-        return "optimizer_states[0] has no state"
-    groups = saved.get("param_groups")
-    if not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
-        return f"the optimizer has {len(own['param_groups'])} groups of parameters"
-    for number, (given, expected) in enumerate(zip(groups, own["param_groups"], strict=True)):
-        problem = find_odd_group(given, expected) or find_bad_hyperparameters(given, optimizer)
-        if problem is not None:
-            return f"optimizer_states[0].param_groups[{number}]: {problem}"
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    stepped = predict_states(optimizer)
-    is_torch = type(optimizer).__module__.startswith("torch.")
-    storages: set[int] = set()
-    for key, state in saved["state"].items():
-        where = f"optimizer_states[0].state[{key!r}]"
-        if type(key) is not int or not 0 <= key < len(parameters):
-            return f"{where} belongs to no parameter"
-        if not isinstance(state, dict):
-            return f"{where} is {shorten(state)}"
-        expected = stepped[key]
-        if expected is not None and is_torch and state.keys() != expected.keys():
-            return f"{where} has {', '.join(map(str, state))}, not {', '.join(expected)}"
-        for name, value in state.items():
-            problem = find_odd_state(value, (expected or {}).get(name), parameters[key])
-            if problem is None and is_torch:
-                problem = find_odd_numbers(name, value)
-            if problem is not None:
-                return f"{where}.{name} {problem}"
-            if isinstance(value, Tensor) and value.numel():
-                start = value.untyped_storage().data_ptr()
-                if start in storages:
-                    return f"{where}.{name} shares its values with another state"
-                storages.add(start)
-    return None
+def _has_stepped(counts: Mapping[str, int], trainer: pl.Trainer) -> bool:
+    """Return whether the optimizer must have changed weights.
 
-
-def find_odd_group(saved: Any, own: Mapping[str, Any]) -> Found:
-    """Return what differs in the kinds of hyperparameters, and in options that choose a kernel."""
-    if not isinstance(saved, dict) or saved.get("params") != own["params"]:
-        return "its parameters are not those of this run"
-    if not all(type(n) is int for n in saved["params"]):
-        return "its parameters are not numbered"
-    for key, value in own.items():
-        is_option = isinstance(value, bool | None)
-        if key == "params" or (key not in saved and is_option):
-            continue  # one that an older torch did not have
-        if key not in saved:
-            return f"it has no {key}"
-        if not is_alike(saved[key], value) or (is_option and saved[key] is not value):
-            return f"{key} is {shorten(saved[key])}, not {shorten(value)}"
-    for key, value in saved.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        if key != "params" and not all(map(_is_hyperparameter, values)):
-            return f"{key} is {shorten(value)}"
-    return None
-
-
-def _is_hyperparameter(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.dim() == 0 and value.is_floating_point() and bool(value.isfinite())
-    return value is None or isinstance(value, str | bool) or _is_finite(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and isfinite(value)
-
-
-def find_bad_hyperparameters(saved: Mapping[str, Any], optimizer: Optimizer) -> Found:
-    """Return why the optimizer would not take these values from a config."""
-    names = signature(type(optimizer)).parameters.keys() & saved.keys() - {"params"}
-    try:
-        type(optimizer)([nn.Parameter(torch.zeros(1))], **{name: saved[name] for name in names})
-    except (ValueError, RuntimeError) as error:
-        return summarize_error(error)
-    except TypeError:  # of a user's: it takes other arguments than it keeps
-        return None
-    return None
-
-
-def find_odd_state(value: Any, expected: Any, parameter: Tensor) -> Found:
-    """Return how a value of a state differs from the one that a step of this optimizer makes."""
-    like = parameter if expected is None else expected
-    if isinstance(value, Tensor):
-        if expected is not None and not isinstance(expected, Tensor):
-            return f"is a tensor, not {shorten(expected)}"
-        shape, own = list(value.shape), list(like.shape)
-        if shape != own and (expected is not None or value.numel() > parameter.numel()):
-            return f"has the shape {shape}, not {own}"
-        if value.is_floating_point() != like.is_floating_point() and expected is not None:
-            return f"is of {value.dtype}, not of {like.dtype}"
-        if value.dim() == 0 and not value.isfinite():
-            return f"is {value.item()}"
-        return None
-    if isinstance(expected, Tensor):
-        return f"is {shorten(value)}, not a tensor"
-    return None if is_alike(value, like if expected is not None else value) else "is not alike"
-
-
-def find_odd_numbers(name: Any, value: Any) -> Found:
-    """Return why no step of torch's optimizers gives a state these numbers."""
-    if not isinstance(value, Tensor | int | float):
-        return None
-    numbers = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-    if not numbers.is_floating_point() or not numbers.numel():
-        return None
-    low, high = (bound.item() for bound in numbers.aminmax())
-    if not isfinite(low) or not isfinite(high):
-        return "contains NaN or infinite values"
-    return f"has the value {low:.4g}, below 0" if low < 0 and name in NOT_NEGATIVE else None
-
-
-def predict_states(optimizer: Optimizer) -> list[dict[str, Any] | None]:
-    """Return the state that a step of the optimizer gives each parameter.
-
-    Copies of the parameters step, one of each size. None where they cannot alone.
+    The last step may have been skipped, which is counted with the next batch. With a loss scale,
+    all of the first ones may have been, uncounted.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    states: dict[Any, dict[str, Any] | None] = {}
-    keys: list[Any] = []
-    with torch.random.fork_rng(devices=[]):
-        for number, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                keys.append((number, parameter.shape, parameter.dtype))
-                if keys[-1] in states:
-                    continue
-                copy = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
-                copy.grad = torch.zeros_like(copy)
-                stepping = deepcopy(optimizer, {id(p): p for p in parameters})
-                stepping.param_groups = [{**group, "params": [copy]}]
-                try:
-                    stepping.step()
-                except Exception:  # a user's, or one that needs a closure
-                    states[keys[-1]] = None
-                else:
-                    values = dict(stepping.state[copy])
-                    states[keys[-1]] = {
-                        k: v.to("meta") if isinstance(v, Tensor) else v for k, v in values.items()
-                    }
-    return [states[key] for key in keys]
-
-
-def shorten(value: Any) -> str:
-    """Return a value in a few words."""
-    if isinstance(value, Tensor):
-        return f"a tensor of {list(value.shape)}"
-    text = " ".join(repr(value)[:200].split())
-    return text if len(text) < 60 else f"{text[:60]}..."
+    is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    return not is_scaled and counts["global_step"] > counts["skipped_steps"] + 1

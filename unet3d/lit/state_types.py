@@ -68,6 +68,15 @@ def is_alike(value: Any, own: Any) -> bool:
     return type(value) is type(own)
 
 
+def is_equal(saved: Any, own: Any) -> bool:
+    """Return whether values are the same numbers of the same kinds, or the same names."""
+    if isinstance(saved, Tensor) or isinstance(own, Tensor):
+        return isinstance(saved, Tensor) and isinstance(own, Tensor) and saved.equal(own)
+    if isinstance(own, list | tuple):
+        return is_alike(saved, own) and all(map(is_equal, saved, own))
+    return is_alike(saved, own) and saved == own
+
+
 def is_number(value: Any) -> bool:
     """Return whether a value is a float, which may be NaN, or an int that a float can hold."""
     return isinstance(value, float) or (type(value) is int and abs(value) < MAX_INT)
@@ -86,3 +95,11 @@ def is_count(value: Any) -> bool:
 def is_positive(value: Any) -> bool:
     """Return whether a value is a number of something that there is."""
     return is_count(value) and value > 0
+
+
+def shorten(value: Any) -> str:
+    """Return a value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {list(value.shape)}"
+    text = " ".join(repr(value)[:200].split())
+    return text if len(text) < 60 else f"{text[:60]}..."

@@ -8,11 +8,20 @@ import torch
 
 Path = tuple[Any, ...]
 
+LAYOUTS = {
+    "expanded": lambda t: torch.zeros(()).expand(t.shape),
+    "transposed": lambda t: (
+        t.permute(*range(t.dim())[::-1]).contiguous().permute(*range(t.dim())[::-1])
+    ),
+    "with gaps": lambda t: torch.stack([t, torch.full_like(t, float("nan"))], -1)[..., 0],
+}
+"""Other memory layouts; a single number has only one."""
+
 TENSORS = {
+    **LAYOUTS,
     "of one value": lambda t: torch.zeros(1),
     "larger": lambda t: torch.zeros(*t.shape, 2),
     "of no value": lambda t: torch.zeros(0),
-    "expanded": lambda t: torch.zeros(()).expand(t.shape),
     "overlapping": lambda t: torch.zeros(t.numel() + 1).as_strided((t.numel(), 2), (1, 1)),
     "of ints": lambda t: torch.zeros(t.shape, dtype=torch.int32),
     "complex": lambda t: torch.zeros(t.shape, dtype=torch.complex64),
@@ -26,7 +35,10 @@ TENSORS = {
 }
 """What may stand where a tensor is expected."""
 
-VALUES = (None, "x", "", -1, 2**70, 2**2000, float("nan"), float("inf"), [], {}, [[1]], {"a": 1})
+VALUES = (
+    *(None, "x", "", -1, 2**70, 2**2000, 0.5, 10.0, float("nan"), float("inf")),
+    *([], {}, [[1]], {"a": 1}),
+)
 """What may stand where another value is expected."""
 
 

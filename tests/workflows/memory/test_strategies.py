@@ -71,6 +71,10 @@ def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner)
     assert list_leaner_strategies(composed(f"checkpointing={strategy}")) == leaner
 
 
+def test_no_fused_strategy_is_leaner_when_compiled(composed):
+    assert list_leaner_strategies(composed("checkpointing=none", "compile=true")) == ()
+
+
 @pytest.mark.parametrize(("tile_mib", "extra_bytes"), [("auto", 0), (256, 2**30)])
 def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
     composed, monkeypatch, tile_mib, extra_bytes

@@ -1,5 +1,6 @@
 """A folder belongs to one run: at a time, and at all times."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from unet3d.cli.main import main
-from unet3d.run_lock import NAME, acquire_lock
+from unet3d.run_lock import NAME, acquire_lock, make_record
 
 
 def read_all(folder):
@@ -74,6 +75,25 @@ def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkey
     assert unet3d() == 2
     assert "is the working folder, or has it in it" in capsys.readouterr().err
     assert read_all(used) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("init_from", "checkpoints/last.ckpt"), ("data.cache", "cache")]
+)
+def test_a_folder_that_the_new_run_reads_from_is_not_set_aside(unet3d, used, capsys, key, name):
+    before = read_all(used)
+    capsys.readouterr()
+    assert unet3d(f"{key}={used / name}") == 2
+    assert f"{used} holds an earlier run and {key}={used / name}" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+def test_the_lock_of_a_killed_command_does_not_keep_a_folder_in_place(unet3d, used):
+    (used / "0").mkdir()
+    record = json.loads(make_record()) | {"process_start": "1"}
+    (used / "0" / NAME).write_text(json.dumps(record))
+    assert unet3d() == 0
+    assert (used.with_name("run.1") / "0" / NAME).exists()
 
 
 @pytest.mark.parametrize("words", [[], ["resume=auto"], ["resume=auto", "trainer.max_steps=9"]])
@@ -144,6 +164,9 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     assert main([*words, "resume=auto"]) == 0
     assert not (tmp_path / "sweep.1").exists()
     before = read_all(sweep)
+    assert main([*words, "init_from=sweep/0/checkpoints/last.ckpt"]) == 2
+    assert "and init_from=sweep/0/checkpoints/last.ckpt, which" in capsys.readouterr().err
+    assert read_all(sweep) == before
     assert main(words) == 0
     assert read_all(tmp_path / "sweep.1") == before
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}

@@ -8,6 +8,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.main import main
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
@@ -75,6 +76,10 @@ def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
             shutil.copy(first.case.label, run.folder / "validation" / f"{name}.nii.gz")
         return evaluate(run, log)
 
+    make_result, results = fit.make_result, []
+    monkeypatch.setattr(
+        fit, "make_result", lambda *a: results.append(make_result(*a)) or results[0]
+    )
     monkeypatch.setattr(fit, "evaluate_best_checkpoint", damage_first)
     assert unet3d("evaluation.enabled=true", "logger=csv") == 1
     out = capsys.readouterr().out
@@ -84,7 +89,26 @@ def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
     evaluation = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]
     assert len(evaluation["errors"]) == 1
     assert evaluation["checkpoint"].endswith("last.ckpt")
+    assert results[0].checkpoint == tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert evaluation["per_class"]
     scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
     assert len(scored) == 1
     assert not {*scored} & {*evaluation["errors"], "of_another_run"}
+
+
+def test_a_damaged_last_checkpoint_does_not_end_the_evaluation_of_the_best_one(
+    unet3d, tmp_path, monkeypatch, capsys
+):
+    from unet3d.workflows.training import final_evaluation
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+
+    def choose(volumes, labels, folder):
+        (checkpoints / "last.ckpt").write_bytes(b"")
+        return list(labels)[:1]
+
+    monkeypatch.setattr(final_evaluation, "choose_postprocessing", choose)
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 0
+    assert "last.ckpt does not record the postprocessing" in capsys.readouterr().out
+    content = load_checkpoint(checkpoints / "best.ckpt")
+    assert len(content["unet3d"]["keep_largest_component"]) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
-from unet3d.lit.experiment import find_differences
+from unet3d.lit.experiment import find_differences, list_compared
 from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import resolve_start
 
@@ -144,6 +144,23 @@ def test_a_checkpoint_of_an_earlier_unet3d_is_compared_in_what_it_says(
     other = build_training(composed(*words, "optimizer.lr=1", base=base), tmp_path / "new")
     with pytest.raises(ValueError, match=r"optimizer\.lr is 1 now, but was 0\.003: set it back"):
         resolve_start(other)
+
+
+@pytest.mark.parametrize("saved", [{}, {"cases": {}}])
+def test_a_checkpoint_that_says_nothing_of_its_experiment_is_of_another(saved):
+    now = {"seed": 0, "classes": ["background", "a"], "cases": {}}
+    assert find_differences(saved, now) == [
+        "seed is 0 now, but was null",
+        'classes is ["background", "a"] now, but was null',
+    ]
+
+
+def test_regions_are_compared_with_their_order():
+    def compare(*names):
+        return list_compared({"config": {"data": {"regions": {n: [1] for n in names}}}}, {})
+
+    assert compare("x", "y") == {"data.regions": [["x", [1]], ["y", [1]]]}
+    assert find_differences(compare("x", "y"), compare("y", "x"))
 
 
 def test_the_order_of_classes_and_regions_is_part_of_an_experiment():

@@ -140,6 +140,15 @@ class TrainingSettings:
         """Return the option of the group `checkpointing`."""
         return self.composition.choices.get("checkpointing", "fused")
 
+    def list_inputs(self) -> dict[str, Path | None]:
+        """Return the files and folders that a run reads, by key; None where none is given."""
+        return {
+            "init_from": self.init_from,
+            "data.root": self.data.root,
+            "data.cache": self.data.cache,
+            "data.splits": self.data.splits,
+        }
+
     def with_overrides(self, *overrides: str) -> "TrainingSettings":
         """Return the settings as if these overrides had been typed after the user's own."""
         kept = drop_keys_of_other_options(self.composition.overrides, overrides)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from unet3d.errors import get_cure
+from unet3d.errors import describe_os_error
 
 
 class AppendOnlyFile:
@@ -35,10 +35,8 @@ class AppendOnlyFile:
         """Say once that metrics are missing."""
         if not self.warned:
             self.warned = True
-            warn(
-                f"{self.path.parent}: {error.strerror}; some metrics were not logged; training "
-                f"continues: {get_cure(error)}"
-            )
+            reason = describe_os_error(error, self.path.parent)
+            warn(f"some metrics were not logged; training continues: {reason}")
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""

@@ -34,6 +34,8 @@ def list_strategies(settings: TrainingSettings) -> tuple[str, ...]:
 def list_leaner_strategies(settings: TrainingSettings) -> tuple[str, ...]:
     """Return the strategies that need less memory than the configured one."""
     strategies, current = list_strategies(settings), settings.strategy
+    if settings.compile:  # compiled, fused blocks run as `none`
+        strategies = tuple(name for name in strategies if name not in FUSED_STRATEGIES)
     if current == "none" and "fused" in strategies:
         return strategies
     return strategies[strategies.index(current) + 1 :] if current in strategies else ()

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 
 from unet3d.atomic_write import write_text
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
-from unet3d.run_lock import NAME, RunLock, acquire_lock
+from unet3d.run_lock import NAME, RunLock, acquire_lock, is_running, parse_record, read_lock
 
 Log = Callable[[str], None]
 
@@ -36,12 +37,14 @@ def open_run_folder(
     resume: str | None,
     composition: Composition,
     log: Log,
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
     launcher: int | None = None,
     hands_over: bool = False,
 ) -> Generator[Path]:
     """Hold the lock of a run's folder, which may have another name if that has a time in it.
 
-    A process that starts the ranks of a run hands the lock over to the first of them.
+    A process that starts the ranks of a run hands the lock over to the first of them. `inputs` are
+    what the run reads, by key.
     """
     lock = claim_folder(
         folder,
@@ -49,6 +52,7 @@ def open_run_folder(
         files=RUN_FILES,
         has_time=composition.folder_has_time,
         log=log,
+        inputs=inputs,
         launcher=launcher,
     )
     if not hands_over:
@@ -60,10 +64,22 @@ def open_run_folder(
 
 
 @contextmanager
-def open_sweep_folder(folder: Path, *, resumes: bool, has_time: bool, log: Log) -> Generator[Path]:
+def open_sweep_folder(
+    folder: Path,
+    *,
+    resumes: bool,
+    has_time: bool,
+    log: Log,
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
+) -> Generator[Path]:
     """Hold the lock of the folder of a sweep; its runs have locks of their own."""
     lock = claim_folder(
-        folder, starts_anew=not resumes, files=SWEEP_FILES, has_time=has_time, log=log
+        folder,
+        starts_anew=not resumes,
+        files=SWEEP_FILES,
+        has_time=has_time,
+        log=log,
+        inputs=inputs,
     )
     lock.start_heartbeat()
     try:
@@ -87,6 +103,7 @@ def claim_folder(
     files: tuple[str, ...],
     has_time: bool,
     log: Log,
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
     launcher: int | None = None,
 ) -> RunLock:
     """Create and lock a folder; what was run in it before is set aside by a run that starts anew.
@@ -105,13 +122,13 @@ def claim_folder(
             if not starts_anew or not any((folder / name).exists() for name in files):
                 return lock
             if not has_time:
-                return set_aside(folder, lock, log)
+                return set_aside(folder, lock, log, inputs)
             lock.release()
         folder = original.with_name(f"{original.name}-{number}")
     raise AssertionError
 
 
-def set_aside(folder: Path, lock: RunLock, log: Log) -> RunLock:
+def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path | None]) -> RunLock:
     """Rename a locked folder with an earlier run to NAME.1 or higher; lock a new one."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
     try:
@@ -120,6 +137,12 @@ def set_aside(folder: Path, lock: RunLock, log: Log) -> RunLock:
                 f"{folder} is not the folder of a run, but has files of such names: set another "
                 "hydra.run.dir="
             )
+        for key, path in inputs.items():
+            if path is not None and path.resolve().is_relative_to(where):
+                raise UsageError(
+                    f"{folder} holds an earlier run and {key}={path}, which would be moved with "
+                    "it: set another hydra.run.dir="
+                )
         reason = find_foreign(where)
         if reason is not None:
             raise UsageError(
@@ -161,7 +184,8 @@ def find_foreign(folder: Path) -> str | None:
     if Path.cwd().is_relative_to(folder):
         return "is the working folder, or has it in it"
     for lock in folder.glob(f"*/{NAME}"):
-        return f"also {lock.parent.name}, in which a command runs"
+        if is_running(parse_record(read_lock(lock))) is not False:
+            return f"also {lock.parent.name}, in which a command runs"
     return None
 
 

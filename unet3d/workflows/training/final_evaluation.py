@@ -41,7 +41,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
             if len(checkpoints) == 1:
                 raise
             checkpoints = checkpoints[1:]
-            log(f"{reason}; evaluating {checkpoints[0].name} instead")
+            log(escape_unprintable(f"{reason}; evaluating {checkpoints[0].name} instead"))
     log(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
@@ -71,7 +71,10 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     cleaned = choose_postprocessing(run.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
     for path in checkpoints if cleaned else []:
-        update_metadata(path, {"keep_largest_component": cleaned_classes})
+        try:
+            update_metadata(path, {"keep_largest_component": cleaned_classes})
+        except UsageError as reason:  # one that is not evaluated may be damaged
+            log(escape_unprintable(f"{reason}; {path.name} does not record the postprocessing"))
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
         log(escape_unprintable(f"{name} is not scored: {reason}"))

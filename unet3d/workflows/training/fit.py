@@ -51,6 +51,9 @@ from unet3d.workflows.training.run import (
 
 Log = Callable[[str], None]
 
+RESTORE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What the content of a checkpoint can raise; devices and networks raise others meanwhile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
@@ -94,6 +97,7 @@ def train_as_rank(
                         resume=settings.resume,
                         composition=settings.composition,
                         log=log,
+                        inputs=settings.list_inputs(),
                         launcher=process.launcher_pid,
                     )
                     return str(stack.enter_context(own))
@@ -219,8 +223,10 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
-    """Return what a run has reached."""
-    checkpoints = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    """Return what a run has reached, with the checkpoint that was evaluated if one was."""
+    evaluated = (report.get("evaluation") or {}).get("checkpoint")
+    names = [*([Path(evaluated).name] if evaluated else []), "best.ckpt", "last.ckpt"]
+    checkpoints = [run.folder / "checkpoints" / name for name in names]
     return TrainingResult(
         folder=run.folder,
         checkpoint=next((path for path in checkpoints if path.exists()), checkpoints[-1]),
@@ -275,7 +281,8 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
             torch.cuda.memory._dump_snapshot(str(run.folder / "memory_snapshot.pickle"))
         raise DoesNotFitError(run.format_oom_report(error)) from error
     except Exception as error:
-        if is_restoring(run.trainer) and not isinstance(error, UsageError):  # a callback's state
+        is_restored = is_restoring(run.trainer) and isinstance(error, RESTORE_ERRORS)
+        if is_restored and not isinstance(error, UsageError):  # a callback's state
             reason = f"{type(error).__name__}: {summarize_error(error)}"
             raise UsageError(f"resume={checkpoint}: it cannot be restored: {reason}") from error
         is_explained = isinstance(error, UsageError | RunError | DoesNotFitError)
