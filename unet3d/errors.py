@@ -39,7 +39,7 @@ class Interrupted(BaseException):
         self.exit_code = 130 if number == signal.SIGINT else 143
 
 
-CURES = {
+ADVICE = {
     errno.ENOSPC: "free space or inodes there (df -h, df -i), or choose another folder",
     errno.EROFS: "its file system is mounted read-only: choose another folder",
     errno.EACCES: "change its permissions, or choose another folder",
@@ -56,8 +56,8 @@ CURES = {
     ),
 }
 if hasattr(errno, "EDQUOT"):  # Windows has neither
-    CURES[errno.EDQUOT] = "free space in your quota there, or choose another folder"
-    CURES[errno.ESTALE] = "mount its file system again, then run the command again"
+    ADVICE[errno.EDQUOT] = "free space in your quota there, or choose another folder"
+    ADVICE[errno.ESTALE] = "mount its file system again, then run the command again"
 
 
 NO_MEMORY = (
@@ -75,13 +75,13 @@ def lacks_memory(error: BaseException) -> bool:
     return any(sign in str(error) for sign in NO_MEMORY)
 
 
-def get_cure(error: OSError) -> str:
+def get_advice(error: OSError) -> str:
     """Return what to do about an error of a file system; nothing if the error says it.
 
-    >>> get_cure(OSError(errno.EPERM, ""))
+    >>> get_advice(OSError(errno.EPERM, ""))
     'change its permissions, or choose another folder'
     """
-    return "" if error.errno is None else CURES.get(error.errno, "")
+    return "" if error.errno is None else ADVICE.get(error.errno, "")
 
 
 def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> str:
@@ -92,7 +92,7 @@ def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None
     """
     file = error.filename if path is None else path
     name = None if file is None or isinstance(file, int) else escape_unprintable(os.fsdecode(file))
-    return ": ".join(filter(None, (name, error.strerror or str(error), get_cure(error))))
+    return ": ".join(filter(None, (name, error.strerror or str(error), get_advice(error))))
 
 
 def summarize_error(error: BaseException) -> str:

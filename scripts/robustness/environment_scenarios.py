@@ -204,7 +204,7 @@ def signal_worker(folder: Folder, number: int, words: Sequence[str]) -> Started:
     return started
 
 
-@scenario("a training names the cure when its data workers are killed, and resumes exactly")
+@scenario("a training says what to do when its data workers are killed, and resumes exactly")
 def _(folder: Folder) -> None:
     words = [*WORKERS, "trainer.max_steps=30"]
     folder.expect(folder.run([*words, "hydra.run.dir=reference"]), 0)

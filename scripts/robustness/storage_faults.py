@@ -9,7 +9,7 @@ fails with each error that a full, read-only, broken or remote file system can r
 call on a file, the last one, or all. Afterwards the same command is run without faults.
 
 Verdicts: `went on` is exit code 0, with all results or a line for each that is missing. `ended` is
-another exit code and one line with the file or folder and the cure. `not met` is a call that a
+another exit code and one line with the file or folder and what to do. `not met` is a call that a
 second run did not make. All others are failures.
 """
 
@@ -352,7 +352,7 @@ class Experiment:
             "does not name the file": code > 1
             and not is_named(fault.place, line)
             and str(folder / Path(fault.place).parts[0]) not in line,
-            "does not name the cure": code > 1 and line.endswith(os.strerror(fault.error)),
+            "does not say what to do": code > 1 and line.endswith(os.strerror(fault.error)),
             "case without a cause": code == 1 and os.strerror(fault.error) not in output,
         }
         return next((name for name, holds in verdicts.items() if holds), GOOD[code != 0])

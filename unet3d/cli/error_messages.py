@@ -9,13 +9,13 @@ from typing import Any
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
-    CURES,
+    ADVICE,
     DoesNotFitError,
     Interrupted,
     RunError,
     UsageError,
     describe_os_error,
-    get_cure,
+    get_advice,
     lacks_memory,
 )
 from unet3d.text import escape_unprintable
@@ -112,10 +112,10 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     if isinstance(error, DoesNotFitError | InvalidDatasetError):
         return str(error)  # a report of several lines
     if NO_THREAD in str(error) and not list_memory_limits():
-        return f"{' '.join(str(error).split())}: {CURES[EAGAIN]}"
+        return f"{' '.join(str(error).split())}: {ADVICE[EAGAIN]}"
     if isinstance(error, UsageError | RunError):
         return " ".join(str(error).split())
-    if isinstance(error, OSError) and (error.filename is not None or get_cure(error)):
+    if isinstance(error, OSError) and (error.filename is not None or get_advice(error)):
         return describe_os_error(error)
     text = " ".join(str(error).split()) or type(error).__name__
     if is_out_of_memory(error):

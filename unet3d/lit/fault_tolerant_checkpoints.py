@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unet3d.errors import get_cure
+from unet3d.errors import get_advice
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.lit.loggers.append_only_file import warn
 
@@ -36,7 +36,7 @@ class FaultTolerantCheckpointIO(AtomicCheckpointIO):
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
             message = f"{path}: {error.strerror or error}; {kept}"
             if path.name not in self.failed_saves:
-                warn(": ".join(filter(None, (f"{message}; training continues", get_cure(error)))))
-            self.failed_saves[path.name] = ": ".join(filter(None, (message, get_cure(error))))
+                warn(": ".join(filter(None, (f"{message}; training continues", get_advice(error)))))
+            self.failed_saves[path.name] = ": ".join(filter(None, (message, get_advice(error))))
         else:
             self.failed_saves.pop(path.name, None)

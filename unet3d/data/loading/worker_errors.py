@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import CURES, RunError, describe_os_error, get_cure
+from unet3d.errors import ADVICE, RunError, describe_os_error, get_advice
 from unet3d.units import format_bytes
 
 MAX_WORKERS = 1024
@@ -154,7 +154,7 @@ def find_damaged_file(volume: CachedVolume) -> str | None:
         except FileNotFoundError:
             return f"{path} is missing; restart the run to regenerate it"
         except Exception as error:
-            if isinstance(error, OSError) and get_cure(error):  # the file may be sound
+            if isinstance(error, OSError) and get_advice(error):  # the file may be sound
                 return describe_os_error(error, path)
             return (
                 f"{path} cannot be read ({format_one_line(error)}); remove {volume.folder} and "
@@ -193,8 +193,8 @@ def explain_worker_error(
     if raised:
         reason = texts[0].strip().splitlines()[-1]
         number = re.search(r"OSError: \[Errno (\d+)\]", reason)
-        cure = number and CURES.get(int(number[1]))
-        return RunError(f"a data worker failed: {reason}{f': {cure}' if cure else ''}")
+        advice = number and ADVICE.get(int(number[1]))
+        return RunError(f"a data worker failed: {reason}{f': {advice}' if advice else ''}")
     death = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
     if not death:
         return None
@@ -214,7 +214,7 @@ def explain_death(
     if killed is None:
         code = re.search(r"exit code (\d+)", text)
         if code and int(code[1]) == EAGAIN:
-            return f"could not start a thread: {CURES[EAGAIN]}"
+            return f"could not start a thread: {ADVICE[EAGAIN]}"
         suffix = f" with exit code {code[1]}" if code else ""
         return f"exited{suffix}; rerun with data.num_workers=0 to see why"
     description = killed[1].strip()
