@@ -8,11 +8,15 @@ import torch
 
 Path = tuple[Any, ...]
 
+
+def transpose(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with the dimensions in reverse."""
+    return tensor.permute(tuple(reversed(range(tensor.dim()))))
+
+
 LAYOUTS = {
     "expanded": lambda t: torch.zeros(()).expand(t.shape),
-    "transposed": lambda t: (
-        t.permute(*range(t.dim())[::-1]).contiguous().permute(*range(t.dim())[::-1])
-    ),
+    "transposed": lambda t: transpose(transpose(t).contiguous()),
     "with gaps": lambda t: torch.stack([t, torch.full_like(t, float("nan"))], -1)[..., 0],
 }
 """Other memory layouts; a single number has only one."""
