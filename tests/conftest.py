@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,12 @@ def pytest_collection_finish():
 
 def pytest_unconfigure():
     gc.unfreeze()
+
+
+def pytest_configure():
+    """Let tests send Ctrl-C, which a shell lets what it starts in the background ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other

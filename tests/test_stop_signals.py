@@ -89,9 +89,10 @@ def test_a_signal_ends_a_finished_command_that_waits_for_a_thread(number, code):
     program = (
         "import os, signal, sys, threading, time, unet3d.cli.main\n"
         "def wait():\n"
-        "    threading.main_thread().join(1)\n"
-        f"    os.kill(os.getpid(), signal.{number})\n"
-        "    time.sleep(30)\n"
+        "    threading.main_thread().join()\n"
+        "    for _ in range(60):  # one may come before the main thread waits\n"
+        "        time.sleep(0.5)\n"
+        f"        os.kill(os.getpid(), signal.{number})\n"
         "threading.Thread(target=wait).start()\n"
         "sys.argv = ['unet3d', '--version']\n"
         "sys.exit(unet3d.cli.main.main())\n"

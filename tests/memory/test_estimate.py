@@ -314,7 +314,7 @@ def test_only_a_gpu_can_be_measured(words, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error():
     """`unet3d memory view=layers | head -1`"""
-    code = "import sys; from unet3d.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from unet3d.cli.main import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code, "memory", *SMALL, *LEANEST, "view=layers"],
         stdout=subprocess.PIPE,
