@@ -37,8 +37,7 @@ class SignalListener:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
-        previous = {number: signal.signal(number, self._handle) for number in heard}
+        previous = {n: signal.signal(n, self._handle) for n in drop_ignored(numbers)}
         try:
             yield self
         finally:
@@ -71,6 +70,11 @@ class SignalListener:
             self.received = number
             if is_first or second_ctrl_c:
                 raise Interrupted(number)
+
+
+def drop_ignored(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals that this process was not started to ignore."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def is_importing(frame: FrameType | None) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from unet3d.errors import STOP_SIGNALS, Interrupted, RunError
 from unet3d.machine.distributed_env import LAUNCHER
 from unet3d.machine.system import count_usable_cores
+from unet3d.stop_signals import drop_ignored
 
 GRACE_SECONDS = 8.0
 """Time for the other ranks to leave once one has failed."""
@@ -25,8 +26,10 @@ def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
     The first rank that fails ends all of them; the error says which it was.
     """
     received: list[int] = []
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in heard}
+    before = {
+        number: signal.signal(number, lambda n, _: received.append(n))
+        for number in drop_ignored(STOP_SIGNALS)
+    }
     processes = start_ranks(overrides, folder, count)
     try:
         return wait_for_ranks(processes, received)

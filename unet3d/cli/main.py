@@ -16,7 +16,7 @@ from typing import Any
 from unet3d import __version__
 from unet3d.cli.streams import find_lost_output, ignore_hangup, protect_streams
 from unet3d.errors import STOP_SIGNALS
-from unet3d.stop_signals import SignalListener
+from unet3d.stop_signals import SignalListener, drop_ignored
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -77,7 +77,7 @@ def outlasts_output(args: Sequence[str]) -> bool:
 
 def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:
     """Return the signals that stop this process, but for those that it was started to ignore."""
-    signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    signals = drop_ignored(STOP_SIGNALS)
     if outlasts_output(args):
         ignore_hangup()
     elif hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
