@@ -131,8 +131,10 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
 
 def select_inputs(config: DictConfig) -> dict[str, Path | None]:
     """Return the files and folders that all jobs of a sweep read, by key."""
+    from unet3d.config.settings.training import INPUT_KEYS
+
     inputs: dict[str, Path | None] = {}
-    for key in ("init_from", "data.root", "data.cache", "data.splits"):
+    for key in INPUT_KEYS:
         with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
             value = OmegaConf.select(config, key)
             inputs[key] = Path(value) if isinstance(value, str) else None

@@ -41,6 +41,9 @@ DEFAULT_MAX_EPOCHS = 20
 TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
 
+INPUT_KEYS = ("init_from", "data.root", "data.cache", "data.splits")
+"""Keys of the files and folders that a run reads."""
+
 RESERVED_KEYS = {
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir", "profiler"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
@@ -142,12 +145,9 @@ class TrainingSettings:
 
     def list_inputs(self) -> dict[str, Path | None]:
         """Return the files and folders that a run reads, by key; None where none is given."""
-        return {
-            "init_from": self.init_from,
-            "data.root": self.data.root,
-            "data.cache": self.data.cache,
-            "data.splits": self.data.splits,
-        }
+        data = self.data
+        paths = (self.init_from, data.root, data.cache, data.splits)
+        return dict(zip(INPUT_KEYS, paths, strict=True))
 
     def with_overrides(self, *overrides: str) -> "TrainingSettings":
         """Return the settings as if these overrides had been typed after the user's own."""
