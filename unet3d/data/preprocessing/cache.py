@@ -22,6 +22,7 @@ from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
     map_array,
     read_entry,
+    refuse_incomplete_values,
     verify_arrays,
     write_entry,
 )
@@ -223,7 +224,7 @@ def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str
 
 def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
     """Read all of a folder of the cache; raise DamagedEntryError if it cannot be used."""
-    try:
+    with refuse_incomplete_values():
         entry = read_entry(folder)
         records = entry["arrays"]
         _check_records(records)
@@ -233,10 +234,6 @@ def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
         for name, array in verify_arrays(folder, entry):
             _check_values(name, array, records["label"]["shape"], num_classes)
             points = array if name == "foreground_points" else points
-    except DamagedEntryError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError):
-        raise DamagedEntryError("its values are incomplete") from None
     return _summarize(records["label"]["shape"], points, statistics)
 
 

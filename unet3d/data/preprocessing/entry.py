@@ -1,7 +1,8 @@
 """Write a folder of the cache, and find out whether it is still what was written."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,17 @@ HEADER_LENGTH_BYTES = 2
 
 class DamagedEntryError(ValueError):
     """A folder of the cache cannot be used; the message says why."""
+
+
+@contextmanager
+def refuse_incomplete_values() -> Generator[None]:
+    """Raise DamagedEntryError where values of an entry are missing, or of other types."""
+    try:
+        yield
+    except DamagedEntryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise DamagedEntryError("its values are incomplete") from None
 
 
 def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
     read_entry,
+    refuse_incomplete_values,
     verify_arrays,
     write_entry,
 )
@@ -145,7 +146,7 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFi
 def _load(folder: Path) -> CaseFingerprint:
     """Read a fingerprint and verify it; raise DamagedEntryError if it cannot be used."""
     entry = read_entry(folder)
-    try:
+    with refuse_incomplete_values():
         if set(entry["arrays"]) != {"intensities"}:
             raise DamagedEntryError("it holds other arrays")
         arrays = dict(verify_arrays(folder, entry))
@@ -158,10 +159,6 @@ def _load(folder: Path) -> CaseFingerprint:
             intensities=np.array(arrays["intensities"]),
             background=tuple(content["background"]),
         )
-    except DamagedEntryError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError):
-        raise DamagedEntryError("its values are incomplete") from None
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
