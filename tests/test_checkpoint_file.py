@@ -125,7 +125,7 @@ def share(levels):
     ("value", "message"),
     [
         (lambda: Attack(bytearray, 2**40), "holds a builtins.bytearray|holds a __builtin__"),
-        (lambda: Attack(torch.Size, (-1,)), "a size is no tuple"),
+        (lambda: Attack(torch.Size, (-1,)), "a size is not a tuple"),
         (lambda: torch.zeros(3).to_sparse(), "holds a torch._utils._rebuild_sparse"),
         (lambda: torch.zeros(3, device="meta"), "holds a torch._utils._rebuild_meta"),
         (lambda: torch.zeros(3, dtype=torch.complex64), "holds a torch.ComplexFloatStorage"),

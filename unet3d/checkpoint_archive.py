@@ -283,19 +283,19 @@ def _record_names() -> Names:
 
 def _record_counter(counts: Any) -> dict[Any, Any]:
     if not isinstance(counts, dict):
-        raise NotPlainError("a counter is no mapping")
+        raise NotPlainError("a counter is not a mapping")
     return dict(counts)
 
 
 def _record_size(values: Any) -> tuple[int, ...]:
     if not _are_counts(values):
-        raise NotPlainError("a size is no tuple of ints")
+        raise NotPlainError("a size is not a tuple of ints")
     return values
 
 
 def _record_device(kind: Any, index: Any = 0) -> ObjectSpec:
     if not isinstance(kind, str) or not re.fullmatch("[a-z]{1,16}", kind) or type(index) is not int:
-        raise NotPlainError("a device is no name")
+        raise NotPlainError("a device is not a name")
     return ObjectSpec("device")
 
 
@@ -307,7 +307,7 @@ def _record_dtype(name: Any, *flags: Any) -> ObjectSpec:
 
 def _record_bytes(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or encoding != "latin1":
-        raise NotPlainError("bytes are no text")
+        raise NotPlainError("bytes are not text")
     return text.encode("latin1")
 
 

@@ -83,7 +83,7 @@ def extract_weights(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
         raise UsageError(f"{path} is not a checkpoint: its state_dict is a {kind}")
     for name, weight in weights.items():
         if not isinstance(name, str):
-            raise UsageError(f"{path}: a weight is named {name!r}, which is no string")
+            raise UsageError(f"{path}: a weight is named {name!r}, which is not a string")
         if not isinstance(weight, Tensor):
             raise UsageError(f"{path}: {name} is not a tensor but a {type(weight).__name__}")
         if (

@@ -374,7 +374,7 @@ for title, environment in ENVIRONMENTS.items():
     add_environment(title, environment)
 
 
-@scenario("commands name a variable of a launcher that is no number")
+@scenario("commands name a variable of a launcher that is not a number")
 def _(folder: Folder) -> None:
     ended = folder.run(TRAIN_HERE, {"RANK": "x", "WORLD_SIZE": "y"})
     folder.expect(ended, 2, says="variable RANK")

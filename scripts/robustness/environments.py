@@ -92,7 +92,7 @@ def build_report(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def update_results(path: Path, case: dict[str, Any]) -> None:
-    """Replace the result of a scenario; those of scenarios that are no more are dropped."""
+    """Replace the result of a scenario; those of scenarios that no longer exist are dropped."""
     old = json.loads(path.read_text("utf-8"))["cases"] if path.exists() else []
     cases = {known["scenario"]: known for known in (*old, case)}
     kept = [cases[item.sentence] for item in SCENARIOS if item.sentence in cases]

@@ -93,7 +93,7 @@ NEEDS = {
 """What a command finds in its folder."""
 
 INPUTS = ("set", "scans", "run.ckpt")
-"""Of these, what commands only read; scripts.robustness.corrupted_inputs changes it."""
+"""Entries among these that commands only read; scripts.robustness.corrupted_inputs changes them."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)

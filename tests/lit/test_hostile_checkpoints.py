@@ -146,7 +146,7 @@ def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, o
             torch.zeros(4, dtype=torch.int64),
             "is of torch.int",
         ),
-        (("state_dict", 7), torch.zeros(4), "which is no string"),
+        (("state_dict", 7), torch.zeros(4), "which is not a string"),
         (("callbacks", "ResumeState", "batch"), 1000, "of an epoch that has"),
         (("callbacks", "StoppingLimits", "elapsed"), float("nan"), "StoppingLimits is"),
         (("callbacks", "TrainingWarnings", "losses", "batches"), 0, "TrainingWarnings is"),

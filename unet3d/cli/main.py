@@ -44,7 +44,7 @@ LIBRARY_BYTES = 128 * 2**20
 """Memory that numpy or SciPy have taken when they are imported, and more."""
 
 OUTLAST_OUTPUT = ("train", "search")
-"""Commands that may run for days: a lost line of their log is no failure."""
+"""Commands that may run for days: a lost line of their log is not a failure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _get_mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of a checkpoint's metadata; nothing if it is no part."""
+    """Return a part of a checkpoint's metadata; an empty one if there is no such part."""
     part = metadata.get(key)
     return part if isinstance(part, Mapping) else {}
 

@@ -157,7 +157,7 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
         weights, project = rename_weights(given, initial, axes)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"init_from={path}: it is no checkpoint of the network whose names it has "
+            f"init_from={path}: it is not a checkpoint of the network whose names it has "
             f"({summarize_error(error)})"
         ) from error
     changes = f", weights of {project}" if project else ""

@@ -46,7 +46,7 @@ DICOM_FIELDS = (
 )
 
 BOMB_MIB = 16
-"""Of the zeros that a gzip bomb holds: scored within the limit of time, where they are a volume."""
+"""Size of the zeros in a gzip bomb: scored within the time limit, where they are a volume."""
 
 BOMB_SLICES = 4 * BOMB_MIB
 """Slices of 512 x 512 voxels that the zeros suffice for."""

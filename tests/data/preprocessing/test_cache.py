@@ -224,7 +224,7 @@ DAMAGE = {
     "a missing file": ("foreground_points.npy", os.remove),
     "another shape": ("label.npy", store(np.zeros((4, 4, 4), np.uint8))),
     "another dtype": ("image.npy", store(np.zeros((1, 12, 10, 8), np.float64))),
-    "values that are no object": ("values.json", lambda file: file.write_text("[]\n223132457\n")),
+    "values that are a list": ("values.json", lambda file: file.write_text("[]\n223132457\n")),
     "values that are empty": ("values.json", write_values("{}")),
     "values that are nested deeply": ("values.json", write_values("[" * 10**5 + "]" * 10**5)),
     "values that are a pipe": ("values.json", make_pipe),

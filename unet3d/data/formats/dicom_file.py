@@ -32,7 +32,7 @@ SUFFIX = ".dcm"
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
 IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
-"""Of an image, for what refers to it."""
+"""Attributes that identify an image for what refers to it."""
 
 OF_PATIENT_AND_STUDY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
@@ -41,7 +41,7 @@ OF_PATIENT_AND_STUDY = (
 """What a segmentation copies of its images; any of them may be empty."""
 
 MIN_FRAME_BYTES = 8
-"""Of the description of a frame; highdicom makes lists of all frames before it reads any."""
+"""Bytes of the description of a frame; highdicom makes lists of all frames before it reads any."""
 
 
 def open_image(file: Path) -> tuple[Any, Any]:

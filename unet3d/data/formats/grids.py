@@ -10,7 +10,7 @@ TOLERANCE = 1e-2
 
 
 def find_offset(part: Grid, grid: Grid) -> Triple | None:
-    """Return the voxel of `grid` that is the first of `part`; None if it is no part of the grid.
+    """Return the voxel of `grid` that is the first of `part`; None if it is not a part of the grid.
 
     >>> whole = Grid(shape=(4, 4, 4), affine=np.eye(4))
     >>> shifted = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 2], [0, 0, 0, 1.0]])

@@ -49,7 +49,7 @@ def list_volumes(folder: Path) -> list[Path]:
 
 
 def describe_skipped(folder: Path) -> dict[Path, str]:
-    """Return why entries of a folder are no volumes, sorted by name; hidden ones are left out."""
+    """Return why entries of a folder are not volumes, sorted by name; hidden ones are left out."""
     entries = folder.glob("[!.]*")
     return {path: _describe_other(path) for path in sorted(entries) if not is_volume(path)}
 

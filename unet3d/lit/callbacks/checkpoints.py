@@ -87,7 +87,7 @@ class LastCheckpoint(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        # A step that has not been logged yet is no position that a run could resume from.
+        # A run cannot resume from a step that has not been logged yet.
         between_steps = batches.processed == batches.completed
         if trainer.training and between_steps and trainer.global_step > max(self.saved_step, 0):
             self.save(trainer)

@@ -129,7 +129,7 @@ class LazyActivation:
             self.scale, self.shift = norm.scale * self.factors, norm.shift * self.factors
         self.offload_when_downsampled = self.drop_when_downsampled = False
         self.gradient: Tensor | None = None
-        """Of the decoder; a next level that reads this map with a stride adds its own to it."""
+        """The gradient of the decoder; a next level that reads this map with stride adds to it."""
 
     @property
     def width(self) -> int:

@@ -123,7 +123,7 @@ def check_regions(
     num_classes: int,
     region_labels: Sequence[int] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Refuse regions of labels that are no foreground class, or that no label map can hold."""
+    """Refuse regions of labels that are not foreground classes, or that no label map can hold."""
     for name, labels in regions.items():
         if any(label not in range(1, num_classes) for label in labels):
             raise UsageError(
