@@ -177,6 +177,13 @@ def test_another_search_needs_another_folder(search, monkeypatch, capsys):
     assert "holds a search with overrides" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["val/dise", "dise"])
+def test_a_metric_that_no_trial_logs_leaves_no_study(search, tmp_path, capsys, name):
+    assert search(f"monitor={name}") == 2
+    assert "monitor must be one of val/dice, " in capsys.readouterr().err
+    assert not (tmp_path / "search" / "search.db").exists()
+
+
 def parse(*words):
     return parse_search(compose_config(words, "search"))
 

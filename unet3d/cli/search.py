@@ -14,12 +14,14 @@ from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
 from unet3d.workflows.shared.run_folder import open_run_folder, write_records
+from unet3d.workflows.training.check_options import check_search_monitor
 from unet3d.workflows.training.fit import train_within_memory
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
     settings = parse_search(composed)
+    check_search_monitor(settings.make_example(), settings.monitor)
     with open_run_folder(  # a search goes on with what its folder holds
         folder, resume="auto", composition=composed.composition, log=print
     ) as own:

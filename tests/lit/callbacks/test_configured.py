@@ -126,8 +126,9 @@ def test_invalid_options_are_an_error(build):
 
 
 def test_an_unknown_metric_is_named(composed, tmp_path):
-    with pytest.raises(UsageError, match=r"best_checkpoint\.monitor must be one of val/dice, "):
-        build_training(composed("callbacks.best_checkpoint.monitor=val/dise"), tmp_path)
+    for name in ("val/dise", "dise"):
+        with pytest.raises(UsageError, match=r"best_checkpoint\.monitor must be one of val/dice, "):
+            build_training(composed(f"callbacks.best_checkpoint.monitor={name}"), tmp_path)
     run = build_training(composed("callbacks.best_checkpoint.monitor=train/dise"), tmp_path)
     with pytest.raises(UsageError, match="no metric train/dise; a validation logs val/dice, "):
         run.trainer.fit(run.module, run.train_loader, run.val_loader)

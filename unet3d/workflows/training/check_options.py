@@ -3,7 +3,7 @@
 A run builds it again once its volumes are preprocessed, which may take hours.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,9 @@ from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.loss.adapter import check_loss
 from unet3d.machine.device import Precision
 from unet3d.machine.distributed_env import ProcessRank
-from unet3d.metric.case_metric import ClassMetric
 from unet3d.metric.dice import Dice
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
-from unet3d.workflows.shared.dataset import ResolvedDataset
+from unet3d.workflows.shared.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.workflows.shared.loss import build_loss
 from unet3d.workflows.shared.optimizer import make_optimizer_factory
 from unet3d.workflows.training.callbacks import build_configured, build_lr_schedule
@@ -35,7 +34,6 @@ def check_options(
     """Refuse options that the classes of a run do not take; the network's are checked elsewhere."""
     settings.checkpointing()
     check_loss(build_loss(settings), dataset.num_outputs)
-    metrics = build_metrics(settings.metrics, dataset.regions)
     optimizer = make_optimizer_factory(settings, precision)([nn.Parameter(torch.zeros(1))])
     schedule = build_lr_schedule(settings.scheduler, StoppingLimits())
     if isinstance(schedule, TorchSchedule):
@@ -47,9 +45,10 @@ def check_options(
         "spacing_mm": {},
     }
     callbacks = build_configured(settings, facts=facts, has_validation=settings.fold is not None)
-    if len(select_class_metrics(metrics)) == len(metrics) and not settings.allow_targets:
-        known = list_metrics(Dice(dataset.classes, dataset.regions), select_class_metrics(metrics))
-        check_monitors(settings, known)
+    known = list_metrics(settings, dataset)
+    for factory in (settings.scheduler, *settings.callbacks.values()):
+        if "monitor" in factory.arguments:
+            check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
     build_trainer(
         replace(settings, trainer=replace(settings.trainer, sync_batchnorm=False)),
         device="cpu",
@@ -73,19 +72,33 @@ def check_schedule(scheduler: LRScheduler, optimizer: Optimizer) -> None:
         return
 
 
-def check_monitors(settings: TrainingSettings, known: Set[str]) -> None:
-    """Refuse to follow a metric that no validation logs."""
-    for factory in (settings.scheduler, *settings.callbacks.values()):
-        name = factory.arguments.get("monitor")
-        if str(name).startswith("val/") and name not in known:
-            raise UsageError(
-                f"{factory.key}.monitor must be one of {', '.join(sorted(known))}, got {name!r}"
-            )
+def check_monitor(key: str, name: str, known: Set[str] | None) -> None:
+    """Refuse to follow a metric that no validation logs; of other metrics, steps may log any."""
+    if known is not None and name not in known and (name.startswith("val/") or "/" not in name):
+        raise UsageError(f"{key} must be one of {', '.join(sorted(known))}, got {name!r}")
 
 
-def list_metrics(dice: Dice, metrics: Sequence[ClassMetric]) -> set[str]:
-    """Return the names of what a validation logs: means, and scores of each class."""
-    scores = ["dice", "iou", "hd95_mm", *(score for metric in metrics for score in metric.scores)]
-    classes = [f"/{name}" for name in dice.scored_classes]
+def check_search_monitor(settings: TrainingSettings, name: str) -> None:
+    """Refuse to search with a metric that a trial with these settings does not log."""
+    dataset = resolve_dataset(settings.data, build_layout(settings.data).describe())
+    check_monitor("monitor", name, list_metrics(settings, dataset))
+
+
+def list_metrics(settings: TrainingSettings, dataset: ResolvedDataset) -> Set[str] | None:
+    """Return the names of what a validation logs: means, and scores of each class.
+
+    None if they are not known, as those of a user's metrics.
+    """
+    metrics = build_metrics(settings.metrics, dataset.regions)
+    of_classes = select_class_metrics(metrics)
+    if len(of_classes) < len(metrics) or settings.allow_targets:
+        return None
+    scores = [
+        "dice",
+        "iou",
+        "hd95_mm",
+        *(score for metric in of_classes for score in metric.scores),
+    ]
+    classes = [f"/{name}" for name in Dice(dataset.classes, dataset.regions).scored_classes]
     ratios = {f"val/volume_ratio{name}" for name in classes}
     return {f"val/{score}{name}" for score in scores for name in ("", *classes)} | ratios
