@@ -9,7 +9,6 @@ from unet3d.config.comments import (
     parse_comments,
 )
 from unet3d.config.compose import Composition, get_config_dir
-from unet3d.errors import UsageError
 
 
 @pytest.fixture
@@ -75,5 +74,5 @@ def test_an_empty_option_has_no_help_and_one_without_end_is_named(user_dir):
     (user_dir / "model" / "empty.yaml").touch()
     assert ("  model=empty", "") in list_option_help("model", "mine", [user_dir])
     (user_dir / "model" / "endless.yaml").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match=r"endless\.yaml is not a config file"):
-        list(list_option_help("model", "mine", [user_dir]))
+    options = dict(list_option_help("model", "mine", [user_dir]))
+    assert "endless.yaml is not a config file" in options["  model=endless"]

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.config.compose import Composition, get_config_dir, split_options
 from unet3d.config.user_configs import read_config_text, read_yaml
+from unet3d.errors import UsageError, describe_os_error
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -22,8 +23,12 @@ def list_option_help(
     paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
     for name, path in {path.stem: path for path in paths}.items():
         star = "*" if name in split_options(choice) else " "
-        text = read_config_text(path)
-        first = next((line for line in text.splitlines() if not line.startswith("# @")), "")
+        try:
+            lines = read_config_text(path).splitlines()
+        except (UsageError, OSError) as error:  # the other options can still be listed
+            reason = describe_os_error(error) if isinstance(error, OSError) else error
+            lines = [f"# {reason}"]
+        first = next((line for line in lines if not line.startswith("# @")), "")
         yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
 
 
