@@ -1,6 +1,7 @@
 import csv
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from unet3d.cli.main import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.evaluation import parse_evaluation
+from unet3d.data.formats.labels import read_label_pair
+from unet3d.workflows.evaluation.ram_budget import RamBudget
 from unet3d.workflows.evaluation.results import make_legend
 from unet3d.workflows.evaluation.score_cases import build_evaluation
 
@@ -188,10 +191,29 @@ def test_an_invalid_case_is_named_and_the_others_are_scored(folder, capsys, spoi
 def test_a_case_that_takes_more_than_the_available_memory_is_not_read(folder):
     words = ["predictions=predictions", "references=references", "output=out"]
     evaluation = build_evaluation(parse_evaluation(compose_config(words, "evaluate")))
-    assert evaluation.ram is None or evaluation.ram > 2**20
-    first, *_ = replace(evaluation, ram=2**10).score_all()
+    assert evaluation.ram.size is None or evaluation.ram.size > 2**20
+    first, *_ = replace(evaluation, ram=RamBudget(2**10)).score_all()
     assert "declare so many voxels that reading them takes" in first.error
     assert "0 MiB are available: correct or crop them" in first.error
+
+
+def test_threads_read_no_more_at_a_time_than_the_available_memory_holds(folder, monkeypatch):
+    words = ["predictions=predictions", "references=references", "output=out", "workers=3"]
+    evaluation = build_evaluation(parse_evaluation(compose_config(words, "evaluate")))
+    needed = max(evaluation.count_bytes(*evaluation.get_files(p)) for p in evaluation.pairs)
+    ram, reading = RamBudget(needed), []
+
+    def read(*files):
+        reading.append(ram.used)
+        time.sleep(0.05)  # for another thread to begin
+        return read_label_pair(*files)
+
+    monkeypatch.setattr("unet3d.workflows.evaluation.score_cases.read_label_pair", read)
+    cases = list(replace(evaluation, ram=ram).score_all())
+    assert not any(case.error for case in cases)
+    assert 0 < max(reading) <= needed
+    assert ram.used == 0
+    assert len(reading) == 3
 
 
 def test_a_label_without_a_class_is_an_error(folder, capsys):

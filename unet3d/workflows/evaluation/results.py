@@ -134,7 +134,7 @@ def draw_worst_cases(
     for rank, entry in enumerate(result["worst"], start=1):
         folder.mkdir(exist_ok=True)
         name = entry["case"]
-        prediction, reference, affine = evaluation.read_pair(pairs[name])
+        prediction, reference, affine = evaluation.read_pair(*evaluation.get_files(pairs[name]))
         image, images = None, pairs[name].image or evaluation.images
         if images is not None:
             try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from unet3d.workflows.evaluation.options import (
     resolve_metrics,
     resolve_tolerance,
 )
+from unet3d.workflows.evaluation.ram_budget import RamBudget
 
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
@@ -77,7 +78,7 @@ class Evaluation:
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
-    ram: int | None = None  # that may be used; None: unknown
+    ram: RamBudget = field(default_factory=RamBudget)
     command: str | None = None  # that asked for it; None: part of a run, which has the page
 
     @property
@@ -99,11 +100,19 @@ class Evaluation:
     def score_case(self, pair: CasePair) -> CaseScores:
         """Read and score one case."""
         try:
-            prediction, reference, affine = self.read_pair(pair)
-            labels = self.check_labels(pair.prediction[0], prediction)
-            labels |= self.check_labels(pair.reference[0], reference)
+            files = self.get_files(pair)
+            with self.ram.reserve(self.count_bytes(*files)):
+                return self.score_files(pair, *files)
         except UsageError as error:
             return CaseScores(name=pair.name, scores={}, error=" ".join(str(error).split()))
+
+    def score_files(
+        self, pair: CasePair, prediction_file: Path, reference_file: Path
+    ) -> CaseScores:
+        """Read and score the two files of a case."""
+        prediction, reference, affine = self.read_pair(prediction_file, reference_file)
+        labels = self.check_labels(prediction_file, prediction)
+        labels |= self.check_labels(reference_file, reference)
         if self.names is None:
             classes: Mapping[str, Sequence[int]] = {str(c): (c,) for c in sorted(labels - {0})}
         else:
@@ -121,8 +130,8 @@ class Evaluation:
         )
         return CaseScores(name=pair.name, scores=dict.fromkeys(classes, unknown) | scores)
 
-    def read_pair(self, pair: CasePair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return prediction and reference on one grid, and its affine."""
+    def get_files(self, pair: CasePair) -> tuple[Path, Path]:
+        """Return the files of the prediction and the reference; refuse several, or none."""
         if not pair.prediction:
             raise UsageError(
                 f"{pair.reference[0]} has no prediction in {self.predictions}: predict it, or set "
@@ -131,8 +140,23 @@ class Evaluation:
         for files in (pair.prediction, pair.reference):
             if len(files) > 1:
                 raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
-        (prediction_file,), (reference_file,) = pair.prediction, pair.reference
-        self.check_ram(prediction_file, reference_file)
+        return pair.prediction[0], pair.reference[0]
+
+    def count_bytes(self, *files: Path) -> int:
+        """Return the bytes that reading files takes; refuse more than there are."""
+        needed = sum(open_header(file).reading_bytes for file in files)
+        if self.ram.size is not None and needed > self.ram.size:
+            raise UsageError(
+                f"{' and '.join(map(str, files))} declare so many voxels that reading them takes "
+                f"{format_bytes(needed)} of RAM, {format_bytes(self.ram.size)} are available: "
+                "correct or crop them"
+            )
+        return needed
+
+    def read_pair(
+        self, prediction_file: Path, reference_file: Path
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return prediction and reference on one grid, and its affine."""
         (prediction, prediction_affine), (reference, affine) = read_label_pair(
             prediction_file, reference_file
         )
@@ -147,16 +171,6 @@ class Evaluation:
                 f"{reference_file} has {affine[:3].round(4).tolist()}: {SAME_GRID}"
             )
         return prediction, reference, affine
-
-    def check_ram(self, *files: Path) -> None:
-        """Refuse files that declare more voxels than can be read."""
-        needed = sum(open_header(file).reading_bytes for file in files)
-        if self.ram is not None and needed > self.ram:
-            raise UsageError(
-                f"{' and '.join(map(str, files))} declare so many voxels that reading them takes "
-                f"{format_bytes(needed)} of RAM, {format_bytes(self.ram)} are available: correct "
-                "or crop them"
-            )
 
     def check_labels(self, file: Path, volume: np.ndarray) -> set[int]:
         """Return the labels of a volume; refuse labels that are not classes."""
@@ -192,7 +206,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         images=settings.images,
         draw_worst=settings.draw_worst,
         workers=settings.workers,
-        ram=get_available_bytes(torch.device("cpu")),
+        ram=RamBudget(get_available_bytes(torch.device("cpu"))),
         pairs=pairs,
         without_reference=without_reference,
         names=names,
