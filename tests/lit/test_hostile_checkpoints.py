@@ -330,6 +330,19 @@ def test_a_changed_value_is_refused_or_changes_nothing(saved, run_from, data):
         assert_equal_runs(result, unchanged)
 
 
+def test_a_value_that_is_missing_is_named_or_not_needed(saved, run_from):
+    refused = set()
+    paths = [path for path in iter_paths(saved()) if len(path) < 4]
+    for path in [path for path in paths if path[0] not in ("state_dict", "unet3d")]:
+        try:
+            run_from(remove(saved(), path), None)
+        except UsageError as error:
+            assert "x.ckpt" in str(error)
+            refused.add(path)
+    assert ("callbacks", "StoppingLimits") in refused
+    assert ("callbacks", "TrainingWarnings") not in refused
+
+
 def test_every_value_may_be_any_other_without_another_error(saved, run_from):
     paths = [(path, value) for path in iter_paths(saved()) for value in VALUES]
     for path, value in random.Random(0).sample(paths, 200):

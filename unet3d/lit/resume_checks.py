@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unet3d.checkpoint_file import find_mismatch
 from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.weight_averaging import WeightAveraging
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.optimizer_checks import Found, find_odd_optimizer, is_known_part
@@ -140,10 +141,10 @@ def find_odd_callback(
             fits = _fits_schedule if is_known_part(schedules[key]) else is_alike
             if not fits(states.get(key), schedules[key].state_dict()):
                 return f"callbacks.{key} is not the state of this scheduler"
-        elif key not in states:
-            continue
-        elif expected is not None and not matches(states[key], expected):
-            return f"callbacks.{key} is {shorten(states[key])}"
+        elif key not in states and not isinstance(callback, StoppingLimits):
+            continue  # one that the run has been given since
+        elif expected is not None and not matches(states.get(key), expected):
+            return f"callbacks.{key} is {shorten(states.get(key))}"
     return None
 
 
