@@ -55,6 +55,16 @@ def test_other_settings_make_another_dataset(tmp_path, change):
     assert len(other.describe().classes) == change.get("num_classes", 4)
 
 
+def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
+    for change in ({}, {"seed": 1}):  # another generated dataset is no obstacle
+        Synthetic(str(tmp_path), **{**SETTINGS, **change}).describe()
+    (tmp_path / "imagesTr").mkdir()
+    Synthetic(str(tmp_path), **SETTINGS).describe()
+    with pytest.raises(UsageError, match="holds imagesTr, and volumes would be generated there"):
+        Synthetic(str(tmp_path), **{**SETTINGS, "seed": 2}).describe()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 @pytest.mark.parametrize("classes", [2, 4, 9])
 def test_every_class_occurs(tmp_path, classes):
     layout = Synthetic(str(tmp_path), **{**SETTINGS, "num_classes": classes, "num_cases": 3})

@@ -4,6 +4,7 @@ The folder's name holds a hash of the settings, so that other settings get anoth
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
@@ -16,8 +17,12 @@ from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 
 MAX_CASES = 100_000
+
+NAME = re.compile(r".*_[0-9a-f]{8}")
+"""Names of generated datasets."""
 
 
 class GeneratedDataset:
@@ -56,9 +61,21 @@ class GeneratedDataset:
     def _generate(self) -> Decathlon:
         if not self.root.exists():
             self.root.parent.mkdir(parents=True, exist_ok=True)
+            check_folder(self.root.parent)
             with create_folder(self.root) as draft:
                 self.write(draft, **self.settings)
         return Decathlon(str(self.root))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds other files: a dataset that was meant to be read."""
+    others = sorted(path.name for path in folder.glob("[!.]*") if not NAME.fullmatch(path.name))
+    if others:
+        raise UsageError(
+            f"data.root={folder} holds {join_first(others)}, and volumes would be generated there: "
+            "set data= to the layout of your dataset (decathlon, nnunet or pairs), or another "
+            "data.root for generated volumes"
+        )
 
 
 def make_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
