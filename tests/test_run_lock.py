@@ -99,6 +99,18 @@ def test_a_draft_that_could_not_be_removed_is_removed_with_the_lock(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_process_removes_what_one_that_is_gone_has_left(tmp_path):
+    gone = write_lock(tmp_path, process_start="1", pid=2**22 + 1).record
+    ours = make_record()
+    for path in (run_lock.get_draft, run_lock.get_successor):
+        for record in (gone, ours):
+            path(tmp_path / NAME, record).write_bytes(record)
+    (tmp_path / NAME).unlink()
+    acquire(tmp_path).release()
+    left = {path.read_bytes() for path in tmp_path.iterdir()}
+    assert left == {ours}  # of a process that runs
+
+
 def test_a_killed_process_leaves_a_lock_that_is_taken_over_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 99)
     code = (

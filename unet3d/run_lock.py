@@ -127,6 +127,7 @@ def acquire_lock(folder: Path, log: Log, *, launcher: int | None = None) -> RunL
                 successor.unlink(missing_ok=True)
             break
         successor.unlink(missing_ok=True)  # the lock has been taken over and replaced
+    remove_leftovers(folder)
     return lock
 
 
@@ -158,6 +159,14 @@ def get_successor(path: Path, record: bytes) -> Path:
 def get_draft(path: Path, record: bytes) -> Path:
     """Return the file that a lock with this content is written to before it gets its name."""
     return path.with_name(f".{NAME}-{blake2s(record, digest_size=16).hexdigest()}")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the drafts and successors of processes that were killed or could not remove them."""
+    for file in folder.glob(f".{NAME}-*"):
+        with suppress(OSError):
+            if is_running(parse_record(read_lock(file))) is False:
+                file.unlink()
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:
