@@ -56,9 +56,9 @@ def write_tiff(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
 
 
 def write_zarr(
-    path: Path, array: np.ndarray, affine: np.ndarray, *, version=3, chunks=(4, 8, 8)
+    path: Path, array: np.ndarray, affine: np.ndarray, *, version=3, chunks=(4, 8, 8), **options
 ) -> Path:
-    """Write OME-Zarr 0.4 (zarr 2) or 0.5 (zarr 3) in micrometers."""
+    """Write OME-Zarr 0.4 (zarr 2) or 0.5 (zarr 3) in micrometers; with options of the array."""
     x, y, z = np.diag(affine)[:3] * 1000
     names = "zyx" if array.ndim == 3 else "czyx"
     axes = [
@@ -77,7 +77,10 @@ def write_zarr(
         group.attrs["multiscales"] = [{"version": "0.4", **image}]
     stored = array.transpose(2, 1, 0) if array.ndim == 3 else array.transpose(0, 3, 2, 1)
     chunks = (1, *chunks)[-len(names) :]
-    group.create_array("0", shape=stored.shape, chunks=chunks, dtype=array.dtype)[:] = stored
+    written = group.create_array(
+        "0", shape=stored.shape, chunks=chunks, dtype=array.dtype, **options
+    )
+    written[:] = stored
     return path
 
 

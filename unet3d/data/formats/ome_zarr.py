@@ -179,6 +179,8 @@ def open_level(file: Path) -> Level:
     """Open the full resolution of an image."""
     with need_extra("zarr", file):
         import zarr
+
+        from unet3d.data.formats.zarr_codecs import limit_chunks
     if not file.is_dir():
         raise UnreadableFileError("is missing")
     for path in file.rglob("*"):
@@ -199,6 +201,7 @@ def open_level(file: Path) -> Level:
         if "t" in names and array.shape[names.index("t")] > 1:
             count = array.shape[names.index("t")]
             raise UnreadableFileError(f"has {count} time points: save each as a volume")
+        array = limit_chunks(array)
         transforms = [
             *first.get("coordinateTransformations", ()),
             *images[0].get("coordinateTransformations", ()),
