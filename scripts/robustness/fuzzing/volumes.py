@@ -51,6 +51,9 @@ BOMB_MIB = 16
 BOMB_SLICES = 4 * BOMB_MIB
 """Slices of 512 x 512 voxels that the zeros suffice for."""
 
+CHUNK_BOMB_BYTES = 2**31
+ZSTD_BLOCK_BYTES = 2**17
+
 PREDICT_GIB = 0.25
 """RAM that predict may take: a bomb that is a volume needs more, and hours of tiny windows."""
 
@@ -198,6 +201,23 @@ def change_json(draw: st.DrawFn, content: bytes) -> bytes:
     return json.dumps(draw(change_value(json.loads(content)))).encode()
 
 
+@cache
+def make_zstd_bomb(*, is_sized: bool) -> bytes:
+    """Return a frame of Zstandard with blocks of zeros; it may declare its size."""
+    size = b"\xe0" + CHUNK_BOMB_BYTES.to_bytes(8, "little") if is_sized else b"\x00\x58"
+    block = ZSTD_BLOCK_BYTES << 3 | 2  # repeats a byte; the lowest bit marks the last block
+    blocks = [block] * (CHUNK_BOMB_BYTES // ZSTD_BLOCK_BYTES - 1) + [block | 1]
+    return b"\x28\xb5\x2f\xfd" + size + b"".join(b.to_bytes(3, "little") + b"\0" for b in blocks)
+
+
+@st.composite
+def change_zarr(draw: st.DrawFn, content: bytes) -> bytes:
+    """Change a value of the metadata, or replace a chunk."""
+    if content.startswith(b"{"):
+        return draw(change_json(content))
+    return make_zstd_bomb(is_sized=draw(st.booleans()))
+
+
 def draw_volumes(folder: Path, train: tuple[str, ...]) -> st.SearchStrategy[Input]:
     """Return a strategy for commands that read a changed volume of a folder."""
     drawn = [_draw_format(folder / SAMPLES / name) for name in _CHANGES]
@@ -212,7 +232,7 @@ _CHANGES: dict[str, Callable[[bytes], st.SearchStrategy[bytes]]] = {
     ".nrrd": lambda content: change_text_header(content, b"\n\n"),
     ".mha": lambda content: change_text_header(content, b"ElementDataFile = LOCAL\n"),
     ".tif": corrupt,
-    ".ome.zarr": change_json,
+    ".ome.zarr": change_zarr,
     ".npy": change_numpy,
     "dicom": change_dicom,
 }
@@ -225,7 +245,7 @@ def _draw_format(draw: st.DrawFn, folder: Path) -> Input:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = draw(st.sampled_from(files))
     change: Any = _CHANGES[folder.name]
-    if draw(st.integers(0, 2)) == 0 or (folder.name == ".ome.zarr" and path.suffix != ".json"):
+    if draw(st.integers(0, 2)) == 0:
         change = corrupt
     changed = draw(change(path.read_bytes()))
     where = f"{SAMPLES}/{folder.name}"
