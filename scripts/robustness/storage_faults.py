@@ -442,6 +442,7 @@ def write_results(
     if update:
         old = json.loads(path.read_text("utf-8"))
         cases, command = {case["fault"]: case for case in old["cases"]} | cases, old["command"]
+        total = old["faults"]
     write_report(build_report(list(cases.values()), total, command), path)
 
 
