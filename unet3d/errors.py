@@ -44,6 +44,7 @@ ADVICE = {
     errno.EROFS: "its file system is mounted read-only: choose another folder",
     errno.EACCES: "change its permissions, or choose another folder",
     errno.EPERM: "change its permissions, or choose another folder",
+    errno.EEXIST: "remove or rename it, or choose another folder",
     errno.EIO: "check the disk, or the connection to it, then run the command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "raise the limit of processes (ulimit -u), or lower data.num_workers",

@@ -5,6 +5,7 @@ import pytest
 
 from unet3d.cli import error_messages
 from unet3d.cli.error_messages import format_error, get_exit_code, run_with_error_handling
+from unet3d.cli.main import main
 from unet3d.errors import UsageError
 
 
@@ -54,6 +55,14 @@ def test_a_broken_pipe_of_anything_but_standard_output_is_an_error(capsys):
 
     assert run_with_error_handling(fail, debug=False) == 4
     assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").touch()
+    assert main(["check", "data.root=scans"]) == 2
+    line = "unet3d: scans: File exists: remove or rename it, or choose another folder\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("error", OF_LIBRARIES)

@@ -3,7 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from errno import EACCES, EAGAIN, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import EACCES, EAGAIN, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 from typing import Any
 
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
@@ -34,7 +34,7 @@ ONEDNN_FAILURES = ("could not execute a primitive", "could not create a primitiv
 NO_THREAD = "can't start new thread"
 """What Python says where the number of processes is limited, or their memory."""
 
-PATH_ERRORS = (ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
+PATH_ERRORS = (ENOENT, EACCES, EEXIST, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
 
 def run_with_error_handling(
