@@ -212,7 +212,7 @@ def make_record() -> bytes:
 
 
 def parse_record(record: bytes) -> dict[str, Any]:
-    """Return the content of a lock; nothing is known of one that is no JSON object."""
+    """Return the content of a lock; nothing is known of one that is not a JSON object."""
     try:
         content = json.loads(record)
     except (ValueError, RecursionError):

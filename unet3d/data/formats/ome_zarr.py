@@ -191,7 +191,7 @@ def open_level(file: Path) -> Level:
         attributes: dict[str, Any] = dict(group.attrs)
         images = (attributes.get("ome") or attributes).get("multiscales")
         if not images:
-            raise UnreadableFileError("has no multiscales in its attributes: it is no OME-Zarr")
+            raise UnreadableFileError("has no multiscales in its attributes: it is not an OME-Zarr")
         axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in images[0]["axes"]]
         names = "".join(str(axis["name"]) for axis in axes)
         first = images[0]["datasets"][0]

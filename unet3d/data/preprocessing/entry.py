@@ -105,7 +105,7 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype]:
     """Return the shape and dtype; most arrays of a dataset share their header with others."""
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(BytesIO(header))
     if is_fortran or dtype.hasobject:
-        raise ValueError("it is no C-contiguous array of numbers")
+        raise ValueError("it is not a C-contiguous array of numbers")
     return shape, dtype
 
 

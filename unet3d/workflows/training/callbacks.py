@@ -178,7 +178,7 @@ def build_configured(
         needs = signature(factory.target).parameters
         callback = factory(**{key: facts[key] for key in facts.keys() & needs.keys()})
         if not isinstance(callback, Callback):
-            raise UsageError(f"callbacks.{name} is no Lightning callback")
+            raise UsageError(f"callbacks.{name} is not a Lightning callback")
         if isinstance(callback, EarlyStopping) and not has_validation:
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if has_validation or not isinstance(callback, BestCheckpoint):
