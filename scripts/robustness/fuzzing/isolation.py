@@ -136,7 +136,7 @@ class Outcome:
             yield "signal"
         if "Traceback (most recent call last)" in text:
             yield "traceback"
-        if "debug=true shows" in text:
+        if "debug=true shows the traceback" in text:
             yield "unhandled error"
         if self.mib > LIMIT_MIB or (self.is_file and "out of memory: " in text):
             yield "memory"
