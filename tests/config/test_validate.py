@@ -129,7 +129,8 @@ def test_known_keys_are_those_of_the_selected_options():
 
 
 def test_known_keys_are_groups_alone_where_another_override_is_wrong():
-    assert "model" in list(list_known_keys("train", ["model=none_such"], "data.bach_size"))
+    for wrong in ("model=none_such", "allow_targets=torch.load"):
+        assert "model" in list(list_known_keys("train", [wrong], "data.bach_size"))
 
 
 def test_the_nearest_name_is_suggested_if_one_is_near():

@@ -33,7 +33,8 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
             option = find_option_with(key)
             if option is not None:
                 return f"no key {key!r} here: it is one of {option}"
-            known = [k for k in list_known_keys(command, args, key) if "._" not in k]
+            keys = list_known_keys(command, args, key)
+            known = [k for k in keys if "._" not in k and k != key]
             return f"no key or group {key!r}{suggest_name(key, known)}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."

@@ -153,7 +153,7 @@ def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator
     GlobalHydra.instance().clear()
     try:
         composed = compose_config(choices, command)
-    except HydraException:  # another override is wrong, too
+    except (HydraException, UsageError):  # another override is wrong, too
         return
     yield from iter_keys(composed.config)
 

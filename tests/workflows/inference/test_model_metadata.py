@@ -62,6 +62,7 @@ INVALID = [
     (["config", "model", "width"], 3),
     (["config", "model", "channels"], [10**8, 10**8]),
     (["config", "model", "channels"], [1] * 10**4),
+    (["regions"], {}),
     (["classes"], ["a", "b", "b", "c"]),
     (["classes"], ["a"]),
     (["channels"], []),

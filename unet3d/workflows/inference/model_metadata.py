@@ -31,7 +31,8 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
             description = f"{names} for data.{key}={data[key]}"
             raise make_invalid_metadata_error(path, description, metadata[names])
     regions, configured = metadata.get("regions"), data.get("regions")
-    if not is_mapping(regions, or_none=True) or set(regions or ()) != set(configured or ()):
+    is_allowed = is_mapping(regions, or_none=True) and regions != {}
+    if not is_allowed or set(regions or ()) != set(configured or ()):
         raise make_invalid_metadata_error(path, f"regions for data.regions={configured}", regions)
     labels = metadata.get("region_labels")
     if labels is not None and (
