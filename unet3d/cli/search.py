@@ -21,7 +21,7 @@ from unet3d.workflows.training.fit import train_within_memory
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
     settings = parse_search(composed)
-    check_search_monitor(settings.make_example(), settings.monitor)
+    check_search_monitor(settings.make_trial(settings.first_values), settings.monitor)
     with open_run_folder(  # a search goes on with what its folder holds
         folder, resume="auto", composition=composed.composition, log=print
     ) as own:

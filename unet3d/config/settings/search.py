@@ -68,19 +68,15 @@ class SearchSettings:
 
     def check_space(self) -> None:
         """Refuse keys and values that a run does not take, before the first trial."""
-        options = self._list_values()
-        first = {key: values[0] for key, values in options.items()}
-        self.make_trial(first)
-        for key, values in options.items():
-            for value in values[1:]:
-                self.make_trial({**first, key: value})
+        self.make_trial(self.first_values)
+        for key, values in self.space.items():
+            for value in () if isinstance(values, Range) else values[1:]:
+                self.make_trial({**self.first_values, key: value})
 
-    def make_example(self) -> TrainingSettings:
-        """Return the settings of a trial with the first of all values."""
-        return self.make_trial({key: values[0] for key, values in self._list_values().items()})
-
-    def _list_values(self) -> dict[str, tuple[Any, ...]]:
-        return {k: (d.low,) if isinstance(d, Range) else d for k, d in self.space.items()}
+    @property
+    def first_values(self) -> dict[str, Any]:
+        """Return the first value of each key, or the lowest of its range."""
+        return {k: d.low if isinstance(d, Range) else d[0] for k, d in self.space.items()}
 
     def make_trial(self, values: Mapping[str, Any]) -> TrainingSettings:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
