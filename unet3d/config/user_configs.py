@@ -33,7 +33,7 @@ def read_yaml(file: Path) -> Any:
 def check_aliases(file: Path, text: str) -> None:
     """Refuse YAML whose aliases expand to too many values."""
     if ("&" not in text or "*" not in text) and len(text) <= MAX_VALUES:
-        return  # it cannot have so many, and is not parsed twice
+        return  # too few for more than MAX_VALUES: it is not parsed twice
     with describe_yaml_errors(file):
         count = count_expanded_values(yaml.compose(text, Loader=yaml.SafeLoader), {})
     if count > MAX_VALUES:

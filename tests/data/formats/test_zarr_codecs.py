@@ -31,8 +31,10 @@ NUMCODECS = {
 
 
 def make_zarr3_codec(name):
+    """Return a codec of Zarr 3 itself, or one that it takes from numcodecs."""
     codecs = {"blosc": BloscCodec, "gzip": GzipCodec, "zstd": ZstdCodec}
-    return (codecs.get(name) or getattr(zarr_numcodecs, name.upper().replace("ZLIB", "Zlib")))()
+    others = {"bz2": zarr_numcodecs.BZ2, "lz4": zarr_numcodecs.LZ4, "zlib": zarr_numcodecs.Zlib}
+    return (codecs | others)[name]()
 
 
 def encode(name, content):
