@@ -4,7 +4,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -121,9 +121,22 @@ def share(levels):
     return value
 
 
+def make_names(**attributes):
+    names = OrderedDict(w=torch.zeros(1))
+    names.__dict__.update(attributes)
+    return names
+
+
+ASSIGN = {"": {"version": 1, "assign_to_params_buffers": True}}
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        (lambda: make_names(get=1), "attributes other than the versions of modules"),
+        (lambda: make_names(_metadata=ASSIGN), "attributes other than the versions"),
+        (lambda: make_names(_metadata={"": 1}), "attributes other than the versions"),
+        (lambda: make_names(_metadata=[]), "attributes other than the versions"),
         (lambda: Attack(bytearray, 2**40), "holds a builtins.bytearray|holds a __builtin__"),
         (lambda: Attack(torch.Size, (-1,)), "a size is not a tuple"),
         (lambda: torch.zeros(3).to_sparse(), "holds a torch._utils._rebuild_sparse"),

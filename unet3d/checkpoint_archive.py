@@ -77,7 +77,7 @@ PLAIN_OBJECTS = (ObjectSpec("device"), ObjectSpec("number"))
 
 
 class Names(dict[Any, Any]):
-    """An OrderedDict, whose attributes torch sets (`_metadata` of a state dict)."""
+    """An OrderedDict, whose attributes torch sets: `_metadata` of a state dict, no method."""
 
     attributes: Mapping[str, Any] = {}
 
@@ -350,8 +350,23 @@ def check_values(content: Any) -> None:
                 raise NotPlainError(f"a key is not a name but a {type(odd[0]).__name__}")
             stack += [(part, depth + 1) for part in value.values()]
             if isinstance(value, Names):
+                _check_attributes(value)
                 stack.append((value.attributes, depth + 1))
         elif type(value) in (list, tuple):
             stack += [(part, depth + 1) for part in value]
         elif not isinstance(value, str | int | float | None):
             raise NotPlainError(f"it holds a {type(value).__name__}")
+
+
+def _check_attributes(names: Names) -> None:
+    """Raise a NotPlainError unless attributes are the versions of modules.
+
+    Others would replace methods, or have torch take tensors of the file instead of copying them.
+    """
+    versions = names.attributes.get("_metadata", {})
+    plain = names.attributes.keys() <= {"_metadata"} and isinstance(versions, dict)
+    for version in versions.values() if plain else ():
+        plain = plain and isinstance(version, dict) and version.keys() <= {"version"}
+        plain = plain and all(type(number) is int for number in version.values())
+    if not plain:
+        raise NotPlainError("a mapping has attributes other than the versions of modules")
