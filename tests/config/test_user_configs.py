@@ -105,6 +105,15 @@ def test_no_file_chooses_hydras_own_options(write, group):
         compose(write({**files, **make_experiment("")}), f"hydra/{group}=y")
 
 
+@pytest.mark.parametrize(
+    "listed",
+    ["'/hydra/job_logging/default'", "{'/./hydra/job_logging@hydra.job_logging': default}"],
+)
+def test_no_file_adds_hydras_own_options(write, listed):
+    with pytest.raises(UsageError, match=r"experiment/x\.yaml lists .*: only the command line"):
+        compose(write(make_experiment(f"defaults: [{listed}]")))
+
+
 def test_a_linked_option_is_read_like_any_other(write, tmp_path):
     folder = write({"elsewhere": f"{GLOBAL}\nhydra: {{{CALLBACK}}}", "experiment/y": ""})
     (folder / "experiment" / "x.yaml").symlink_to(folder / "elsewhere.yaml")
@@ -347,6 +356,8 @@ def test_values_of_an_experiment_have_the_type_of_the_option(unet3d, write, caps
         ("defaults: [{override /logger: wandb}]\nlogger: {wandb: {entity: them}}", "sends"),
         ("logger: {tensorboard: {name: ../../x}}", "is not in the run folder"),
         ("logger: {tensorboard: {version: /tmp/x}}", "is not in the run folder"),
+        ("logger: {tensorboard: {name: $HOME}}", "is not in the run folder"),
+        ("logger: {tensorboard: {name: '%TEMP%'}}", "is not in the run folder"),
     ],
 )
 def test_no_file_lets_a_logger_send_a_run_or_write_elsewhere(write, text, message):
@@ -360,7 +371,10 @@ def test_the_command_line_lets_a_logger_send_a_run(write):
     assert compose(folder, f"logger.mlflow.tracking_uri={uri}").logger.mlflow.tracking_uri == uri
 
 
-@pytest.mark.parametrize("argument", ["strategy: ddp_spawn", "num_nodes: 2", "profiler: pytorch"])
+@pytest.mark.parametrize(
+    "argument",
+    ["strategy: ddp_spawn", "num_nodes: 2", "profiler: pytorch", "model_registry: a/b"],
+)
 def test_a_config_cannot_start_processes_connect_or_write_files_through_the_trainer(
     write, argument
 ):

@@ -78,6 +78,7 @@ class CheckedLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = CheckedRepository(config_search_path=config_search_path)
         self.command = ""
+        self.parents: list[tuple[str, str]] = []  # of configs in packages that set `hydra`
 
     def load_configuration(
         self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
@@ -85,6 +86,7 @@ class CheckedLoader(ConfigLoaderImpl):
         """Compose; also called for each job of a sweep."""
         check_overrides(overrides)
         self.command = config_name or ""
+        self.parents.clear()
         try:
             config = super().load_configuration(config_name, overrides, *args, **kwargs)
         except RecursionError:
@@ -100,6 +102,7 @@ class CheckedLoader(ConfigLoaderImpl):
                 raise UsageError(
                     f"a config chooses {group}={option}: only the command line may choose it"
                 )
+        self._check_parents()
         check_composed(config)
         return config
 
@@ -119,7 +122,16 @@ class CheckedLoader(ConfigLoaderImpl):
                 if key in set(result.config):
                     value = result.config._get_node(key)
                     raise UsageError(describe_setting(default.config_path, key, value))
+        elif not is_ours and "hydra" in result.config:
+            self.parents.append((default.config_path, default.parent))
         return result
+
+    def _check_parents(self) -> None:
+        """Refuse a config of Hydra's that a file lists, not Hydra's own configs."""
+        own = {"<root>", *(path for path, _ in self.parents)}
+        for path, parent in self.parents:
+            if parent not in own:
+                raise UsageError(f"{parent}.yaml lists {path}: only the command line may choose it")
 
 
 def describe_setting(file: str, key: str, value: Any) -> str:

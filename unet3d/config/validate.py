@@ -124,7 +124,9 @@ def _grants_trust(override: str) -> bool:
 
 
 def _leaves_folder(name: str) -> bool:
-    return name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name)
+    """Return whether a path is not in a folder, or is another one once variables are filled in."""
+    leaves = name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name)
+    return leaves or "$" in name or "%" in name
 
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:

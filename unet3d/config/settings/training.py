@@ -47,7 +47,7 @@ INPUT_KEYS = ("init_from", "data.root", "data.cache", "data.splits")
 RESERVED_KEYS = {
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir", "profiler"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
-    "overfit_batches",
+    *("overfit_batches", "model_registry"),
 }
 """Arguments of Lightning's Trainer that a config must not set, wherever it comes from."""
 
