@@ -47,6 +47,12 @@ def test_a_class_with_an_impossible_label_is_refused(tmp_path, label):
         read_names(tmp_path, {"background": 0, "odd": [1, label]})
 
 
+@pytest.mark.parametrize("label", [1.7, 1e400, True, None, "x"])
+def test_a_label_that_is_not_an_int_is_refused(tmp_path, label):
+    with pytest.raises(UsageError, match=r"dataset\.json: labels cannot be read"):
+        read_names(tmp_path, {"background": 0, "odd": label})
+
+
 def test_a_broken_dataset_json_is_refused(tmp_path):
     (tmp_path / "dataset.json").write_text("{")
     with pytest.raises(UsageError, match=r"dataset\.json: labels cannot be read"):

@@ -39,9 +39,15 @@ def test_predictions_of_regions_have_the_labels_of_regions_class_order(tmp_path)
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2]}
     layout = make_layout(tmp_path, labels=labels, regions_class_order=[3, 2])
     assert layout.describe().region_labels == (3, 2)
-    for order in ([3], [3, 1], "x", [3, 2, 1]):
+    for order in ([3], [3, 1], "x", [3, 2, 1], [3.0, 2]):
         with pytest.raises(UsageError, match=r"dataset\.json: regions_class_order must name one"):
             make_layout(tmp_path, labels=labels, regions_class_order=order).describe()
+
+
+@pytest.mark.parametrize("last", [3, 10**9, 10**30])
+def test_labels_with_gaps_are_refused_however_large_they_are(tmp_path, last):
+    with pytest.raises(UsageError, match=r"every number up to the highest"):
+        make_layout(tmp_path, labels={"background": 0, "a": 1, "b": last}).describe()
 
 
 def test_a_list_of_one_label_is_not_a_region(tmp_path):

@@ -58,6 +58,9 @@ def test_folds_can_be_read_from_a_file(tmp_path):
     [
         ("{", "must be a JSON list"),
         ('[{"train": []}]', "must be a JSON list"),
+        ('[{"train": ["case_001", 1], "val": []}]', "must be a JSON list"),
+        ('[{"train": [null, "case_001"], "val": []}]', "must be a JSON list"),
+        ('[{"train": ["case_001"], "val": "case_002"}]', "must be a JSON list"),
         ('[{"train": ["case_009"], "val": []}]', "not in the dataset: case_009"),
         ('[{"train": ["case_001"], "val": ["case_001"]}]', "trains and validates on case_001"),
         ('[{"train": [], "val": ["case_001"]}]', "no training cases"),

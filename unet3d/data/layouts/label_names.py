@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unet3d.data.formats.labels import MAX_LABEL
 from unet3d.errors import UsageError
@@ -42,7 +43,7 @@ def find_label_names(folder: Path) -> LabelNames | None:
         content = read_json(file)["labels"]
         by_number = all(str(key).lstrip("-").isdigit() for key in content)
         pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
-        named = [(str(k), tuple(map(int, v if isinstance(v, list) else [v]))) for k, v in pairs]
+        named = [(str(k), _read_labels(v)) for k, v in pairs]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file}: labels cannot be read ({error!r}); set classes=[background, ...]"
@@ -53,3 +54,13 @@ def find_label_names(folder: Path) -> LabelNames | None:
     ignore_labels = dict(named).get("ignore", ())
     known = frozenset(label for _, labels in named for label in labels) | {0}
     return LabelNames(classes=classes, known_labels=known, ignore_labels=ignore_labels)
+
+
+def _read_labels(value: Any) -> tuple[int, ...]:
+    """Return one label or several, which may be digits where they are the keys."""
+    labels = [
+        int(n) if isinstance(n, str) else n for n in (value if isinstance(value, list) else [value])
+    ]
+    if not all(type(label) is int for label in labels):
+        raise TypeError(f"{value!r} is not a label")
+    return tuple(labels)

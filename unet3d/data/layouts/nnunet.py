@@ -52,7 +52,8 @@ class NnUnet:
         used = {value for values in labels.values() for value in values}
         last = max(used, default=0)
         duplicated = len(name_by_label) < sum(len(values) == 1 for values in labels.values())
-        if used != set(range(last + 1)) or last < 1 or duplicated or len(ignore or (0,)) != 1:
+        has_gaps = last != len(used) - 1 or used != set(range(len(used)))
+        if has_gaps or last < 1 or duplicated or len(ignore or (0,)) != 1:
             raise self._make_labels_error()
         regions = None
         if any(len(values) > 1 for values in labels.values()):
@@ -61,6 +62,7 @@ class NnUnet:
         if order is not None and not (
             isinstance(order, list)
             and len(order) == len(regions or {})
+            and all(type(n) is int for n in order)
             and all(n in part for n, part in zip(order, (regions or {}).values(), strict=True))
         ):
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,13 +68,19 @@ def _check_groups(
         )
 
 
+def _read_names(names: Any) -> set[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError("not a list of names")
+    return set(names)
+
+
 def _read_splits_file(
     cases: Sequence[Case], fold: int, file: Path
 ) -> tuple[list[Case], list[Case]]:
     """Read a fold from a JSON list with {"train": [names], "val": [names]} per fold."""
     try:
         parts = read_json(file)
-        folds = [(set(part["train"]), set(part["val"])) for part in parts]
+        folds = [(_read_names(part["train"]), _read_names(part["val"])) for part in parts]
     except FileNotFoundError:
         raise UsageError(f"data.splits: no file {file.absolute()}") from None
     except (OSError, ValueError, TypeError, KeyError):
