@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.optim import lr_scheduler
@@ -141,6 +142,8 @@ def test_each_value_of_each_optimizers_state_has_its_own_size(saved, run_from, o
         (("native_amp_scaling_state",), {}, "another version of Lightning"),
         (("pytorch-lightning_version",), "0.1", "pytorch-lightning_version"),
         (("pytorch-lightning_version",), "2.x", "pytorch-lightning_version"),
+        (("pytorch-lightning_version",), "2.0.0.dev0", "pytorch-lightning_version"),
+        (("pytorch-lightning_version",), "3.0.0.dev0", "pytorch-lightning_version"),
         (
             ("state_dict", "model.heads.0.bias"),
             torch.zeros(4, dtype=torch.int64),
@@ -250,6 +253,8 @@ def test_the_counters_of_lightnings_loops_are_not_taken_from_the_file(saved, run
         (ONE_CYCLE, (*GROUP, "betas"), (0.5, 0.999)),
         (ONE_CYCLE, (*GROUP, "betas"), (0.9, 0.5)),
         (ONE_CYCLE, (*GROUP, "max_lr"), 1.0),
+        (ONE_CYCLE, ("callbacks", "TorchSchedule", "last_epoch"), 10**9),
+        (ONE_CYCLE, ("callbacks", "TorchSchedule", "_step_count"), 3),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "step"), 5),
         ("scheduler=warm_restarts", ("callbacks", "TorchSchedule", "T_cur"), float("nan")),
     ],
@@ -287,8 +292,30 @@ def test_a_schedule_of_torch_resumes_from_what_it_saves(make):
         optimizer.step()
         schedule.step()
         states = {"TorchSchedule": schedule.state_dict()}
-        assert find_odd_callback(states, trainer, {"TorchSchedule": other}) is None
+        assert find_odd_callback(states, trainer, {"TorchSchedule": other}, 6) is None
         assert find_odd_optimizer(optimizer.state_dict(), fresh) is None
+
+
+@pytest.mark.parametrize(
+    ("callback", "key", "values"),
+    [
+        (EarlyStopping("val/dice"), "best_score", ["x", 5, torch.zeros(3), None]),
+        (EarlyStopping("val/dice"), "wait_count", ["x", torch.tensor(1.0).int(), None]),
+        (EarlyStopping("val/dice"), "patience", ["x", [3]]),
+        (Timer("00:01:00:00"), "time_elapsed", [{}, 5, torch.zeros(1)]),
+    ],
+)
+def test_callbacks_of_lightning_get_the_values_they_save(callback, key, values):
+    trainer, state = SimpleNamespace(callbacks=[callback]), callback.state_dict()
+
+    def find(state):
+        return find_odd_callback({callback.state_key: state}, trainer, {}, 0)
+
+    assert find(state) is None
+    for value in values:
+        assert callback.state_key in find({**state, key: value})
+    for other in ({}, "x", {**state, "more": 1}):
+        assert find(other)
 
 
 def test_weights_beside_an_average_are_finite(saved, run_from):

@@ -9,6 +9,7 @@ from math import inf, isfinite
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from packaging.version import InvalidVersion, Version
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -33,6 +34,9 @@ SCHEDULE_PROGRESS = (
     *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"),
 )
 """Values of torch's schedulers that change as they step."""
+
+SCHEDULE_STEPS = ("last_epoch", "_step_count")
+"""Those that are at most the steps of the run, and one of the start."""
 
 
 def find_problem(
@@ -67,7 +71,7 @@ def find_problem(
         find_mismatch(own, weights)
         or find_odd_average(content, own, trainer)
         or find_odd_scaler(content, trainer)
-        or find_odd_callback(content.get("callbacks"), trainer, schedules)
+        or find_odd_callback(content.get("callbacks"), trainer, schedules, counts["global_step"])
         or find_odd_optimizer(
             optimizers[0],
             optimizer,
@@ -80,7 +84,7 @@ def find_problem(
 def _is_version(text: str) -> bool:
     """Return whether this names a Lightning whose checkpoints are not converted when loaded."""
     try:
-        return Version(text).major == 2
+        return Version("2") <= Version(text) < Version("3.dev0")
     except InvalidVersion:
         return False
 
@@ -126,11 +130,11 @@ def _fits_loss_scale(name: str, saved: Any, own: Any) -> bool:
 
 
 def find_odd_callback(
-    states: Any, trainer: pl.Trainer, schedules: Mapping[str, LRScheduler]
+    states: Any, trainer: pl.Trainer, schedules: Mapping[str, LRScheduler], steps: int
 ) -> Found:
     """Return what is wrong with the states of callbacks that say what they save.
 
-    Others, of Lightning or a user, check their states themselves.
+    Others, most of Lightning's and those of users, check their states themselves.
     """
     if not isinstance(states, dict):
         return f"callbacks is {shorten(states)}"
@@ -139,13 +143,40 @@ def find_odd_callback(
         expected = getattr(callback, "STATE", None)
         if key in schedules:
             fits = _fits_schedule if is_known_part(schedules[key]) else is_alike
-            if not fits(states.get(key), schedules[key].state_dict()):
+            saved = states.get(key)
+            if not fits(saved, schedules[key].state_dict()) or _is_ahead(saved, steps):
                 return f"callbacks.{key} is not the state of this scheduler"
         elif key not in states and not isinstance(callback, StoppingLimits):
             continue  # one that the run has been given since
         elif expected is not None and not matches(states.get(key), expected):
             return f"callbacks.{key} is {shorten(states.get(key))}"
+        elif type(callback) in (EarlyStopping, Timer) and not _fits_fresh(
+            states[key], callback.state_dict()
+        ):
+            return f"callbacks.{key} is {shorten(states[key])}"
     return None
+
+
+def _fits_fresh(saved: Any, own: Mapping[str, Any]) -> bool:
+    """Return whether a state has the values of a fresh one in kind; what is None may be any."""
+    same = isinstance(saved, dict) and saved.keys() == own.keys()
+    return same and all(
+        isinstance(saved[key], Tensor) == isinstance(value, Tensor) and is_alike(saved[key], value)
+        for key, value in own.items()
+        if value is not None
+    )
+
+
+def _is_ahead(saved: Any, steps: int) -> bool:
+    """Return whether a scheduler, or one within it, has stepped more often than the run."""
+    if isinstance(saved, Mapping):
+        return any(
+            is_number(value) and value > steps + 1
+            if key in SCHEDULE_STEPS
+            else _is_ahead(value, steps)
+            for key, value in saved.items()
+        )
+    return isinstance(saved, list | tuple) and any(_is_ahead(part, steps) for part in saved)
 
 
 def _fits_schedule(saved: Any, own: Any) -> bool:
