@@ -63,3 +63,16 @@ def test_weights_of_another_kind_are_refused(saved, load, weight):
     name = next(name for name in saved["state_dict"] if name.endswith("bias"))
     with pytest.raises(UsageError, match=r"x\.ckpt"):
         load(change(saved, ("state_dict", name), weight))
+
+
+def test_a_network_that_drops_large_layers_is_not_built(saved, load):
+    large = {"_target_": "torch.nn.Linear", "in_features": 50_000, "out_features": 50_000}
+    layers = [
+        {"_target_": "torch.nn.Identity", "_args_": [large]},
+        {"_target_": "torch.nn.Conv3d", "in_channels": 1, "out_channels": 3, "kernel_size": 1},
+    ]
+    model = {"_target_": "torch.nn.Sequential", "_args_": layers}
+    weights = {"model.1.weight": torch.zeros(3, 1, 1, 1, 1), "model.1.bias": torch.zeros(3)}
+    changed = change(saved, ("unet3d", "config", "model"), model)
+    with pytest.raises(UsageError, match="far more parameters than the file has weights"):
+        load({**changed, "state_dict": weights})

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
 from unet3d.data.preprocessing.pipeline import Preprocessing
@@ -122,7 +125,7 @@ def load_network(
     prefix = "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        with limit_parameters(10 * len(state) + 1000):
+        with limit_parameters(state):
             check_shapes(metadata, state, allow_targets)
             network = build_saved_network(metadata, allow_targets)
     except UsageError as error:
@@ -139,21 +142,31 @@ def load_network(
 
 
 @contextmanager
-def limit_parameters(limit: int) -> Generator[None]:
-    """Refuse to build a network with far more parameters than it has weights, which takes hours."""
-    registered = 0
+def limit_parameters(weights: Mapping[str, Any]) -> Generator[None]:
+    """Refuse to build a network with far more parameters than it has weights.
 
-    def count(*_: Any) -> None:
-        nonlocal registered
-        registered += 1
-        if registered > limit:
-            raise UsageError(f"its network has more than {limit} parameters, its weights do not")
+    That would take hours, or more memory than there is, also where the network drops them again.
+    """
+    max_tensors = 10 * len(weights) + 1000
+    max_values = 10 * sum(w.numel() for w in weights.values() if isinstance(w, Tensor)) + 10**7
+    tensors = values = 0
 
-    handle = register_module_parameter_registration_hook(count)
+    def count(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
+        nonlocal tensors, values
+        tensors += 1
+        values += 0 if tensor is None else tensor.numel()
+        if tensors > max_tensors or values > max_values:
+            raise UsageError("its network has far more parameters than the file has weights")
+
+    handles = (
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    )
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def check_shapes(
