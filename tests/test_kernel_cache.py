@@ -43,6 +43,14 @@ def test_others_cannot_exchange_a_folder_that_was_checked(tmp_path):
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match=r"other users can rename folders in .*shared:"):
         create_private_folder(folder)
+    folder.rename(shared / "cpp")
+    folder.parent.rename(tmp_path / "unet3d")
+    link = tmp_path / "unet3d" / "linked"
+    link.symlink_to(shared / "cpp")
+    with pytest.raises(PermissionError, match=r"other users can rename folders in .*shared:"):
+        create_private_folder(link)
+    (tmp_path / "unet3d").rename(folder.parent)
+    (shared / "cpp").rename(folder)
     shared.chmod(0o755)
     if os.geteuid() == 0:  # who alone can give folders away
         os.chown(folder.parent, 1, -1)

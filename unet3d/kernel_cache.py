@@ -61,7 +61,7 @@ def create_private_folder(folder: Path) -> None:
         )
     if (mode := stat.S_IMODE(folder.parent.stat().st_mode)) & 0o022:  # of a umask of 002
         folder.parent.chmod(mode & ~0o022)
-    for shared in folder.parent.resolve().parents:
+    for shared in {*folder.parent.resolve().parents, *folder.resolve().parents}:
         mode = shared.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise PermissionError(
