@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
 from unet3d.lit.callbacks.step_timing import StepTimer
 from unet3d.workflows.training.build import build_training
@@ -100,6 +101,18 @@ def test_resume_auto_starts_continues_and_recognizes_a_finished_run(unet3d, tmp_
     assert read_report(tmp_path / "run")["steps"] == 4
     assert unet3d("resume=auto", "trainer.max_steps=4") == 0
     assert "this run is already finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["last", "best", "hpc"])
+def test_a_file_named_like_a_keyword_of_lightning_is_resumed(unet3d, tmp_path, name):
+    assert unet3d("trainer.max_steps=1", "fold=none") == 0
+    content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt", mmap=False)
+    content["state_dict"]["model.heads.0.bias"].fill_(50)
+    save_checkpoint(content, tmp_path / name)
+    other = f"hydra.run.dir={tmp_path / 'other'}"
+    assert unet3d("trainer.max_steps=2", "fold=none", f"resume={name}", other) == 0
+    resumed = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.ckpt")
+    assert resumed["state_dict"]["model.heads.0.bias"].min() > 45
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])

@@ -273,7 +273,8 @@ def fit_model(run: TrainingRun, checkpoint: Path | None, signals: SignalListener
                 run.module,
                 run.train_loader,
                 run.val_loader,
-                ckpt_path=None if checkpoint is None else str(checkpoint),
+                # Lightning would take "last" for a keyword.
+                ckpt_path=None if checkpoint is None else str(checkpoint.absolute()),
                 weights_only=True,
             )
     except torch.OutOfMemoryError as error:
