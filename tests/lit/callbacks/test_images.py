@@ -1,5 +1,7 @@
 """Images of validation cases, in any orientation."""
 
+from types import SimpleNamespace
+
 import nibabel
 import numpy as np
 import pytest
@@ -28,6 +30,20 @@ def draw(code):
         spacing_mm={"x": [mm[axis] for axis in axes]},
     )
     return images.draw("x", *reoriented), images.slices["x"]
+
+
+def test_the_name_of_a_case_has_no_control_characters_in_a_log(monkeypatch):
+    names = []
+    logger = SimpleNamespace(log_image=lambda name, image, step: names.append(name))
+    monkeypatch.setattr("unet3d.lit.callbacks.images.list_run_loggers", lambda trainer: [logger])
+    images = CaseImages(
+        class_names=("background", "a"), orientation="RAS", spacing_mm={"a\x1b[2J": [1.0] * 3}
+    )
+    voxels = torch.zeros(1, 1, 4, 4, 4)
+    batch = {"case": ["a\x1b[2J"], "image": voxels, "label": voxels[0].long()}
+    trainer = SimpleNamespace(sanity_checking=False, global_step=1)
+    images.on_validation_batch_end(trainer, None, voxels[0].long(), batch, 0)
+    assert names == [r"cases/a\x1b[2J"]
 
 
 @pytest.mark.parametrize("code", ["SPL", "LAI", "PIR"])

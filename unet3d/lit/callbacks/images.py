@@ -12,6 +12,7 @@ from unet3d.data.preprocessing.resampling import get_plane_names, reorient
 from unet3d.errors import UsageError
 from unet3d.lit.loggers.run_logger import list_run_loggers
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
+from unet3d.text import escape_unprintable
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
 
@@ -56,7 +57,7 @@ class CaseImages(Callback):
         case = batch["case"][0]
         rgb = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
         for logger in loggers:
-            logger.log_image(f"cases/{case}", rgb, trainer.global_step - 1)
+            logger.log_image(f"cases/{escape_unprintable(case)}", rgb, trainer.global_step - 1)
 
     def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
         """Return an RGB image (H, W, 3) of volumes (D, H, W)."""
