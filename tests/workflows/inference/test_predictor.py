@@ -8,7 +8,7 @@ from torch import nn
 
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import DoesNotFitError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.machine.device import Precision
 from unet3d.memory import peak
@@ -106,6 +106,21 @@ def test_measuring_a_window_leaves_no_hook_in_the_network():
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
     measure_window_memory([network], [network], (1, 1, 4, 4, 4), torch.device("cpu"))
     assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Upsample(scale_factor=-1),
+        nn.Flatten(0),
+        nn.ModuleList(),
+        nn.LSTM(4, 4),
+        nn.Conv3d(2, 3, 1),
+    ],
+)
+def test_a_network_that_does_not_run_is_named(network):
+    with pytest.raises(UsageError, match=rf"^{type(network).__name__} cannot take patches of 4x4"):
+        measure_window_memory([network], [network], (1, 1, 4, 4, 4), torch.device("cpu"))
 
 
 def test_a_plan_holds_the_image_and_the_labels_of_the_file(ensemble, task):

@@ -14,7 +14,7 @@ from unet3d import __version__
 from unet3d.atomic_write import atomic_write, name_file, shorten_name
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
+from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format, torch_export_format
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
@@ -190,15 +190,7 @@ def commit_output(draft: Path, output: Path) -> list[Path]:
 def check_patch(forward: Network, trained: TrainedNetwork) -> None:
     """Refuse a patch that the network cannot take, and outputs that are not its classes."""
     shape = (1, len(trained.channels), *trained.patch_size)
-    try:
-        num_outputs, _ = measure_window_memory([forward], [trained.network], shape, CPU)
-    except (UsageError, DoesNotFitError):
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{type(trained.network).__name__} cannot take patches of "
-            f"{'x'.join(map(str, trained.patch_size))}: {summarize_error(error)}"
-        ) from error
+    num_outputs, _ = measure_window_memory([forward], [trained.network], shape, CPU)
     if num_outputs != len(trained.outputs):
         raise UsageError(
             f"the network has {num_outputs} outputs for {len(trained.outputs)} classes: "
