@@ -69,6 +69,7 @@ def test_one_file_may_hold_several_channels(tmp_path):
         ('{"labels": ' * 50_000, "cannot be read as JSON"),
         ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names with control characters"),
         ('{"modality": {"0": "a", "1": "\\ud800"}}', "names with control characters"),
+        (json.dumps({"modality": {n: f"c{n}" for n in range(1001)}}), "modality has 1001 names"),
     ],
 )
 def test_nested_json_and_control_characters_are_refused(tmp_path, content, message):

@@ -13,6 +13,10 @@ from unet3d.errors import UsageError
 from unet3d.json_file import read_json
 
 
+MAX_NAMES = 1000
+"""Channels or classes of a dataset, each of which needs a file of every case or an output."""
+
+
 def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
     """Return the object in a folder's dataset.json; `layout` explains what a folder must hold."""
     missing = f"data.root: no dataset.json in {root.absolute()}; {layout}"
@@ -39,6 +43,10 @@ def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...
         numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
     except (TypeError, ValueError):
         numbered = {}
+    if len(numbered) > MAX_NAMES:
+        raise UsageError(
+            f"{root / 'dataset.json'}: {key} has {len(numbered)} names; at most {MAX_NAMES} work"
+        )
     unprintable = [name for name in numbered.values() if not is_printable(name)]
     if unprintable:
         raise UsageError(
