@@ -99,12 +99,27 @@ def change_content(draw: st.DrawFn, content: dict[Any, Any]) -> bytes:
         changed[key] = draw(change_like(content[key]))
     else:
         changed[key] = draw(change_value(content[key], ODD_VALUES))
+    if draw(st.integers(0, 9)) == 0:
+        changed[key] = draw(add_attributes(changed[key]))
     stream = io.BytesIO()
     try:
         torch.save(changed, stream)
     except (RuntimeError, TypeError, pickle.PicklingError, RecursionError, UnicodeError):
         torch.save({**content, key: draw(VALUES.filter(_can_be_saved))}, stream)
     return stream.getvalue()
+
+
+@st.composite
+def add_attributes(draw: st.DrawFn, value: Any) -> Any:
+    """Turn a mapping into one with attributes, which torch restores."""
+    if not isinstance(value, dict):
+        return value
+    names: OrderedDict[Any, Any] = OrderedDict(value)
+    version = draw(st.one_of(VALUES, st.just({"assign_to_params_buffers": True})))
+    metadata = {key.rpartition(".")[0]: version for key in value if isinstance(key, str)}
+    name = draw(st.sampled_from(("_metadata", "_metadata", "get", "keys", "x")))
+    names.__dict__[name] = metadata if draw(st.booleans()) else draw(VALUES)
+    return names
 
 
 def _can_be_saved(value: Any) -> bool:

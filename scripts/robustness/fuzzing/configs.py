@@ -95,6 +95,9 @@ def _more(draw: st.DrawFn, depth: int) -> str:
     return f", {key}: {draw(draw_text(depth + 1))}"
 
 
+PLAIN_DEFAULTS = ("_self_", "x", "1", "[]", "/hydra/job_logging/default", "/hydra/config")
+
+
 @st.composite
 def draw_defaults(draw: st.DrawFn, groups: Sequence[str]) -> str:
     """Return a defaults list."""
@@ -109,7 +112,7 @@ def draw_defaults(draw: st.DrawFn, groups: Sequence[str]) -> str:
         known = list_options(name) if name in groups else []
         option = draw(st.sampled_from((*known, "y", "x", "null", "[y,y]", "${seed}", "~", "none")))
         entry = f"{draw(prefix)}{name}{draw(suffix)}: {option}"
-        lines.append(draw(st.sampled_from((f"{{{entry}}}",) * 4 + ("_self_", "x", "1", "[]"))))
+        lines.append(draw(st.sampled_from((f"{{{entry}}}",) * 4 + PLAIN_DEFAULTS)))
     return f"defaults: [{', '.join(lines)}]"
 
 
