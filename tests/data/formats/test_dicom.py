@@ -148,6 +148,16 @@ def test_a_series_with_another_value_is_one_line_that_names_it(tmp_path, voxels,
         open_header(folder)
 
 
+def test_a_transfer_syntax_that_is_none_is_one_line_that_names_the_series(tmp_path, voxels):
+    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
+    file = min(folder.iterdir())
+    content = file.read_bytes()
+    assert content.count(b"1.2.840.10008.1.2.1\0") == 1
+    file.write_bytes(content.replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.3.10"))
+    with pytest.raises(UsageError, match=r"a cannot be .*not a transfer syntax"):
+        open_header(folder)
+
+
 def test_a_slope_that_is_no_number_is_one_line_that_names_the_series(tmp_path, voxels):
     folder = write_series(tmp_path / "a", voxels, OBLIQUE)
     file = sorted(folder.iterdir())[3]

@@ -7,7 +7,13 @@ import pytest
 import SimpleITK
 
 from tests.data.helpers.formats import turn, write_itk
-from unet3d.data.formats.volumes import iter_voxels, list_files, open_header, read_volume
+from unet3d.data.formats.volumes import (
+    iter_voxels,
+    list_files,
+    open_header,
+    read_volume,
+    write_labels,
+)
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
@@ -152,6 +158,17 @@ def test_a_header_without_its_voxels_is_refused(tmp_path, voxels):
     (tmp_path / "a.raw").unlink()
     with pytest.raises(UsageError, match=r"a\.mhd .*names a\.raw for its voxels, which is missing"):
         open_header(file)
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_a_name_that_is_not_text_is_refused_where_the_library_would_abort(tmp_path, voxels, suffix):
+    file = write_itk(tmp_path / f"a{suffix}", voxels, OBLIQUE)
+    odd = file.rename(tmp_path / f"a\udcff{suffix}")
+    with pytest.raises(UsageError, match="is not named in UTF-8"):
+        open_header(odd)
+    like = write_itk(tmp_path / "b.nii", voxels, np.eye(4))
+    with pytest.raises(UsageError, match="is not named in UTF-8"):
+        write_labels(odd, voxels.astype(np.uint8), like, ["background", "a"])
 
 
 def test_an_image_is_refused(tmp_path):

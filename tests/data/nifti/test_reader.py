@@ -109,3 +109,13 @@ def test_axes_of_size_1_after_the_third_do_not_count(tmp_path):
     nibabel.save(image, tmp_path / "a.nii")
     assert open_header(tmp_path / "a.nii").shape == (5, 6, 7)
     assert read_volume(tmp_path / "a.nii")[0].shape == (1, 5, 6, 7)
+
+
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+def test_a_volume_without_axes_is_refused(tmp_path, kind):
+    content = bytearray(kind(np.zeros((4, 4, 4), np.uint8), np.eye(4)).to_bytes())
+    start, size = (40, 2) if kind is nibabel.Nifti1Image else (16, 8)
+    content[start : start + size] = bytes(size)
+    (tmp_path / "a.nii").write_bytes(content)
+    with pytest.raises(UsageError, match=r"a\.nii cannot be read as a volume"):
+        open_header(tmp_path / "a.nii")

@@ -74,6 +74,11 @@ def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkey
     monkeypatch.chdir(other)
     assert unet3d() == 2
     assert "is the working folder, or has it in it" in capsys.readouterr().err
+    monkeypatch.chdir(used.parent)
+    for home in (used, other):
+        monkeypatch.setenv("HOME", str(home))
+        assert unet3d() == 2
+        assert "holds an earlier run and has your home folder in it" in capsys.readouterr().err
     assert read_all(used) == before
 
 

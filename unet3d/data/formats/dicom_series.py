@@ -265,7 +265,9 @@ def read_series_header(folder: Path) -> VolumeHeader:
     plane = shape[0] * shape[1] * series.stored_type.itemsize
     for file, dataset in zip(series.files, series.datasets, strict=True):
         syntax = dataset.file_meta.get("TransferSyntaxUID")
-        if (syntax is None or not syntax.is_compressed) and file.stat().st_size < plane:
+        with describe_read_errors():
+            is_plain = syntax is None or not syntax.is_compressed
+        if is_plain and file.stat().st_size < plane:
             raise UnreadableFileError(f"has {file.name}, which ends before its last voxel")
     return VolumeHeader(
         shape=shape,

@@ -109,6 +109,11 @@ class Itk:
         """Refuse axes that are not orthogonal."""
         with need_extra("itk", path):
             import SimpleITK  # noqa: F401
+        if not is_utf8(path):
+            raise UsageError(
+                f"{path} is not named in UTF-8, which SimpleITK needs: write another format, such "
+                "as output_format=nii.gz"
+            )
         affine = self.open_header(like).affine
         direction = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
         if np.abs(direction.T @ direction - np.eye(3)).max() > ORTHOGONAL:
@@ -158,6 +163,8 @@ class Itk:
             import SimpleITK
         if not file.is_file():
             raise UnreadableFileError("is missing")
+        if not is_utf8(file):
+            raise UnreadableFileError("is not named in UTF-8, which SimpleITK needs: rename it")
         problem = self.text.find_problem(split_text(file, self.text.end)[0])
         if problem is not None:
             raise UnreadableFileError(f"has an invalid header: {problem}")
@@ -166,6 +173,15 @@ class Itk:
         with describe_read_errors():
             reader.ReadImageInformation()
         return reader
+
+
+def is_utf8(path: Path) -> bool:
+    """Return whether a whole path is text, without what stands for bytes of another encoding."""
+    try:
+        str(path.absolute()).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_compressed(file: Path, start: int, count: int, size: int) -> None:

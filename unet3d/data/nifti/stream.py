@@ -76,7 +76,7 @@ def read_header(file: Path) -> Header:
             raise UnreadableFileError(f"has an invalid header: {error}") from error
         if (header.slope, header.inter) != (1, 0):  # the stored voxels are held besides the scaled
             header = replace(header, buffer_bytes=SCALED.itemsize * prod(header.shape))
-        if min(header.shape) < 0 or header.offset < 0:
+        if min(header.shape, default=-1) < 0 or header.offset < 0:
             raise UnreadableFileError(f"has an invalid header: shape {list(header.shape)}")
         if header.offset > MAX_OFFSET:
             raise UnreadableFileError(

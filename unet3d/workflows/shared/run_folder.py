@@ -1,7 +1,8 @@
 """The folder of a run: it belongs to one command at a time, and to one run at all times."""
 
+import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from pathlib import Path
@@ -183,6 +184,12 @@ def find_foreign(folder: Path) -> str | None:
     """Return what is in a folder that does not belong to its run, and would be moved with it."""
     if Path.cwd().is_relative_to(folder):
         return "is the working folder, or has it in it"
+    kept = {"Python": Path(sys.prefix)}
+    with suppress(RuntimeError):  # a user without one
+        kept["your home folder"] = Path.home()
+    for name, path in kept.items():
+        if path.resolve().is_relative_to(folder):
+            return f"has {name} in it"
     for lock in folder.glob(f"*/{NAME}"):
         if is_running(parse_record(read_lock(lock))) is not False:
             return f"also {lock.parent.name}, in which a command runs"
