@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def outlasts_output(args: Sequence[str]) -> bool:
     """Return whether a command goes on when nobody reads what it prints."""
-    return bool(args) and args[0] in OUTLAST_OUTPUT
+    prints = {"--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help"} & set(args)
+    return bool(args) and args[0] in OUTLAST_OUTPUT and not prints
 
 
 def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:

@@ -283,9 +283,26 @@ def test_values_out_of_range_are_damage_although_their_checksum_is_right(tmp_pat
     volume = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path)
     arrays = {key: np.array(getattr(volume, key)) for key in cache.ARRAYS}
     assert verify_volume(volume.folder, 2) == volume.summary
-    write_entry(volume.folder, arrays | {name: array}, read_entry(volume.folder)["values"])
+    values = read_entry(volume.folder)["values"]
+    write_entry(volume.folder, arrays | {name: array}, values, volume.folder.name)
     with pytest.raises(DamagedEntryError, match=f"{name}.npy holds"):
         verify_volume(volume.folder, 2)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_folder_in_the_place_of_another_is_damage(tmp_path, links):
+    case = write_case(tmp_path, noise(12, 10, 8))
+    volume = preprocess(case, tmp_path)
+    expected = volume.image.copy()
+    other = volume.folder.rename(tmp_path / "other")
+    write_entry(other, {"image": expected + 1}, {}, other.name)
+    if links:
+        volume.folder.symlink_to(other)
+    else:
+        other.rename(volume.folder)
+    with pytest.raises(DamagedEntryError, match="it was written as another folder"):
+        verify_volume(volume.folder, 2)
+    np.testing.assert_array_equal(preprocess(case, tmp_path).image, expected)
 
 
 def test_gzip_files_with_equal_ends_are_different_contents(tmp_path):

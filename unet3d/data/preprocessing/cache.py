@@ -314,7 +314,7 @@ def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> Volum
             "foreground_points": _sample_foreground_points(label),
         }
         statistics = scan.statistics
-        write_entry(draft, arrays, {"statistics": asdict(statistics)})
+        write_entry(draft, arrays, {"statistics": asdict(statistics)}, folder.name)
     return _summarize(label.shape, arrays["foreground_points"], statistics)
 
 

@@ -36,17 +36,19 @@ def refuse_incomplete_values() -> Generator[None]:
         raise DamagedEntryError("its values are incomplete") from None
 
 
-def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-    """Write arrays, and values with the checksums of all.
+def write_entry(
+    folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], name: str
+) -> None:
+    """Write arrays, and values with the checksums of all and the name that the folder will have.
 
     Nothing is synced to disk: what a power failure loses is found by its checksum.
     """
     records = {}
-    for name, array in arrays.items():
+    for key, array in arrays.items():
         array = np.ascontiguousarray(array)
-        save_array(folder / f"{name}.npy", array)
-        records[name] = {**_describe(array), "crc32": crc32(array.data)}
-    content = json.dumps({"values": values, "arrays": records})
+        save_array(folder / f"{key}.npy", array)
+        records[key] = {**_describe(array), "crc32": crc32(array.data)}
+    content = json.dumps({"name": name, "values": values, "arrays": records})
     text = f"{content}\n{crc32(content.encode())}\n"
     with name_file(folder / VALUES):
         (folder / VALUES).write_text(text, "utf-8")
@@ -58,13 +60,16 @@ def read_entry(folder: Path) -> dict[str, Any]:
         content, checksum = read_text(folder / VALUES).split("\n")[:2]
         if crc32(content.encode()) != int(checksum):
             raise DamagedEntryError(f"{VALUES} does not have its checksum")
-        return json.loads(content)
+        entry = json.loads(content)
     except OSError as error:
         raise DamagedEntryError(f"{VALUES} cannot be read: {error.strerror}") from None
     except DamagedEntryError:
         raise
     except (ValueError, RecursionError):
         raise DamagedEntryError(f"{VALUES} is damaged") from None
+    if not isinstance(entry, dict) or entry.get("name") != folder.name:
+        raise DamagedEntryError("it was written as another folder")
+    return entry
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:

@@ -139,7 +139,7 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFi
             "voxels": fingerprint.voxels,
             "background": fingerprint.background,
         }
-        write_entry(draft, {"intensities": fingerprint.intensities}, values)
+        write_entry(draft, {"intensities": fingerprint.intensities}, values, folder.name)
     return fingerprint
 
 
