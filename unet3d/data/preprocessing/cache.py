@@ -259,6 +259,8 @@ def _check_statistics(statistics: Statistics, channels: int) -> None:
         array.dtype.kind not in "if" for array in arrays
     ):
         raise DamagedEntryError(f"its statistics are not those of {channels} channels")
+    if not all(np.isfinite(array).all() for array in arrays) or arrays[0].min() <= 0:
+        raise DamagedEntryError("its statistics are not finite, or its spacing is not above 0")
 
 
 def _check_records(records: Mapping[str, Any]) -> None:
