@@ -19,6 +19,7 @@ from unet3d.data.formats.volume_format import (
     need_extra,
 )
 from unet3d.errors import UsageError
+from unet3d.text import is_utf8
 
 ORTHOGONAL = 1e-4
 """Tolerated cosine of the angle between two axes; SimpleITK holds no others."""
@@ -109,7 +110,7 @@ class Itk:
         """Refuse axes that are not orthogonal."""
         with need_extra("itk", path):
             import SimpleITK  # noqa: F401
-        if not is_utf8(path):
+        if not is_utf8(str(path.absolute())):
             raise UsageError(
                 f"{path} is not named in UTF-8, which SimpleITK needs: write another format, such "
                 "as output_format=nii.gz"
@@ -163,7 +164,7 @@ class Itk:
             import SimpleITK
         if not file.is_file():
             raise UnreadableFileError("is missing")
-        if not is_utf8(file):
+        if not is_utf8(str(file.absolute())):
             raise UnreadableFileError("is not named in UTF-8, which SimpleITK needs: rename it")
         problem = self.text.find_problem(split_text(file, self.text.end)[0])
         if problem is not None:
@@ -173,15 +174,6 @@ class Itk:
         with describe_read_errors():
             reader.ReadImageInformation()
         return reader
-
-
-def is_utf8(path: Path) -> bool:
-    """Return whether a whole path is text, without what stands for bytes of another encoding."""
-    try:
-        str(path.absolute()).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_compressed(file: Path, start: int, count: int, size: int) -> None:
