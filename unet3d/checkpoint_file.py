@@ -17,6 +17,11 @@ from unet3d.text import is_utf8
 FORMAT_VERSION = 1
 """Version of checkpoints; raised when an older unet3d could not read them any more."""
 
+PREVIOUS = "previous.ckpt"
+
+FALLBACKS = (PREVIOUS, "best.ckpt")
+"""Checkpoints with the full state that a run resumes from if it has no last one."""
+
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -28,6 +33,11 @@ NUMPY_NUMBERS: list[Any] = [
     *(np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType),
 ]
 """The only classes besides torch's that a checkpoint may name: nnU-Net saves its scores as such."""
+
+
+def has_checkpoint(checkpoints: Path) -> bool:
+    """Return whether a folder has a checkpoint to resume from."""
+    return any((checkpoints / name).exists() for name in ("last.ckpt", *FALLBACKS))
 
 
 def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from unet3d.cli.compare import print_sweep_summary
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.search import SearchSettings, parse_search
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
 from unet3d.lit.callbacks.trial_report import TrialReport
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
-from unet3d.workflows.shared.run_folder import open_run_folder, write_records
+from unet3d.workflows.shared.run_folder import holds_run, open_run_folder, write_records
 from unet3d.workflows.training.check_options import check_search_monitor
 from unet3d.workflows.training.fit import train_within_memory
 
@@ -25,6 +26,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     with open_run_folder(  # a search goes on with what its folder holds
         folder, resume="auto", composition=composed.composition, log=print
     ) as own:
+        if not (own / "search.db").exists() and holds_run(own):
+            raise UsageError(f"{own} holds a run, not a search: set another hydra.run.dir=")
         write_records(own, composed.composition.records)
         return search(settings, own)
 

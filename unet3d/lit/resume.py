@@ -10,14 +10,15 @@ from torch import nn
 
 from unet3d.checkpoint_archive import find_corruption
 from unet3d.checkpoint_file import (
+    FALLBACKS,
     extract_weights,
     find_mismatch,
+    has_checkpoint,
     load_checkpoint,
     read_verified_checkpoint,
 )
 from unet3d.errors import UsageError, summarize_error
 from unet3d.lit.callbacks.checkpoints import (
-    PREVIOUS,
     AtomicCheckpointIO,
     replace_with_copy,
 )
@@ -34,9 +35,6 @@ from unet3d.model.pretrained import (
 )
 
 CORRUPTED = "corrupted.ckpt"
-
-FALLBACKS = (PREVIOUS, "best.ckpt")
-"""Checkpoints with the full state that a run resumes from if it has no last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +74,6 @@ def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | Non
         raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
     messages = [f"resuming from {path}"]
     return LoadedCheckpoint(path=path, content=load_checkpoint(path), messages=messages)
-
-
-def has_checkpoint(checkpoints: Path) -> bool:
-    """Return whether a folder has a checkpoint to resume from."""
-    return any((checkpoints / name).exists() for name in ("last.ckpt", *FALLBACKS))
 
 
 def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:

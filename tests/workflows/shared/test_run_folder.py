@@ -83,6 +83,45 @@ def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkey
 
 
 @pytest.mark.parametrize(
+    "words",
+    [["resume=atuo"], ["init_from=nope.ckpt"], ["fold=7"], ["freeze=[nope]"], ["lr_factors={a:1}"]],
+)
+def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used, capsys, words):
+    before = read_all(used)
+    assert unet3d(*words) == 2
+    assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+
+
+def test_a_run_below_a_folder_is_another_one(unet3d, used, capsys):
+    inner = used / "inner"
+    assert unet3d(f"hydra.run.dir={inner}") == 0
+    before = read_all(used)
+    assert unet3d(f"resume={inner}", "trainer.max_steps=9") == 2
+    assert f"holds an earlier run and resume={inner}, which" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+def test_checkpoints_that_nothing_resumes_from_are_set_aside_with_their_run(unet3d, used):
+    folder = used / "checkpoints"
+    (folder / "last.ckpt").rename(folder / "corrupted.ckpt")
+    for name in ("best.ckpt", "previous.ckpt"):
+        (folder / name).unlink(missing_ok=True)
+    used.with_name("run.1").symlink_to("nowhere")
+    before = read_all(used)
+    assert unet3d("resume=auto", "seed=3") == 0
+    assert read_all(used.with_name("run.2")) == before
+
+
+def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
+    before = read_all(used)
+    words = ["space={pool:[max,avg]}", f"hydra.run.dir={used}"]
+    assert main(["search", *small, *words]) == 2
+    assert "holds a run, not a search" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+@pytest.mark.parametrize(
     ("key", "name"), [("init_from", "checkpoints/last.ckpt"), ("data.cache", "cache")]
 )
 def test_a_folder_that_the_new_run_reads_from_is_not_set_aside(unet3d, used, capsys, key, name):

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from unet3d.atomic_write import name_file
-from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
+from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
 from unet3d.lit.loggers.run_logger import list_run_loggers
@@ -21,8 +21,6 @@ from unet3d.lit.validation_metric import ValidationMetric
 
 MAX_TIME_FRACTION = 0.01
 """Largest fraction of a run's time that may go into saving `last.ckpt`."""
-
-PREVIOUS = "previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

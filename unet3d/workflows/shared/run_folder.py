@@ -1,14 +1,17 @@
 """The folder of a run: it belongs to one command at a time, and to one run at all times."""
 
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
 from unet3d.atomic_write import write_text
+from unet3d.checkpoint_file import has_checkpoint
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
 from unet3d.run_lock import NAME, RunLock, acquire_lock, is_running, parse_record, read_lock
@@ -31,6 +34,34 @@ RESULTS = ("validation", "evaluation")
 """What a run that has a checkpoint leaves; without one, a new run must not read it as its own."""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A locked folder, and the folder that the earlier run has now."""
+
+    lock: RunLock
+    aside: Path | None = None
+
+    @contextmanager
+    def held(self, log: Log, *, beats: bool = True) -> Generator[Path]:
+        """Hold the lock; put the earlier run back if a command is refused before it writes."""
+        if beats:
+            self.lock.start_heartbeat()
+        folder = self.lock.path.parent
+        try:
+            yield folder
+        except UsageError:
+            self.lock.release()
+            if self.aside is not None:
+                with suppress(OSError):  # the folder is not empty
+                    where = folder.resolve()
+                    where.rmdir()
+                    self.aside.rename(where)
+                    log(f"the earlier run is in {folder} again")
+            raise
+        finally:
+            self.lock.release()
+
+
 @contextmanager
 def open_run_folder(
     folder: Path,
@@ -47,21 +78,18 @@ def open_run_folder(
     A process that starts the ranks of a run hands the lock over to the first of them. `inputs` are
     what the run reads, by key.
     """
-    lock = claim_folder(
+    source = None if resume in (None, "auto") else Path(resume)
+    claim = claim_folder(
         folder,
         starts_anew=starts_anew(folder, resume),
         files=RUN_FILES,
         has_time=composition.folder_has_time,
         log=log,
-        inputs=inputs,
+        inputs={**inputs, "resume": source},
         launcher=launcher,
     )
-    if not hands_over:
-        lock.start_heartbeat()
-    try:
-        yield lock.path.parent
-    finally:
-        lock.release()
+    with claim.held(log, beats=not hands_over) as own:
+        yield own
 
 
 @contextmanager
@@ -74,7 +102,7 @@ def open_sweep_folder(
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> Generator[Path]:
     """Hold the lock of the folder of a sweep; its runs have locks of their own."""
-    lock = claim_folder(
+    claim = claim_folder(
         folder,
         starts_anew=not resumes,
         files=SWEEP_FILES,
@@ -82,19 +110,20 @@ def open_sweep_folder(
         log=log,
         inputs=inputs,
     )
-    lock.start_heartbeat()
-    try:
-        yield lock.path.parent
-    finally:
-        lock.release()
+    with claim.held(log) as own:
+        yield own
 
 
 def starts_anew(folder: Path, resume: str | None) -> bool:
     """Return whether a run has nothing to do with one that was in its folder before."""
+    checkpoints = folder.resolve() / "checkpoints"
     if resume == "auto":
-        checkpoints = (folder / "checkpoints").glob("*.ckpt")
-        return not any(checkpoints) and any((folder / name).exists() for name in RESULTS)
-    return resume is None or not Path(resume).resolve().is_relative_to(folder.resolve())
+        left = [*checkpoints.glob("*.ckpt"), *(folder / name for name in RESULTS)]
+        return not has_checkpoint(checkpoints) and any(path.exists() for path in left)
+    if resume is None:
+        return True
+    path = Path(resume).resolve()
+    return path not in (folder.resolve(), checkpoints) and path.parent != checkpoints
 
 
 def claim_folder(
@@ -106,7 +135,7 @@ def claim_folder(
     log: Log,
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
     launcher: int | None = None,
-) -> RunLock:
+) -> Claim:
     """Create and lock a folder; what was run in it before is set aside by a run that starts anew.
 
     Two runs that started in the same second get two folders, TIME and TIME-1.
@@ -121,7 +150,7 @@ def claim_folder(
                 raise
         else:
             if not starts_anew or not any((folder / name).exists() for name in files):
-                return lock
+                return Claim(lock)
             if not has_time:
                 return set_aside(folder, lock, log, inputs)
             lock.release()
@@ -129,11 +158,11 @@ def claim_folder(
     raise AssertionError
 
 
-def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path | None]) -> RunLock:
+def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path | None]) -> Claim:
     """Rename a locked folder with an earlier run to NAME.1 or higher; lock a new one."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
     try:
-        if not any(any(where.glob(name)) for name in (*RUN_MARKERS, *SWEEP_FILES)):
+        if not holds_run(where):
             raise UsageError(
                 f"{folder} is not the folder of a run, but has files of such names: set another "
                 "hydra.run.dir="
@@ -163,14 +192,19 @@ def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path |
     log(f"{folder} held an earlier run, which is in {target} now")
     RunLock(target, lock.record).release()
     where.mkdir(exist_ok=True)
-    return acquire_lock(folder, log)
+    return Claim(acquire_lock(folder, log), target)
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run or a sweep."""
+    return any(any(folder.glob(name)) for name in (*RUN_MARKERS, *SWEEP_FILES))
 
 
 def rename_to_free_name(folder: Path) -> Path:
     """Rename a folder to the first name that is free, and return it."""
     for number in count(1):
         target = folder.with_name(f"{folder.name}.{number}")
-        if target.exists():
+        if os.path.lexists(target):
             continue
         try:
             return folder.rename(target)
