@@ -97,6 +97,13 @@ def test_a_link_in_the_place_of_a_draft_erases_nothing(tmp_path):
     assert not (tmp_path / "case").is_symlink()
 
 
+def test_a_file_in_the_place_of_a_draft_is_removed(tmp_path):
+    (tmp_path / ".case").write_text("")
+    with lock_cache(tmp_path / "case") as draft:
+        (draft / "image.npy").write_text("made")
+    assert (tmp_path / "case" / "image.npy").exists()
+
+
 def test_a_draft_that_becomes_a_link_is_not_locked(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(NotADirectoryError):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2s
+from math import isfinite, prod
 from os import cpu_count
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def _load(folder: Path) -> CaseFingerprint:
             raise DamagedEntryError("it holds other arrays")
         arrays = dict(verify_arrays(folder, entry))
         content = entry["values"]
-        return CaseFingerprint(
+        fingerprint = CaseFingerprint(
             shape=tuple(content["shape"]),
             crop_fraction=content["crop_fraction"],
             spacing_mm=tuple(content["spacing_mm"]),
@@ -159,6 +160,28 @@ def _load(folder: Path) -> CaseFingerprint:
             intensities=np.array(arrays["intensities"]),
             background=tuple(content["background"]),
         )
+        _check(fingerprint)
+    return fingerprint
+
+
+def _check(fingerprint: CaseFingerprint) -> None:
+    """Raise DamagedEntryError unless the values are those of a case."""
+    counts = [*fingerprint.shape, *fingerprint.voxels, *fingerprint.voxels.values()]
+    numbers = [*fingerprint.spacing_mm, fingerprint.crop_fraction, *fingerprint.background]
+    intensities = fingerprint.intensities
+    if not (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(type(number) in (int, float) and isfinite(number) for number in numbers)
+        and len(fingerprint.shape) == len(fingerprint.spacing_mm) == 3
+        and min(fingerprint.shape) > 0
+        and min(fingerprint.spacing_mm) > 0
+        and 0 < fingerprint.crop_fraction <= 1
+        and sum(fingerprint.voxels.values()) <= prod(fingerprint.shape)
+        and intensities.dtype == np.float32
+        and intensities.shape[:-1] == (len(fingerprint.background),)
+        and np.isfinite(intensities).all()
+    ):
+        raise DamagedEntryError("its values are not those of a case")
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:

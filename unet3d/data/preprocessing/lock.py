@@ -32,7 +32,7 @@ def lock_cache(
     draft = folder.with_name(f".{folder.name}")
     while not is_usable(folder):
         is_new = False
-        if draft.is_symlink():  # its target may be any folder
+        if draft.is_symlink() or draft.is_file():  # a link leads to any folder
             draft.unlink(missing_ok=True)
         with suppress(FileExistsError):  # exist_ok=True raises it if the folder is then renamed
             draft.mkdir()
