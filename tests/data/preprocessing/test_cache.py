@@ -277,6 +277,7 @@ def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage
         ("image", np.full((1, 12, 10, 8), np.nan, np.float32)),
         ("foreground_points", np.array([[1, 12, 0, 0]], np.int32)),
         ("foreground_points", np.array([[1, -1, 0, 0]], np.int32)),
+        ("foreground_points", np.array([[1, 0, 0, 0]], np.int32)),
     ],
 )
 def test_values_out_of_range_are_damage_although_their_checksum_is_right(tmp_path, name, array):

@@ -229,11 +229,14 @@ def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
         records = entry["arrays"]
         _check_records(records)
         statistics = Statistics.from_dict(entry["values"]["statistics"])
-        points = np.empty((0, 4), np.int32)
+        label, points = np.empty((0, 0, 0), np.uint8), np.empty((0, 4), np.int32)
         _check_statistics(statistics, channels=records["image"]["shape"][0])
         for name, array in verify_arrays(folder, entry):
             _check_values(name, array, records["label"]["shape"], num_classes)
+            label = array if name == "label" else label
             points = array if name == "foreground_points" else points
+        if not np.array_equal(label[tuple(points[:, 1:].T)], points[:, 0]):
+            raise DamagedEntryError("foreground_points.npy holds points of other classes")
     return _summarize(records["label"]["shape"], points, statistics)
 
 
