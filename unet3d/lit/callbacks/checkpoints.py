@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from unet3d.atomic_write import name_file
+from unet3d.atomic_write import atomic_write, name_file
 from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
@@ -147,6 +147,25 @@ class BestCheckpoint(Callback):
             if other not in kept:
                 with suppress(OSError):  # the next validation tries again
                     other.unlink()
+
+    def copy_from(self, source: Path, state: Mapping[str, Any]) -> list[str]:
+        """Copy the best checkpoints of a run in another folder; return what to print about it."""
+        steps = [step for _, step in state.get("ranking", [])]
+        if not steps or source.resolve() == self.folder.resolve():
+            return []
+        self.folder.mkdir(parents=True, exist_ok=True)
+        best = source / self.path.name
+        try:
+            step = load_checkpoint(best).get("global_step")
+        except UsageError:  # missing or corrupted
+            step = None
+        if step != steps[0]:
+            return [f"{best} is not of step {steps[0]}: no best.ckpt until one is better"]
+        for path in (best, *(source / self._get_path(step).name for step in steps)):
+            if path.exists():
+                with atomic_write(self.folder / path.name) as draft:
+                    shutil.copyfile(path, draft)
+        return []
 
     def _get_path(self, step: int) -> Path:
         return self.folder / f"best-step={step:06d}.ckpt"

@@ -16,7 +16,7 @@ from unet3d.data.loading.loaders import TrainLoader
 from unet3d.data.loading.worker_errors import InFlightCases, explain_worker_error
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import RunError
-from unet3d.lit.callbacks.checkpoints import remove_leftovers
+from unet3d.lit.callbacks.checkpoints import BestCheckpoint, remove_leftovers
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
 from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
@@ -117,6 +117,9 @@ def resolve_start(run: TrainingRun) -> Start:
         if is_main:  # nothing was changed before, when it could still be refused
             remove_leftovers(folder)
             checkpoint.restore_last()
+            for best in (c for c in callbacks.ordered if isinstance(c, BestCheckpoint)):
+                state = content["callbacks"].get(best.state_key, {})
+                checkpoint.messages.extend(best.copy_from(path.parent, state))
         purge_events_after(run.trainer, logged)
         epochs = run.trainer.max_epochs or -1
         # Lightning loads the file itself: the content must not stay in memory while it trains.
