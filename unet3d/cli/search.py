@@ -14,7 +14,7 @@ from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
-from unet3d.workflows.shared.run_folder import holds_run, open_run_folder, write_records
+from unet3d.workflows.shared.run_folder import TRAINING_MARKERS, open_run_folder, write_records
 from unet3d.workflows.training.check_options import check_search_monitor
 from unet3d.workflows.training.fit import train_within_memory
 
@@ -26,7 +26,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     with open_run_folder(  # a search goes on with what its folder holds
         folder, resume="auto", composition=composed.composition, log=print
     ) as own:
-        if not (own / "search.db").exists() and holds_run(own):
+        if any(any(own.glob(name)) for name in TRAINING_MARKERS):
             raise UsageError(f"{own} holds a run, not a search: set another hydra.run.dir=")
         write_records(own, composed.composition.records)
         return search(settings, own)

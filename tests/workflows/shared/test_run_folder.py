@@ -119,6 +119,11 @@ def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
     assert main(["search", *small, *words]) == 2
     assert "holds a run, not a search" in capsys.readouterr().err
     assert read_all(used) == before
+    unstarted = used.with_name("search") / ".hydra"  # what a search leaves that was refused
+    unstarted.mkdir(parents=True)
+    (unstarted / "config.yaml").write_text("")
+    words[1:] = [f"hydra.run.dir={unstarted.parent}", "trials=1", "logger=none"]
+    assert main(["search", *small, *words]) == 0
 
 
 @pytest.mark.parametrize(

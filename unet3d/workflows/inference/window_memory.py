@@ -32,6 +32,8 @@ def measure_window_memory(
         if peak is None and not output_bytes:  # another backend has run
             with torch.inference_mode():
                 _run(networks, shape, device)
+    except (UsageError, DoesNotFitError):
+        raise
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             if device.type == "cuda":  # may be an error of the device

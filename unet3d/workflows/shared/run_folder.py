@@ -21,10 +21,10 @@ Log = Callable[[str], None]
 RUN_FILES = ("checkpoints", "report.json", "curves.json", "validation", "evaluation", ".hydra")
 """What a run leaves in its folder, whatever its settings."""
 
-RUN_MARKERS = (
-    *("checkpoints/*.ckpt", "report.json", "curves.json", ".hydra/config.yaml"),
-    "evaluation/evaluation.json",
-)
+TRAINING_MARKERS = ("checkpoints/*.ckpt", "report.json", "curves.json")
+"""What training has written, and no search."""
+
+RUN_MARKERS = (*TRAINING_MARKERS, ".hydra/config.yaml", "evaluation/evaluation.json")
 """What shows that these files are a run's: other folders have folders of such names, too."""
 
 SWEEP_FILES = ("multirun.yaml",)
@@ -162,7 +162,7 @@ def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path |
     """Rename a locked folder with an earlier run to NAME.1 or higher; lock a new one."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
     try:
-        if not holds_run(where):
+        if not any(any(where.glob(name)) for name in (*RUN_MARKERS, *SWEEP_FILES)):
             raise UsageError(
                 f"{folder} is not the folder of a run, but has files of such names: set another "
                 "hydra.run.dir="
@@ -193,11 +193,6 @@ def set_aside(folder: Path, lock: RunLock, log: Log, inputs: Mapping[str, Path |
     RunLock(target, lock.record).release()
     where.mkdir(exist_ok=True)
     return Claim(acquire_lock(folder, log), target)
-
-
-def holds_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run or a sweep."""
-    return any(any(folder.glob(name)) for name in (*RUN_MARKERS, *SWEEP_FILES))
 
 
 def rename_to_free_name(folder: Path) -> Path:
