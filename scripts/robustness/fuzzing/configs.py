@@ -149,7 +149,7 @@ def draw_experiments(draw: st.DrawFn, train: tuple[str, ...]) -> Input:
         files[f"conf/{group}/y.yaml"] = draw(draw_yaml(keys, groups))
     text = files["conf/experiment/x.yaml"].decode("utf-8", "replace")
     # What the command line sets would replace the experiment's values, except a few limits.
-    own = [w for w in train[1:] if w.startswith(LIMITS) or get_key(w) not in text]
+    own = [w for w in train[1:] if w.startswith(LIMITS) or f"{get_key(w)}:" not in text]
     parses_only = command in EXPENSIVE or draw(st.integers(0, 3)) > 0
     more = ("budget_gib=1",) if command == "plan" else ()
     words = (command, *own, *more, "experiment=x")
