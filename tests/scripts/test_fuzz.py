@@ -126,6 +126,7 @@ def original(tmp_path_factory):
     return folder
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # archives with a name twice are drawn
 def test_an_input_that_crashes_is_counted_and_the_others_go_on(original, tmp_path):
     def act(item: Input) -> int:
         if item.kind == "volume":
