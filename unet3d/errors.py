@@ -62,8 +62,8 @@ if hasattr(errno, "EDQUOT"):  # Windows has neither
 
 
 NO_MEMORY = (
-    *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "CUDA out of memory"),
-    *("Storage size calculation overflowed", "array is too big", "Unable to allocate"),
+    *("allocate memory", "std::bad_alloc", "CUDA out of memory", "Unable to allocate"),
+    *("Storage size calculation overflowed", "array is too big"),
     "numel: integer multiplication overflow",
 )
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""

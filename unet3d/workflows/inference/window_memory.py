@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unet3d.errors import DoesNotFitError, UsageError, summarize_error
+from unet3d.errors import DoesNotFitError, UsageError, lacks_memory, summarize_error
 from unet3d.inference.accumulate import Network
 from unet3d.memory.peak import PeakMeter
 
@@ -34,30 +34,24 @@ def measure_window_memory(
                 _run(networks, shape, device)
     except (UsageError, DoesNotFitError):
         raise
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            if device.type == "cuda":  # may be an error of the device
-                raise
-            raise _make_window_error(networks, shape, error) from error
-        raise DoesNotFitError(
-            f"{shape[0]} windows of {'x'.join(map(str, shape[2:]))} do not fit in the "
-            f"{'GPU' if device.type == 'cuda' else 'RAM'}: try batch_size=1, precision=bf16 or "
-            "device=cpu"
+    except Exception as error:
+        size = "x".join(map(str, shape[2:]))
+        if lacks_memory(error):
+            memory = "GPU" if device.type == "cuda" else "RAM"
+            raise DoesNotFitError(
+                f"{shape[0]} windows of {size} do not fit in the {memory}: try batch_size=1, "
+                "precision=bf16 or device=cpu"
+            ) from error
+        if device.type == "cuda" and isinstance(error, RuntimeError):  # may be the device's
+            raise
+        names = " or ".join(sorted({type(network).__name__ for network in networks}))
+        raise UsageError(
+            f"{names} cannot take patches of {size}: {summarize_error(error)}"
         ) from error
-    except Exception as error:  # of a network that a checkpoint describes
-        raise _make_window_error(networks, shape, error) from error
     finally:
         for hook in hooks:
             hook.remove()
     return num_outputs, output_bytes if peak is None else peak
-
-
-def _make_window_error(
-    networks: Sequence[nn.Module], shape: Sequence[int], error: Exception
-) -> UsageError:
-    names = " or ".join(sorted({type(network).__name__ for network in networks}))
-    size = "x".join(map(str, shape[2:]))
-    return UsageError(f"{names} cannot take patches of {size}: {summarize_error(error)}")
 
 
 def _run(
