@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from unet3d.atomic_write import atomic_write, name_file
+from unet3d.atomic_write import name_file
 from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
 from unet3d.lit.lightning_internals import dump_checkpoint
@@ -163,8 +163,7 @@ class BestCheckpoint(Callback):
             return [f"{best} is not of step {steps[0]}: no best.ckpt until one is better"]
         for path in (best, *(source / self._get_path(step).name for step in steps)):
             if path.exists():
-                with atomic_write(self.folder / path.name) as draft:
-                    shutil.copyfile(path, draft)
+                replace_with_copy(path, self.folder / path.name)
         return []
 
     def _get_path(self, step: int) -> Path:
@@ -200,12 +199,12 @@ def copy_checkpoint(trainer: pl.Trainer, path: Path, target: Path) -> None:
 
 def replace_with_copy(path: Path, target: Path) -> None:
     """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
-    link = path.with_name(f".{os.getpid()}-{target.name}")
+    link = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         link.unlink(missing_ok=True)
         try:
             os.link(path, link)
-        except OSError:  # a filesystem without hard links
+        except OSError:  # another filesystem, or one without hard links
             with name_file(target):
                 shutil.copyfile(path, link)
         link.replace(target)
