@@ -52,7 +52,7 @@ class NnUnet:
         used = {value for values in labels.values() for value in values}
         last = max(used, default=0)
         duplicated = len(name_by_label) < sum(len(values) == 1 for values in labels.values())
-        has_gaps = last != len(used) - 1 or used != set(range(len(used)))
+        has_gaps = used != set(range(len(used)))
         if has_gaps or last < 1 or duplicated or len(ignore or (0,)) != 1:
             raise self._make_labels_error()
         regions = None
