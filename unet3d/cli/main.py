@@ -39,6 +39,8 @@ COMMANDS = {
 FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 """Flags of Hydra after which a word is not a file."""
 
+PRINTING_FLAGS = {"--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help"}
+"""Flags with which a command prints something, and does nothing else."""
 
 LIBRARY_BYTES = 128 * 2**20
 """Memory that numpy or SciPy have taken when they are imported, and more."""
@@ -72,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def outlasts_output(args: Sequence[str]) -> bool:
     """Return whether a command goes on when nobody reads what it prints."""
-    prints = {"--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help"} & set(args)
-    return bool(args) and args[0] in OUTLAST_OUTPUT and not prints
+    return bool(args) and args[0] in OUTLAST_OUTPUT and not PRINTING_FLAGS & set(args)
 
 
 def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:
