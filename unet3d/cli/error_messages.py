@@ -12,6 +12,7 @@ from unet3d.errors import (
     ADVICE,
     DoesNotFitError,
     Interrupted,
+    ReportedUsageError,
     RunError,
     UsageError,
     describe_os_error,
@@ -60,6 +61,8 @@ def run_with_error_handling(
             return stop.exit_code
         print("interrupted", file=sys.stderr)
         return 130
+    except ReportedUsageError:
+        return EXIT_CODES[UsageError]
     except Exception as error:
         if debug:
             traceback.print_exc()

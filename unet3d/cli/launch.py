@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.errors import STOP_SIGNALS, Interrupted, RunError
+from unet3d.errors import STOP_SIGNALS, Interrupted, ReportedUsageError, RunError
 from unet3d.machine.distributed_env import LAUNCHER
 from unet3d.machine.system import count_usable_cores
 from unet3d.stop_signals import drop_ignored
@@ -115,7 +115,9 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -
         raise interrupted
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
-    elif code in (2, 3):
+    elif code == 2:
+        raise ReportedUsageError(f"rank {rank} was refused")  # it has printed why
+    elif code == 3:
         return code  # the rank has printed why
     elif code == 4:
         how = "reported the error above"  # which may name another rank

@@ -93,6 +93,16 @@ def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used
     assert not used.with_name("run.1").exists()
 
 
+def test_several_processes_that_are_refused_leave_the_earlier_run_in_its_folder(
+    unet3d, used, capfd
+):
+    before = read_all(used)
+    assert unet3d("trainer.devices=2", "freeze=[nope]") == 2
+    assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+    assert "freeze: the network has no" in capfd.readouterr().err
+
+
 def test_a_run_below_a_folder_is_another_one(unet3d, used, capsys):
     inner = used / "inner"
     assert unet3d(f"hydra.run.dir={inner}") == 0
