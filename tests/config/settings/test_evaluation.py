@@ -62,6 +62,14 @@ def test_a_wrong_value_is_refused(key, values, expected):
         assert str(caught.value).startswith(expected)
 
 
+@pytest.mark.parametrize("name", ["report.json", "curves.json"])
+def test_the_report_of_a_run_is_not_replaced(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=r"holds a training run.*as in output=.*/scores"):
+        parse(output=str(tmp_path))
+    parse(output=str(tmp_path / "scores"))
+
+
 def test_the_output_must_be_a_folder_and_images_must_exist(tmp_path):
     file = tmp_path / "scores"
     file.touch()

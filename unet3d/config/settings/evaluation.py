@@ -23,6 +23,9 @@ from unet3d.config.values import (
 from unet3d.errors import UsageError
 from unet3d.text import are_unique_names
 
+RUN_FILES = ("report.json", "curves.json")
+"""What training writes, and no evaluation."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
@@ -51,6 +54,11 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
     output, images = (read_optional_path(config, key) for key in ("output", "images"))
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"output: {output} is a file; it must be a folder")
+    if output is not None and any((output / name).exists() for name in RUN_FILES):
+        raise UsageError(
+            f"output: {output} holds a training run, whose report.html would be replaced: set "
+            f"another folder, as in output={output / 'scores'}"
+        )
     if images is not None and not images.exists():
         raise UsageError(f"images: {images} is neither a file nor a folder")
     missing = read_choice(config, "missing_predictions", ("error", "skip"))
