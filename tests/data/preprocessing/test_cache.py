@@ -28,6 +28,8 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
 
+PREPROCESSING = Preprocessing(num_classes=2)
+
 
 def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_path):
     case = write_case(tmp_path, noise(12, 10, 8))
@@ -274,6 +276,7 @@ def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage
     ("name", "array"),
     [
         ("label", np.full((12, 10, 8), 7, np.uint8)),
+        ("label", np.full((12, 10, 8), IGNORE_LABEL, np.uint8)),  # the dataset ignores no label
         ("image", np.full((1, 12, 10, 8), np.nan, np.float32)),
         ("foreground_points", np.array([[1, 12, 0, 0]], np.int32)),
         ("foreground_points", np.array([[1, -1, 0, 0]], np.int32)),
@@ -283,11 +286,11 @@ def test_a_damaged_case_is_named_and_preprocessed_again(tmp_path, caplog, damage
 def test_values_out_of_range_are_damage_although_their_checksum_is_right(tmp_path, name, array):
     volume = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path)
     arrays = {key: np.array(getattr(volume, key)) for key in cache.ARRAYS}
-    assert verify_volume(volume.folder, 2) == volume.summary
+    assert verify_volume(volume.folder, PREPROCESSING) == volume.summary
     values = read_entry(volume.folder)["values"]
     write_entry(volume.folder, arrays | {name: array}, values, volume.folder.name)
     with pytest.raises(DamagedEntryError, match=f"{name}.npy holds"):
-        verify_volume(volume.folder, 2)
+        verify_volume(volume.folder, PREPROCESSING)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -302,7 +305,7 @@ def test_a_folder_in_the_place_of_another_is_damage(tmp_path, links):
     else:
         other.rename(volume.folder)
     with pytest.raises(DamagedEntryError, match="it was written as another folder"):
-        verify_volume(volume.folder, 2)
+        verify_volume(volume.folder, PREPROCESSING)
     np.testing.assert_array_equal(preprocess(case, tmp_path).image, expected)
 
 
@@ -346,7 +349,7 @@ def test_pickled_objects_in_the_cache_are_damage(tmp_path):
     volume = preprocess(write_case(tmp_path, noise(8, 8, 8)), tmp_path)
     np.save(volume.folder / "image.npy", np.array([[[[None]]]]), allow_pickle=True)
     with pytest.raises(DamagedEntryError, match=r"image\.npy cannot be read"):
-        verify_volume(volume.folder, 2)
+        verify_volume(volume.folder, PREPROCESSING)
 
 
 def test_a_run_from_the_cache_opens_each_file_of_a_case_once(tmp_path):

@@ -125,7 +125,7 @@ def preprocess_all(
             cache / f"{shorten_name(case.name, NAME_BYTES)}-{make_cache_key(digest, preprocessing)}"
             for case, digest in zip(cases, contents, strict=True)
         ]
-        verified = list(pool.map(lambda f: _try_verify(f, preprocessing.num_classes), folders))
+        verified = list(pool.map(lambda f: _try_verify(f, preprocessing), folders))
     digests.save()
     damaged = [
         f"{case.name} ({result})"
@@ -222,7 +222,7 @@ def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str
     return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
+def verify_volume(folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
     """Read all of a folder of the cache; raise DamagedEntryError if it cannot be used."""
     with refuse_incomplete_values():
         entry = read_entry(folder)
@@ -232,7 +232,7 @@ def verify_volume(folder: Path, num_classes: int) -> VolumeSummary:
         label, points = np.empty((0, 0, 0), np.uint8), np.empty((0, 4), np.int32)
         _check_statistics(statistics, channels=records["image"]["shape"][0])
         for name, array in verify_arrays(folder, entry):
-            _check_values(name, array, records["label"]["shape"], num_classes)
+            _check_values(name, array, records["label"]["shape"], preprocessing)
             label = array if name == "label" else label
             points = array if name == "foreground_points" else points
         if not np.array_equal(label[tuple(points[:, 1:].T)], points[:, 0]):
@@ -245,12 +245,12 @@ def _summarize(shape: Sequence[int], points: np.ndarray, statistics: Statistics)
     return VolumeSummary(shape=tuple(shape), classes=classes, statistics=statistics)
 
 
-def _try_verify(folder: Path, num_classes: int) -> VolumeSummary | str | None:
+def _try_verify(folder: Path, preprocessing: Preprocessing) -> VolumeSummary | str | None:
     """Return the summary of a folder, or why it cannot be used; None if it is missing."""
     if not os.path.lexists(folder):
         return None
     try:
-        return verify_volume(folder, num_classes)
+        return verify_volume(folder, preprocessing)
     except DamagedEntryError as error:
         return str(error)
 
@@ -276,7 +276,10 @@ def _check_records(records: Mapping[str, Any]) -> None:
         raise DamagedEntryError("image.npy and label.npy have different shapes")
 
 
-def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classes: int) -> None:
+def _check_values(
+    name: str, array: np.ndarray, shape: Sequence[int], preprocessing: Preprocessing
+) -> None:
+    num_classes = preprocessing.num_classes
     if name == "image" and not is_finite(array):
         raise DamagedEntryError("image.npy holds NaN or infinity")
     if name == "label":
@@ -285,7 +288,8 @@ def _check_values(name: str, array: np.ndarray, shape: Sequence[int], num_classe
         labels = {
             n for plane in planes for n in np.flatnonzero(np.bincount(plane.ravel())).tolist()
         }
-        if any(num_classes <= label != IGNORE_LABEL for label in labels):
+        ignored = {IGNORE_LABEL} if preprocessing.ignore_labels else set()
+        if any(label >= num_classes for label in labels - ignored):
             raise DamagedEntryError(f"label.npy holds labels of {num_classes} or above")
     if name == "foreground_points" and not (
         array.shape[1] == 4
@@ -302,11 +306,11 @@ def is_finite(array: np.ndarray) -> bool:
 
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
     def is_usable(folder: Path) -> bool:
-        return isinstance(_try_verify(folder, preprocessing.num_classes), VolumeSummary)
+        return isinstance(_try_verify(folder, preprocessing), VolumeSummary)
 
     with lock_cache(folder, is_usable) as draft:
         if draft is None:  # another process has made it
-            return verify_volume(folder, preprocessing.num_classes)
+            return verify_volume(folder, preprocessing)
         scan, label = preprocess_case(case, preprocessing)
         if not is_finite(scan.image):
             raise UsageError(
