@@ -3,6 +3,7 @@ import torch
 
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
 from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.training.build import (
     build_training,
@@ -25,6 +26,14 @@ def test_a_compiled_run_warns_of_its_first_step_and_is_estimated_with_plain_modu
     assert compiled.estimate.peak.allocated > plain.estimate.peak.allocated
     assert "the first step takes minutes" in " ".join(compiled.notes)
     assert list(compiled.module.state_dict()) == list(plain.module.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "nadam", "rmsprop"])
+def test_an_optimizer_that_divides_by_0_is_refused_before_the_data_are_read(
+    composed, tmp_path, optimizer
+):
+    with pytest.raises(UsageError, match=r"with a gradient of 0 makes .* check optimizer\.eps"):
+        build_training(composed(f"optimizer={optimizer}", "optimizer.eps=0"), tmp_path)
 
 
 def test_tf32_can_be_switched_off():

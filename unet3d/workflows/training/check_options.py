@@ -35,6 +35,7 @@ def check_options(
     settings.checkpointing()
     check_loss(build_loss(settings), dataset.num_outputs)
     optimizer = make_optimizer_factory(settings, precision)([nn.Parameter(torch.zeros(1))])
+    check_optimizer(optimizer)
     schedule = build_lr_schedule(settings.scheduler, StoppingLimits())
     if isinstance(schedule, TorchSchedule):
         check_schedule(schedule.make_scheduler(optimizer=optimizer), optimizer)
@@ -57,6 +58,18 @@ def check_options(
         folder=folder,
         process=ProcessRank(),
     )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that divides by 0 where a gradient is 0."""
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step(lambda: 0.0)
+    if not weight.isfinite().all():
+        raise UsageError(
+            f"optimizer: a step of {type(optimizer).__name__} with a gradient of 0 makes a weight "
+            f"of 0 {weight.item()}: check optimizer.eps, which must be above 0, and optimizer.lr"
+        )
 
 
 def check_schedule(scheduler: LRScheduler, optimizer: Optimizer) -> None:
