@@ -69,6 +69,7 @@ def test_a_run_has_a_limit_of_epochs_unless_it_has_another_limit():
         ("limit_train_batches", 0, "must be a number above 0"),
         ("limit_train_batches", 0.0, "must be a number above 0"),
         ("num_sanity_val_steps", -2, "must be an int >= -1"),
+        ("log_every_n_steps", -1, "must be an int >= 0"),
         ("overfit_batches", 1, "cannot be set"),
     ],
 )

@@ -323,6 +323,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     clip = read(config, "trainer.gradient_clip_val")
     read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
     read_int(config, "trainer.num_sanity_val_steps", minimum=-1)
+    read_int(config, "trainer.log_every_n_steps", minimum=0)
     if "limit_train_batches" in arguments:
         read_float(config, "trainer.limit_train_batches", exclusive=True)
     max_steps = read_optional_int(config, "trainer.max_steps", minimum=1)
