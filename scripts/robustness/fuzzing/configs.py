@@ -1,15 +1,17 @@
 """Experiment files and command lines that hardly anybody writes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import yaml
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from scripts.robustness.fuzzing.isolation import PARSERS, Input
 from scripts.robustness.fuzzing.mutations import SCALARS, TEXTS, VALUES, corrupt
-from unet3d.config.compose import list_config_groups, list_options
+from unet3d.config.compose import compose_config, list_config_groups, list_options
 from unet3d.config.validate import list_known_keys
 
 EXPENSIVE = ("plan", "memory", "suggest", "search", "lr", "doctor", "view", "download")
@@ -95,6 +97,31 @@ def _more(draw: st.DrawFn, depth: int) -> str:
     return f", {key}: {draw(draw_text(depth + 1))}"
 
 
+@st.composite
+def draw_similar(draw: st.DrawFn, default: Any) -> Any:
+    """Return a value of the type of an option's default: one that the option may well take."""
+    match default:
+        case bool():
+            return draw(st.booleans())
+        case int():
+            near = (default, -default, default - 1, default + 1, 2 * default, 0, 1)
+            return draw(st.sampled_from(near))
+        case float():
+            near = (default, -default, default / 10, 10 * default, 0.0, 0.5, 1.0, 1e-30)
+            return draw(st.sampled_from(near))
+        case str():
+            return draw(st.sampled_from((default, default.upper(), f"{default}x", "auto", "none")))
+        case [_, *_]:
+            changed = list(default)
+            number = draw(st.integers(0, len(changed) - 1))
+            changed[number] = draw(draw_similar(changed[number]))
+            return draw(st.sampled_from((changed, changed[1:], [*changed, *changed])))
+        case dict() if default:
+            key = draw(st.sampled_from(sorted(default)))
+            return default | {key: draw(draw_similar(default[key]))}
+    return draw(st.sampled_from((None, 0, 1, 0.5, True, "auto", [], [1], {})))
+
+
 PLAIN_DEFAULTS = ("_self_", "x", "1", "[]", "/hydra/job_logging/default", "/hydra/config")
 
 
@@ -114,6 +141,19 @@ def draw_defaults(draw: st.DrawFn, groups: Sequence[str]) -> str:
         entry = f"{draw(prefix)}{name}{draw(suffix)}: {option}"
         lines.append(draw(st.sampled_from((f"{{{entry}}}",) * 4 + PLAIN_DEFAULTS)))
     return f"defaults: [{', '.join(lines)}]"
+
+
+@st.composite
+def draw_plain_yaml(draw: st.DrawFn, defaults: Mapping[str, Any]) -> bytes:
+    """Return an experiment as users write it, with values that its options may well take."""
+    content: dict[str, Any] = {}
+    for key in draw(st.lists(st.sampled_from(sorted(defaults)), min_size=1, max_size=4)):
+        *parents, name = key.split(".")
+        node = content
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = draw(draw_similar(defaults[key]))
+    return f"{HEADERS[0]}\n{yaml.safe_dump(content)}".encode()
 
 
 @st.composite
@@ -143,14 +183,16 @@ def draw_experiments(draw: st.DrawFn, train: tuple[str, ...]) -> Input:
     command = draw(st.sampled_from(("train", "train", "train", "check", "lr", "memory", "plan")))
     groups = list_config_groups()
     keys = list_keys(command)
-    files = {"conf/experiment/x.yaml": draw(draw_yaml(keys, groups))}
-    if draw(st.integers(0, 2)) == 0:
+    is_plain = draw(st.booleans())
+    experiment = draw_plain_yaml(read_defaults(command)) if is_plain else draw_yaml(keys, groups)
+    files = {"conf/experiment/x.yaml": draw(experiment)}
+    if not is_plain and draw(st.integers(0, 2)) == 0:
         group = draw(st.sampled_from((*groups, "hydra/launcher", "own")))
         files[f"conf/{group}/y.yaml"] = draw(draw_yaml(keys, groups))
     text = files["conf/experiment/x.yaml"].decode("utf-8", "replace")
     # What the command line sets would replace the experiment's values, except a few limits.
     own = [w for w in train[1:] if w.startswith(LIMITS) or f"{get_key(w)}:" not in text]
-    parses_only = command in EXPENSIVE or draw(st.integers(0, 3)) > 0
+    parses_only = command in EXPENSIVE or draw(st.integers(0, 3)) > is_plain
     more = ("budget_gib=1",) if command == "plan" else ()
     words = (command, *own, *more, "experiment=x")
     return Input(kind="experiment", words=words, files=files, parses_only=parses_only)
@@ -162,7 +204,31 @@ def list_keys(command: str) -> list[str]:
     return [key for key in list_known_keys(command, (), "") if key != "debug"]
 
 
-LIMITS = ("trainer.max_steps=", "hydra.run.dir=", "data.cache=", "data.patch_size=")
+@cache
+def read_defaults(command: str) -> dict[str, Any]:
+    """Return the value of each option of a command; None if it must be given."""
+    content = OmegaConf.to_container(compose_config((), command).config)
+    defaults = {k: None if v == "???" else v for k, v in flatten(content)}
+    return {key: value for key, value in defaults.items() if key not in UNTOUCHED}
+
+
+def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield keys with dots, and their values.
+
+    >>> list(flatten({"a": {"b": 1}, "c": {}}))
+    [('a.b', 1), ('c', {})]
+    """
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+UNTOUCHED = ("debug", "devices", "trainer.devices", "trainer.launch")
+"""Options that show tracebacks or start processes."""
+
+LIMITS = ("trainer.max_steps=", "hydra.run.dir=", "data=", "data.cache=", "data.patch_size=")
 
 
 def get_key(word: str) -> str:
@@ -206,9 +272,11 @@ def draw_overrides(draw: st.DrawFn, train: tuple[str, ...]) -> Input:
     """Add odd words to the command line of any command."""
     command = draw(st.sampled_from(sorted(PARSERS)))
     keys = [*list_keys(command), *list_config_groups()]
+    defaults = read_defaults(command)
     takes_train = command in ("train", "check", "lr", "memory", "plan", "search", "suggest")
     base = [*(train[1:] if takes_train else ()), *BASES.get(command, ())]
-    more = [draw(draw_word(keys)) for _ in range(draw(st.integers(1, 3)))]
+    word = draw_plain_word(defaults) if draw(st.booleans()) else draw_word(keys)
+    more = [draw(word) for _ in range(draw(st.integers(1, 3)))]
     base = [word for word in base if draw(st.integers(0, 15))]
     words = [word.replace("\0", "") for word in (*base, *more)]
     if draw(st.integers(0, 9)) == 0:
@@ -221,6 +289,20 @@ def draw_overrides(draw: st.DrawFn, train: tuple[str, ...]) -> Input:
         writes=".",
         may_connect=command in ("download", "view"),
     )
+
+
+@st.composite
+def draw_plain_word(draw: st.DrawFn, defaults: Mapping[str, Any]) -> str:
+    """Return an override with a value that its option may well take, or of a group's option."""
+    key = draw(st.sampled_from(sorted([*defaults, *list_config_groups()])))
+    if key not in defaults:
+        return f"{key}={draw(st.sampled_from(list_options(key) or ['x']))}"
+    return f"{key}={quote_value(draw(draw_similar(defaults[key])))}"
+
+
+def quote_value(value: Any) -> str:
+    """Return a value in the grammar of Hydra's overrides."""
+    return json.dumps(value).replace('"', "'").replace(": ", ":")
 
 
 @st.composite
@@ -242,7 +324,7 @@ def draw_word(draw: st.DrawFn, keys: Sequence[str]) -> str:
             st.sampled_from(GRAMMAR),
             st.sampled_from(REFERENCES),
             SCALARS.map(str),
-            VALUES.map(lambda value: json.dumps(value).replace('"', "'").replace(": ", ":")),
+            VALUES.map(quote_value),
             st.sampled_from(TARGETS),
         )
     )
