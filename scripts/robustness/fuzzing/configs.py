@@ -116,9 +116,6 @@ def draw_similar(draw: st.DrawFn, default: Any) -> Any:
             number = draw(st.integers(0, len(changed) - 1))
             changed[number] = draw(draw_similar(changed[number]))
             return draw(st.sampled_from((changed, changed[1:], [*changed, *changed])))
-        case dict() if default:
-            key = draw(st.sampled_from(sorted(default)))
-            return default | {key: draw(draw_similar(default[key]))}
     return draw(st.sampled_from((None, 0, 1, 0.5, True, "auto", [], [1], {})))
 
 
