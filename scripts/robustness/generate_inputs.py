@@ -288,7 +288,7 @@ EXPERIMENTS = {
     "batch_size is a fraction": "data: {batch_size: 1.5}",
     "batch_size is a string": "data: {batch_size: two}",
     "num_workers is a string": "data: {num_workers: many}",
-    "root is a number": "data: {root: 5}",
+    "root is true": "data: {root: true}",
     "root is a list": "data: {root: [a]}",
     "width is huge": "model: {channels: [100000000, 100000000]}",
     "width is a string": "model: {width: wide}",
