@@ -23,7 +23,7 @@ from unet3d.config.values import (
 from unet3d.errors import UsageError
 from unet3d.text import are_unique_names
 
-RUN_FILES = ("report.json", "curves.json")
+TRAINING_FILES = ("report.json", "curves.json")
 """What training writes, and no evaluation."""
 
 
@@ -54,7 +54,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
     output, images = (read_optional_path(config, key) for key in ("output", "images"))
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"output: {output} is a file; it must be a folder")
-    if output is not None and any((output / name).exists() for name in RUN_FILES):
+    if output is not None and any((output / name).exists() for name in TRAINING_FILES):
         raise UsageError(
             f"output: {output} holds a training run, whose report.html would be replaced: set "
             f"another folder, as in output={output / 'scores'}"

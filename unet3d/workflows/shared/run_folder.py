@@ -13,15 +13,16 @@ from types import MappingProxyType
 from unet3d.atomic_write import write_text
 from unet3d.checkpoint_file import has_checkpoint
 from unet3d.config.compose import Composition
+from unet3d.config.settings.evaluation import TRAINING_FILES
 from unet3d.errors import UsageError
 from unet3d.run_lock import NAME, RunLock, acquire_lock, is_running, parse_record, read_lock
 
 Log = Callable[[str], None]
 
-RUN_FILES = ("checkpoints", "report.json", "curves.json", "validation", "evaluation", ".hydra")
+RUN_FILES = ("checkpoints", *TRAINING_FILES, "validation", "evaluation", ".hydra")
 """What a run leaves in its folder, whatever its settings."""
 
-TRAINING_MARKERS = ("checkpoints/*.ckpt", "report.json", "curves.json")
+TRAINING_MARKERS = ("checkpoints/*.ckpt", *TRAINING_FILES)
 """What training has written, and no search."""
 
 RUN_MARKERS = (*TRAINING_MARKERS, ".hydra/config.yaml", "evaluation/evaluation.json")
