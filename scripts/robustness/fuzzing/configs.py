@@ -1,7 +1,7 @@
 """Experiment files and command lines that hardly anybody writes."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from scripts.robustness.fuzzing.isolation import PARSERS, Input
 from scripts.robustness.fuzzing.mutations import SCALARS, TEXTS, VALUES, corrupt
 from unet3d.config.compose import compose_config, list_config_groups, list_options
 from unet3d.config.validate import list_known_keys
+from unet3d.text import flatten_keys
 
 EXPENSIVE = ("plan", "memory", "suggest", "search", "lr", "doctor", "view", "download")
 """Commands that compute for seconds, serve or connect: their config is read, and no more."""
@@ -204,22 +205,9 @@ def list_keys(command: str) -> list[str]:
 @cache
 def read_defaults(command: str) -> dict[str, Any]:
     """Return the value of each option of a command; None if it must be given."""
-    content = OmegaConf.to_container(compose_config((), command).config)
-    defaults = {k: None if v == "???" else v for k, v in flatten(content)}
+    content: Any = OmegaConf.to_container(compose_config((), command).config)
+    defaults = {k: None if v == "???" else v for k, v in flatten_keys(content)}
     return {key: value for key, value in defaults.items() if key not in UNTOUCHED}
-
-
-def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield keys with dots, and their values.
-
-    >>> list(flatten({"a": {"b": 1}, "c": {}}))
-    [('a.b', 1), ('c', {})]
-    """
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 UNTOUCHED = ("debug", "devices", "trainer.devices", "trainer.launch")
