@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
@@ -136,23 +137,30 @@ def test_upsampling_keeps_half_precision_under_autocast(autocast_to):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"depth": 1}, "model.depth"),
-        ({"width": 0}, "model.width"),
-        ({"width": 33, "max_width": 32}, "model.width=33 is above model.max_width=32"),
-        ({"channels": [4]}, "model.channels"),
-        ({"kernel_size": 2}, "model.kernel_size"),
-        ({"kernel_size": [3, 3]}, "model.kernel_size"),
-        ({"pool_kernel": [[1, 2, 2]]}, "model.pool_kernel"),
-        ({"norm": "layer"}, "model.norm"),
-        ({"activation": "gelu"}, "model.activation"),
-        ({"upsampling": "cubic"}, "model.upsampling"),
-        ({"decoder_channels": [1]}, "model.decoder_channels"),
-        ({"convs_per_level": [2]}, "model.convs_per_level"),
+        ({"in_channels": 0}, "in_channels"),
+        ({"depth": 1}, "depth"),
+        ({"width": 0}, "width"),
+        ({"width": 33, "max_width": 32}, "width=33 is above max_width=32"),
+        ({"channels": [4]}, "channels"),
+        ({"kernel_size": 2}, "kernel_size"),
+        ({"kernel_size": [3, 3]}, "kernel_size"),
+        ({"pool_kernel": [[1, 2, 2]]}, "pool_kernel"),
+        ({"norm": "layer"}, "norm"),
+        ({"activation": "gelu"}, "activation"),
+        ({"upsampling": "cubic"}, "upsampling"),
+        ({"decoder_channels": [1]}, "decoder_channels"),
+        ({"convs_per_level": [2]}, "convs_per_level"),
+        ({"residual_blocks": 0}, "residual_blocks"),
+        ({"stochastic_depth": 1.0}, "stochastic_depth"),
+        ({"pool": "mean"}, "pool"),
     ],
 )
-def test_an_invalid_option_is_named_by_its_key(options, key):
-    with pytest.raises(UsageError, match=key):
+def test_an_invalid_argument_is_named_as_in_python_and_by_its_key_in_a_config(options, key):
+    with pytest.raises(UsageError, match=f"^{key}"):
         make_unet(**options)
+    factory = Factory("model", {"_target_": "unet3d.model.unet.UNet3D", **options})
+    with pytest.raises(UsageError, match=rf"^model\.{key}"):
+        factory(in_channels=1, num_classes=2) if key != "in_channels" else factory(num_classes=2)
 
 
 def test_a_patch_too_small_for_the_levels_is_an_error():

@@ -19,7 +19,8 @@ SIGNATURES = {
     "UNet3D": "(*, in_channels, num_classes, channels=None, depth=4, width=32, max_width=320, "
     "decoder_channels='same', convs_per_level=2, halve_first_conv=False, residual_blocks=None, "
     "stochastic_depth=0.0, kernel_size=3, pool_kernel=2, norm='batch', activation='relu', "
-    "negative_slope=0.01, upsampling='trilinear', deep_supervision=False, pool)",
+    "negative_slope=0.01, upsampling='trilinear', deep_supervision=False, pool='max', "
+    "fused=True)",
     "estimate_memory": "(model, input_shape, *, loss=None, optimizer=<AdamW>, precision='32', "
     "device='cuda')",
     "evaluate": "(predictions, references, *, output=None, images=None, classes=None, "

@@ -92,7 +92,9 @@ class Factory:
             return call if is_partial and not objects else call(**objects)
         except InstantiationException as error:
             raise UsageError(f"{name}: {summarize_error(error.__cause__ or error)}") from error
-        except UsageError:
+        except UsageError as error:
+            if (words := str(error).replace("=", " ").split()) and words[0] in arguments:
+                raise UsageError(f"{self.key}.{error}") from error  # it names an argument
             raise
         except (*ARGUMENT_ERRORS, RuntimeError) as error:
             if not isinstance(error, ARGUMENT_ERRORS) and not refuses_argument(error):

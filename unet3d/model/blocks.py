@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
 
 
 def lookup(options: dict[str, T], name: str, key: str) -> T:
-    """Return the option that the config names under `key`."""
+    """Return the option that `key` names."""
     if name not in options:
         raise UsageError(f"{key} must be one of {', '.join(options)}, got {name!r}")
     return options[name]
@@ -41,7 +41,7 @@ def _count_groups(channels: int) -> int:
 
 def build_activation(name: str, negative_slope: float) -> nn.Module:
     """Build the activation that the config names."""
-    return lookup(ACTIVATIONS, name, "model.activation")(negative_slope)
+    return lookup(ACTIVATIONS, name, "activation")(negative_slope)
 
 
 class ConvNormAct(nn.Sequential):
@@ -63,15 +63,16 @@ class ConvNormAct(nn.Sequential):
     ):
         super().__init__()
         if any(k % 2 == 0 for k in kernel_size):
-            raise UsageError(f"model.kernel_size must be odd, got {kernel_size}")
+            raise UsageError(f"kernel_size must be odd, got {kernel_size}")
         d, h, w = kernel_size
         padding = (d // 2, h // 2, w // 2)
+        self.stride = stride
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
-        self.norm = lookup(NORMS, norm, "model.norm")(out_channels)
+        self.norm = lookup(NORMS, norm, "norm")(out_channels)
         self.act = nn.Identity() if activation is None else activation()
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(crop_to_multiple(input, self.conv.stride))
+        return super().forward(crop_to_multiple(input, self.stride))
 
 
 class ConvBlock(nn.Sequential):
@@ -136,7 +137,7 @@ def build_upsampling(
     out, bias = lookup(
         {"transposed": (skip_channels, True), "transposed_wide": (channels, False)},
         name,
-        "model.upsampling (trilinear and nearest aside)",
+        "upsampling (trilinear and nearest aside)",
     )
     return nn.ConvTranspose3d(channels, out, scale_factor, stride=scale_factor, bias=bias), out
 

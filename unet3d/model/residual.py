@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvNormAct, Strided
 from unet3d.types import Triple
 
@@ -16,8 +15,6 @@ class StochasticDepth(nn.Module):
 
     def __init__(self, p: float):
         super().__init__()
-        if not 0 <= p < 1:
-            raise UsageError(f"model.stochastic_depth must be in [0, 1), got {p!r}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Define a configurable 3D U-Net, from Cicek et al. (2016) to nnU-Net."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
@@ -13,7 +14,9 @@ from unet3d.model.blocks import ConvBlock, Strided, build_activation, build_upsa
 from unet3d.model.fused.decoder import run_decoder_block
 from unet3d.model.fused.encoder import PlainEncoder, make_input_map, run_encoder
 from unet3d.model.fused.residual_encoder import ResidualEncoder
+from unet3d.model.fused.support import find_unsupported
 from unet3d.model.residual import ResidualLevel
+from unet3d.pool.replace import get_pooling
 from unet3d.types import PoolFactory, Retention, Size, Triple
 
 PerLevel = Size | Sequence[Size]
@@ -45,6 +48,11 @@ class UNet3D(nn.Module):
     With `residual_blocks` (an int, or one per level, the last of which repeats), encoder levels are
     residual blocks and the finest one begins with a convolution, as in nnU-Net's residual encoder;
     `convs_per_level` is then that of the decoder.
+
+    `pool` is "max", "avg", "median", "approx_median" or a function that makes a layer from a kernel
+    size. With `fused`, blocks store only what backward cannot cheaply recompute; loss and gradients
+    are those of plain modules. Networks that fused blocks cannot compute, for example with forward
+    hooks or replaced modules, run as plain modules and warn once.
     """
 
     def __init__(
@@ -68,15 +76,15 @@ class UNet3D(nn.Module):
         negative_slope: float = 0.01,
         upsampling: str = "trilinear",
         deep_supervision: bool = False,
-        pool: PoolFactory,
+        pool: str | PoolFactory = "max",
+        fused: bool = True,
     ):
         super().__init__()
-        if in_channels < 1 or num_classes < 1 or not 0 <= stochastic_depth < 1:
-            raise UsageError(
-                "a U-Net needs model.in_channels >= 1, model.num_classes >= 1 and "
-                f"model.stochastic_depth in [0, 1), got {in_channels}, {num_classes} and "
-                f"{stochastic_depth}"
-            )
+        for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
+            if size < 1:
+                raise UsageError(f"{name} must be at least 1, got {size}")
+        if not 0 <= stochastic_depth < 1:
+            raise UsageError(f"stochastic_depth must be in [0, 1), got {stochastic_depth}")
         enc = resolve_encoder_channels(channels, depth, width, max_width)
         depth = len(enc)
         dec = resolve_decoder_channels(decoder_channels, enc)
@@ -85,13 +93,15 @@ class UNet3D(nn.Module):
         )
         if len(convs) != depth or not 1 <= min(convs) <= max(convs) <= MAX_BLOCKS:
             raise UsageError(
-                f"model.convs_per_level must be an int in 1..{MAX_BLOCKS}, or one per level, "
+                f"convs_per_level must be an int in 1..{MAX_BLOCKS}, or one per level, "
                 f"got {convs_per_level}"
             )
-        kernels = expand_per_level(kernel_size, depth, "model.kernel_size")
-        self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "model.pool_kernel")
-        self.retention: Retention | None = FUSED
+        kernels = expand_per_level(kernel_size, depth, "kernel_size")
+        self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "pool_kernel")
+        self.retention: Retention | None = FUSED if fused else None
+        self._warned_of: str | None = None
         self.norm = norm
+        pool = get_pooling(pool)
 
         options: Any = {
             "norm": norm,
@@ -141,8 +151,8 @@ class UNet3D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """(B, C, D, H, W) -> (B, K, D, H, W); a list, finest first, in deep supervision."""
-        self._check_size(x)
-        if self.retention is None or torch.compiler.is_compiling():
+        self._check_input(x)
+        if self.retention is None or torch.compiler.is_compiling() or self._is_changed():
             outputs = self._forward_plain(x)
         else:
             outputs = self._forward_fused(x, self.retention)
@@ -163,11 +173,6 @@ class UNet3D(nn.Module):
         return outputs
 
     def _forward_fused(self, image: Tensor, retention: Retention) -> list[Tensor]:
-        if any(m._backward_hooks or m._backward_pre_hooks for m in self.modules()):
-            raise UsageError(
-                "fused blocks overwrite the gradients that a backward hook reads: remove the hook "
-                "or use checkpointing=blocks or none"
-            )
         skips, outputs = [], []
         x = make_input_map(image, next(self.parameters()).dtype, retention.tile_bytes)
         encoder: Any = self.encoder
@@ -184,6 +189,18 @@ class UNet3D(nn.Module):
             if logits is not None:
                 outputs.insert(0, logits)
         return outputs
+
+    def _is_changed(self) -> bool:
+        """Return whether fused blocks would ignore a change of the network; warn the first time."""
+        reason = find_unsupported(self)
+        if reason is not None and reason != self._warned_of:
+            self._warned_of = reason
+            warnings.warn(
+                f"{reason}: the network runs as plain modules, which store more for backward; "
+                "fused=False (checkpointing=none) does so without this warning",
+                stacklevel=5,
+            )
+        return reason is not None
 
     def _supervises(self) -> bool:
         """Return whether all heads are computed."""
@@ -202,7 +219,19 @@ class UNet3D(nn.Module):
         """Return the heads, finest first."""
         return list(self.heads)
 
-    def _check_size(self, x: Tensor) -> None:
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 5:
+            raise UsageError(
+                "UNet3D takes batches of volumes (B, C, D, H, W), got a tensor of shape "
+                f"{tuple(x.shape)}" + (": add the batch with x[None]" if x.dim() == 4 else "")
+            )
+        encoder: Any = self.encoder
+        first = getattr(encoder[0].convs[0], "conv", None)  # may have been replaced
+        if x.shape[1] != (channels := getattr(first, "in_channels", x.shape[1])):
+            raise UsageError(
+                f"the network takes {channels} channels, got {x.shape[1]} in a batch of shape "
+                f"{tuple(x.shape)}"
+            )
         size = list(x.shape[2:])
         for kernel in self.pool_kernels:
             size = [n // k for n, k in zip(size, kernel, strict=True)]
@@ -210,8 +239,8 @@ class UNet3D(nn.Module):
         if min(size) < 1 or volumes * prod(size) == 1:  # a single value has no variance
             raise UsageError(
                 f"a patch of {list(x.shape[2:])} has {size} voxels at the last of "
-                f"{len(self.pool_kernels) + 1} levels, too few for the {self.norm} norm: raise "
-                "data.patch_size, or lower model.depth or model.pool_kernel"
+                f"{len(self.pool_kernels) + 1} levels, too few for the {self.norm} norm: use "
+                "larger patches (data.patch_size) or fewer levels (model.depth)"
             )
 
 
@@ -278,7 +307,7 @@ def get_residual_blocks(blocks: int | Sequence[int], level: int) -> int:
     entries = [blocks] if isinstance(blocks, int) else list(blocks)
     if not entries or not all(isinstance(n, int) and 1 <= n <= MAX_BLOCKS for n in entries):
         raise UsageError(
-            f"model.residual_blocks must be null, an int in 1..{MAX_BLOCKS}, or a list of these, "
+            f"residual_blocks must be null, an int in 1..{MAX_BLOCKS}, or a list of these, "
             f"got {blocks!r}"
         )
     return entries[min(level, len(entries) - 1)]
@@ -292,19 +321,16 @@ def resolve_encoder_channels(
     >>> resolve_encoder_channels(None, 4, 64, 256)
     [64, 128, 256, 256]
     """
-    if not 2 <= depth <= MAX_LEVELS or width < 1:
-        raise UsageError(
-            f"a U-Net needs model.depth in 2..{MAX_LEVELS} and model.width >= 1, "
-            f"got {depth} and {width}"
-        )
+    if not 2 <= depth <= MAX_LEVELS:
+        raise UsageError(f"depth must be in 2..{MAX_LEVELS}, got {depth}")
+    if width < 1:
+        raise UsageError(f"width must be at least 1, got {width}")
     if channels is None and width > max_width:
-        raise UsageError(
-            f"model.width={width} is above model.max_width={max_width}: raise that, too"
-        )
+        raise UsageError(f"width={width} is above max_width={max_width}: raise that, too")
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
     if not 2 <= len(widths) <= MAX_LEVELS or min(widths) < 1:
         raise UsageError(
-            f"model.channels needs 2..{MAX_LEVELS} ints >= 1, got {str(list(widths))[:200]}"
+            f"channels must be 2..{MAX_LEVELS} ints >= 1, got {str(list(widths))[:200]}"
         )
     return list(widths)
 
@@ -323,7 +349,7 @@ def resolve_decoder_channels(
         return [encoder[0], *encoder[:-2]]
     if isinstance(decoder_channels, str) or len(decoder_channels) != len(encoder) - 1:
         raise UsageError(
-            f"model.decoder_channels must be same, finer or {len(encoder) - 1} ints (one per level "
+            f"decoder_channels must be same, finer or {len(encoder) - 1} ints (one per level "
             f"except the coarsest), got {decoder_channels!r}"
         )
     return list(decoder_channels)

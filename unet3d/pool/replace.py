@@ -1,5 +1,6 @@
-"""Replace the poolings of any network by those of this package."""
+"""Choose a pooling by its name, and replace the poolings of any network."""
 
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,63 +23,76 @@ POOLINGS: Mapping[str, PoolFactory] = MappingProxyType(
     }
 )
 
-PLAIN_ARGUMENTS: Mapping[type[nn.Module], Mapping[str, Any]] = MappingProxyType(
-    {
-        nn.MaxPool3d: {"dilation": (1, (1, 1, 1)), "return_indices": (False,)},
-        nn.AvgPool3d: {"divisor_override": (None,)},
-    }
-)
-"""Values of arguments that ours do not have, by layer of torch."""
+TORCH_POOLINGS = (nn.MaxPool3d, nn.AvgPool3d)
+OUR_POOLINGS = (MaxPool3d, AvgPool3d, MedianPool3d, ApproxMedianPool3d)
 
 
-def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> nn.Module:
-    """Replace every nn.MaxPool3d and nn.AvgPool3d of a network by a pooling that stores less.
+def get_pooling(pool: str | PoolFactory) -> PoolFactory:
+    """Return the pooling that a name stands for; factories are returned as they are."""
+    if not isinstance(pool, str):
+        return pool
+    if pool not in POOLINGS:
+        raise UsageError(f"pool must be one of {', '.join(POOLINGS)}, got {pool!r}")
+    return POOLINGS[pool]
+
+
+def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> int:
+    """Replace every 3D max, average and median pooling of a network by one that stores less.
 
     Args:
-        model: any network in PyTorch. Its poolings are replaced in place.
+        model: any network in PyTorch. Its poolings, torch's and ours, are replaced in place.
         pool: ``"max"``, ``"avg"``, ``"median"`` or ``"approx_median"``, or a function of
             ``kernel_size``, ``stride`` and ``padding`` that makes a layer. By default each pooling
-            is replaced by the same one, with equal outputs and gradients.
+            of torch is replaced by the same one of ours, with equal outputs and gradients.
 
     Returns:
-        The network, or its replacement if the network itself is a pooling.
+        The number of poolings that were replaced. A warning says so if there were none.
 
     Example::
 
         >>> network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.MaxPool3d(2))
-        >>> replace_pooling(network, "median")[1]
+        >>> replace_pooling(network, "median")
+        1
+        >>> network[1]
         MedianPool3d(kernel_size=(2, 2, 2), stride=(2, 2, 2), padding=(0, 0, 0))
     """
-    if isinstance(pool, str) and pool not in POOLINGS:
-        raise UsageError(f"pool must be one of {', '.join(POOLINGS)}, got {pool!r}")
-    if isinstance(model, nn.MaxPool3d | nn.AvgPool3d):
-        return _make_replacement("the network", model, pool)
+    factory = None if pool is None else get_pooling(pool)
+    if isinstance(model, TORCH_POOLINGS + OUR_POOLINGS):
+        raise UsageError(
+            f"{type(model).__name__} is itself a pooling, which cannot be replaced in place: build "
+            "the other one, for example unet3d.MedianPool3d(2)"
+        )
+    replacements: dict[nn.Module, nn.Module] = {}  # a layer may be used in several places
     for path, module in list(model.named_modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.MaxPool3d | nn.AvgPool3d):
-                where = f"{path}.{name}".lstrip(".")
-                setattr(module, name, _make_replacement(where, child, pool))
-    return model
+        for name, child in list(module._modules.items()):
+            if isinstance(child, TORCH_POOLINGS) or (factory and isinstance(child, OUR_POOLINGS)):
+                if child not in replacements:
+                    where = f"{path}.{name}".lstrip(".")
+                    replacements[child] = _make_replacement(where, child, factory)
+                setattr(module, name, replacements[child])
+    if not replacements:
+        warnings.warn(f"{type(model).__name__} has no 3D pooling to replace", stacklevel=2)
+    return len(replacements)
 
 
-def _make_replacement(
-    where: str, layer: nn.MaxPool3d | nn.AvgPool3d, pool: str | PoolFactory | None
-) -> nn.Module:
+def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn.Module:
     """Return the replacement of a layer; refuse one that pools in another way."""
-    plain = {"ceil_mode": (False,)} | dict(PLAIN_ARGUMENTS[_get_kind(layer)])
-    if isinstance(layer, nn.AvgPool3d) and any(_expand(layer.padding)):
-        plain["count_include_pad"] = (True,)
+    if isinstance(layer, OUR_POOLINGS):
+        assert factory is not None
+        return factory(*layer.windows.axes)
+    is_max = isinstance(layer, nn.MaxPool3d)
+    plain: dict[str, Any] = {"ceil_mode": (False,)}
+    if is_max:
+        plain |= {"dilation": (1, (1, 1, 1)), "return_indices": (False,)}
+    else:
+        plain |= {"divisor_override": (None,)}
+        if any(_expand(layer.padding)):
+            plain["count_include_pad"] = (True,)
     for name, accepted in plain.items():
         if (value := getattr(layer, name)) not in accepted:
             raise UsageError(f"{where}: a pooling with {name}={value} cannot be replaced")
-    if pool is None:
-        pool = "max" if isinstance(layer, nn.MaxPool3d) else "avg"
-    make = POOLINGS[pool] if isinstance(pool, str) else pool
+    make = factory or (MaxPool3d if is_max else AvgPool3d)
     return make(kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding)
-
-
-def _get_kind(layer: nn.Module) -> type[nn.Module]:
-    return next(kind for kind in PLAIN_ARGUMENTS if isinstance(layer, kind))
 
 
 def _expand(size: Any) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class PoolWindows:
         if min(d, h, w) < 1:
             raise UsageError(
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
-                "lower model.depth or model.pool_kernel, or raise data.patch_size"
+                "use larger patches (data.patch_size) or fewer levels (model.depth)"
             )
         return d, h, w
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from unet3d.model.fused.tiling import MapLayout
 
@@ -62,13 +61,18 @@ class _Node(Function):
             return block.forward(needs_grad=any(ctx.needs_input_grad))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "fused blocks have no second derivative: remove create_graph=True, or build the "
+                "network with fused=False (checkpointing=none)"
+            )
         block, ctx.block = ctx.block, None
         if block is None:
             raise RuntimeError(
                 "fused blocks free their activations in the first backward and cannot run a second "
-                "one: remove retain_graph=True, or use checkpointing=blocks or none"
+                "one: remove retain_graph=True, or build the network with fused=False "
+                "(checkpointing=none)"
             )
         with torch.autocast(block.device.type, enabled=False):
             return None, *block.backward(list(gradients), ctx.needs_input_grad[1:])

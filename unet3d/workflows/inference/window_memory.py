@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from unet3d.errors import DoesNotFitError, UsageError, lacks_memory, summarize_error
 from unet3d.inference.accumulate import Network
@@ -26,7 +27,7 @@ def measure_window_memory(
         nonlocal output_bytes
         output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
-    hooks = [m.register_forward_hook(count) for n in networks for m in n.modules()]
+    hook = register_module_forward_hook(count)  # of all modules: those of one disable fused blocks
     try:
         num_outputs, peak = _run(forwards, shape, device)
         if peak is None and not output_bytes:  # another backend has run
@@ -49,8 +50,7 @@ def measure_window_memory(
             f"{names} cannot take patches of {size}: {summarize_error(error)}"
         ) from error
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     return num_outputs, output_bytes if peak is None else peak
 
 

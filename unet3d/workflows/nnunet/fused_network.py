@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unet3d.config.settings.training import load_strategy
 from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvNormAct, Strided
+from unet3d.model.fused.support import find_hook
 from unet3d.model.residual import ResidualBlock, ResidualLevel
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
@@ -39,6 +40,8 @@ class _FusedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """(B, C, D, H, W) -> (B, K, D, H, W), or a list of these, as nnU-Net's network."""
         network: Any = self
+        if any(find_hook(part) for part in self.children()):  # fused blocks would not run it
+            return super().forward(x)
         if self.engine is None:  # only now: modules may have been replaced, as for SyncBatchNorm
             engine = _build_engine(network)
             load_strategy(self.checkpointing)().apply(engine)
