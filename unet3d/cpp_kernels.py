@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -80,10 +81,7 @@ class CppKernels:
             create_private_folder(folder)
             file = find_intact_library(folder, name)
             if file is None:
-                log.info(
-                    "compiling the %s kernels for %s: takes about 5 s once, then cached in %s",
-                    *(self.name, dtype, folder),
-                )
+                announce_compilation(folder)
                 file = self._compile(command, CPP_TYPES[dtype], folder, name)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", None) or str(error)
@@ -135,6 +133,16 @@ class CppKernels:
             lines = processor.read_text("utf-8").splitlines()
             parts += [next((line for line in lines if line.startswith("flags")), "").encode()]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@cache
+def announce_compilation(folder: Path) -> None:
+    """Say once why the first step waits, at a level that is shown by default."""
+    log.warning(
+        "compiling C++ kernels for this machine, about 5 s for each kind and dtype: the next "
+        "process finds them in %s",
+        folder,
+    )
 
 
 def find_intact_library(folder: Path, name: str) -> Path | None:
