@@ -35,9 +35,11 @@ def pytest_unconfigure():
 
 
 def pytest_configure():
-    """Let tests send Ctrl-C, which a shell lets what it starts in the background ignore."""
+    """Let tests send signals that shells and nohup let what they start ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other

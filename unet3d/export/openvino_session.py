@@ -1,6 +1,7 @@
 """Run a network's graph with OpenVINO on the CPU."""
 
 import sys
+from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -13,6 +14,19 @@ from unet3d.errors import RunError
 from unet3d.export.program import find_root_cause, suppress_output
 
 REQUIRED_PACKAGES = ("openvino",)
+
+
+@cache
+def get_core() -> Any:
+    """Return the process's only Core.
+
+    Each one sets a stack for signal handlers, and frees it when it is destroyed: where two of them
+    are destroyed in the order of their creation, the next signal ends the process (OpenVINO
+    2026.4).
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 class OpenVinoSession:
@@ -33,7 +47,7 @@ class OpenVinoSession:
         try:
             with suppress_output():
                 model = openvino.convert_model(program)
-                self.model: Any = openvino.Core().compile_model(model, "CPU", options)
+                self.model: Any = get_core().compile_model(model, "CPU", options)
         except Exception as error:
             raise RunError(
                 f"openvino {version('openvino')} cannot run this network: {find_root_cause(error)}"
