@@ -160,6 +160,17 @@ def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small
     assert (labels != expected).mean() < 1e-4
 
 
+def test_a_bundle_says_which_axes_may_be_mirrored(checkpoint, tmp_path):
+    made = [checkpoint(n, f"augmentation.flip_axes={n}") for n in ("[2,0]", "[0,1]")]
+    for networks, axes in ((made[:1], [0, 2]), (made, [0])):
+        bundle = unet3d.load(networks, device="cpu").save(tmp_path / f"{len(networks)}")
+        description = json.loads((bundle / "bundle.json").read_text())
+        assert description["pipeline"]["mirroring_axes"] == axes
+        unet3d.load(bundle, device="cpu", flip_axes=axes)
+        with pytest.raises(UsageError, match=r"flip_axes=\[1\]: training flipped only the axes"):
+            unet3d.load(bundle, device="cpu", flip_axes=[1])
+
+
 def test_the_model_card_tells_of_the_run(unet3d_run, tmp_path):
     card = (unet3d.load(unet3d_run).save(tmp_path / "bundle") / "docs" / "README.md").read_text()
     report = json.loads((unet3d_run / "report.json").read_text())

@@ -261,6 +261,53 @@ def test_only_the_largest_component_of_a_named_class_is_kept(predict, checkpoint
     np.testing.assert_array_equal(labels(tmp_path / "auto" / "a.nii"), after)
 
 
+def test_only_axes_that_training_flipped_are_mirrored(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder = images("a.nii")
+    flipped = checkpoint("flipped", "augmentation.flip_axes=[1]")
+    never = checkpoint("never", "augmentation.flip_p=0")
+    found = {}
+    for name, network, tta in (
+        *(("one", flipped, "true"), ("named", flipped, "[1]"), ("off", flipped, "false")),
+        *(("never", never, "true"), ("never off", never, "false")),
+        ("both", f"{never},{flipped}", "true"),
+        ("both off", f"{never},{flipped}", "false"),
+    ):
+        assert predict(checkpoint=network, input=folder, tta=tta, output=tmp_path / name) == 0
+        found[name] = labels(tmp_path / name / "a.nii"), capsys.readouterr().out
+    np.testing.assert_array_equal(found["one"][0], found["named"][0])
+    assert (found["one"][0] != found["off"][0]).any()
+    assert "tta=true: mirroring the axes that training flipped: [1]\n" in found["one"][1]
+    for name, training in (("never", "training"), ("both", "the training of every network")):
+        np.testing.assert_array_equal(found[name][0], found[f"{name} off"][0])
+        line = f"tta=true: nothing to mirror, because there is no axis that {training} flipped\n"
+        assert line in found[name][1]
+    assert predict(checkpoint=flipped, input=folder, tta="[0,1]", output=tmp_path / "no") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("unet3d: tta=[0, 1]: training flipped only the axes [1], and a network")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_checkpoint_from_before_axes_were_saved_has_them_in_its_config(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder, now = images("a.nii"), checkpoint("flipped", "augmentation.flip_axes=[1]")
+    content = torch.load(now, weights_only=True)
+    assert content["unet3d"].pop("mirroring_axes") == [1]
+    torch.save(content, tmp_path / "before.ckpt")
+    assert predict(checkpoint=tmp_path / "before.ckpt", input=folder, tta="true") == 0
+    assert "tta=true: mirroring the axes that training flipped: [1]\n" in capsys.readouterr().out
+    del content["unet3d"]["config"]["augmentation"]
+    torch.save(content, tmp_path / "silent.ckpt")
+    words = {"checkpoint": tmp_path / "silent.ckpt", "input": folder, "overwrite": True}
+    assert predict(**words, tta="true") == 2
+    expected = "unet3d: tta: the checkpoint does not say which axes training flipped: name them, "
+    assert capsys.readouterr().err == f"{expected}as in tta=[0,1]\n"
+    assert predict(**words, tta="[0,1]") == 0
+
+
 def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
     predict, checkpoint, images, tmp_path
 ):

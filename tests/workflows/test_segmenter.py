@@ -3,6 +3,7 @@
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
 import unet3d
 from unet3d.cli.main import main
@@ -75,6 +76,29 @@ def test_an_ensemble_flips_and_keeps_the_largest_component(trained):
     from scipy.ndimage import label
 
     assert label(labels == 1, np.ones((3, 3, 3)))[1] <= 1
+
+
+def test_all_axes_that_training_flipped_are_flipped_without_naming_them(trained, tmp_path):
+    run, scans, _ = trained
+    array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
+    content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    content["state_dict"]["model.heads.0.bias"].zero_()  # or all of it would be background
+    torch.save(content, tmp_path / "flipped.ckpt")
+    named, all_axes, none = (
+        unet3d.load(tmp_path / "flipped.ckpt", device="cpu", flip_axes=axes).predict(
+            array, affine=affine
+        )
+        for axes in ([0, 1, 2], None, [])
+    )
+    assert np.array_equal(all_axes, named)
+    assert not np.array_equal(all_axes, none)
+    content["unet3d"]["mirroring_axes"] = []
+    torch.save(content, tmp_path / "never.ckpt")
+    with pytest.warns(UserWarning, match=r"flip_axes=None: nothing to mirror, because"):
+        segmenter = unet3d.load(tmp_path / "never.ckpt", device="cpu", flip_axes=None)
+    assert np.array_equal(segmenter.predict(array, affine=affine), none)
+    with pytest.raises(UsageError, match=r"flip_axes=\[1\]: training flipped no axis, and"):
+        unet3d.load(tmp_path / "never.ckpt", device="cpu", flip_axes=[1])
 
 
 def test_nothing_is_printed(trained, capsys):

@@ -13,7 +13,12 @@ from unet3d.errors import UsageError
 from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
-from unet3d.workflows.inference.build import build_predictor, plan_outputs
+from unet3d.workflows.inference.build import (
+    build_predictor,
+    describe_mirroring,
+    plan_outputs,
+    resolve_flip_axes,
+)
 from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.inference.prefetch import CaseQueue
@@ -144,7 +149,7 @@ def load(
     precision: str | None = None,
     overlap: float = 0.5,
     batch_size: int = 1,
-    flip_axes: Sequence[int] = (),
+    flip_axes: Sequence[int] | None = (),
     memory_gib: float | None = None,
     keep_largest_component: Sequence[str] | None = None,
     allow_targets: Sequence[str] = (),
@@ -162,7 +167,8 @@ def load(
             of training.
         overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
         batch_size: windows per forward pass.
-        flip_axes: axes of test-time augmentation by flipping.
+        flip_axes: axes of test-time augmentation by flipping, of those that training flipped; None
+            flips all of these.
         memory_gib: RAM that a scan may take, besides the networks; all that is free by default.
         keep_largest_component: classes of which only the largest component is kept; as chosen in
             training by default.
@@ -180,7 +186,7 @@ def load(
         raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if not set(flip_axes) <= {0, 1, 2}:
+    if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
         raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
     if skip_background is not None and not 0 <= skip_background < 1:
         raise UsageError(f"skip_background must be in [0, 1), got {skip_background}")
@@ -190,13 +196,17 @@ def load(
             f"{overlap}, {batch_size} and {memory_gib}"
         )
     files = [resolve_checkpoint(Path(path)) for path in paths]
+    ensemble = load_ensemble(files, allow_targets)
+    axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
+    if flip_axes is None and not axes:
+        warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
     predictor, _ = build_predictor(
-        load_ensemble(files, allow_targets),
+        ensemble,
         device=device,
         precision=precision,
         overlap=overlap,
         batch_size=batch_size,
-        flip_axes=tuple(flip_axes),
+        flip_axes=axes,
         keep_largest_component=keep_largest_component,
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
         backend=backend,

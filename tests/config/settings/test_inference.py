@@ -26,7 +26,7 @@ def test_the_defaults_leave_to_the_checkpoint_and_the_machine_what_they_know():
     ("values", "field", "expected"),
     [
         ({"checkpoint": "a.ckpt,b.ckpt"}, "checkpoints", (Path("a.ckpt"), Path("b.ckpt"))),
-        ({"tta": True}, "flip_axes", (0, 1, 2)),
+        ({"tta": True}, "flip_axes", None),
         ({"tta": [2, 0]}, "flip_axes", (2, 0)),
         ({"tta": []}, "flip_axes", ()),
         ({"precision": 16}, "precision", "16"),

@@ -9,7 +9,7 @@ import torch
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.errors import UsageError
-from unet3d.workflows.export.nnunet_folder import NnUnetSession, write_model_folder
+from unet3d.workflows.export.nnunet_folder import CHECKPOINT, NnUnetSession, write_model_folder
 from unet3d.workflows.export.trained_network import TrainedNetwork
 from unet3d.workflows.shared.network import build_network
 
@@ -83,6 +83,15 @@ def test_plans_have_nnunets_order_of_axes(composed, tmp_path):
     assert sizes["normalization_schemes"] == ["ZScoreNormalization", "CTNormalization"]
     assert plans["foreground_intensity_properties_per_channel"]["1"]["percentile_99_5"] == 7
     assert plans["image_reader_writer"] == "NibabelIOWithReorient"
+
+
+@pytest.mark.parametrize(("flipped", "axes"), [([0, 1], (1, 2)), ([2], (0,)), ([], None)])
+def test_nnunet_mirrors_the_axes_that_training_flipped(composed, tmp_path, flipped, axes):
+    trained = build(composed, NETWORKS["plain"])
+    trained = replace(trained, metadata={**trained.metadata, "mirroring_axes": flipped})
+    write_model_folder(trained, tmp_path / "model")
+    content = torch.load(tmp_path / "model" / CHECKPOINT, weights_only=True)
+    assert content["inference_allowed_mirroring_axes"] == axes
 
 
 def test_regions_and_their_labels_are_those_of_dataset_json(composed, tmp_path):

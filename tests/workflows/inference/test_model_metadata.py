@@ -67,6 +67,8 @@ INVALID = [
     (["classes"], ["a"]),
     (["channels"], []),
     (["keep_largest_component"], ["liver"]),
+    (["mirroring_axes"], [3]),
+    (["mirroring_axes"], "0"),
     (["preprocessing"], {}),
     (["preprocessing", "num_classes"], 3),
     (["preprocessing", "normalize"], ["ct"]),

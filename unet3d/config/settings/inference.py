@@ -34,7 +34,7 @@ class InferenceSettings:
     input: Path
     output: Path
     windows: SlidingWindowSettings
-    flip_axes: tuple[int, ...]  # test-time augmentation
+    flip_axes: tuple[int, ...] | None  # test-time augmentation; None: those of training
     precision: str | None  # None: as the first network was trained
     device: str
     devices: int | None  # processes that share the scans; None: one per GPU
@@ -77,9 +77,9 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     )
 
 
-def _parse_flip_axes(value: Any) -> tuple[int, ...]:
+def _parse_flip_axes(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, bool):
-        return (0, 1, 2) if value else ()
+        return None if value else ()
     axes = value if isinstance(value, list) else [value]
     are_axes = all(type(axis) is int and axis in (0, 1, 2) for axis in axes)
     if not are_axes or len(set(axes)) < len(axes):

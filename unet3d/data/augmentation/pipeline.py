@@ -82,6 +82,11 @@ class Augment:
         expected = f"an int >= 2.5 * {furthest:g} voxels, so that the image is not folded"
         require(valid, "elastic_spacing", expected, spacing)
 
+    @property
+    def mirroring_axes(self) -> list[int]:
+        """Return the axes that are flipped: prediction may average over their flips, too."""
+        return sorted(set(self.flip_axes)) if self.flip_p else []
+
     def __call__(
         self,
         images: Sequence[Tensor],

@@ -32,7 +32,10 @@ from unet3d.workflows.export.trained_network import (
     load_trained,
 )
 from unet3d.workflows.inference.backend import get_inference_fn
-from unet3d.workflows.inference.ensemble import find_largest_component_classes
+from unet3d.workflows.inference.ensemble import (
+    find_common_mirroring_axes,
+    find_largest_component_classes,
+)
 from unet3d.workflows.inference.window_memory import measure_window_memory
 from unet3d.workflows.shared.plain_operators import to_plain_operators
 
@@ -64,8 +67,11 @@ def write_torch_export(networks: Sequence[TrainedNetwork], path: Path) -> str:
 
 def write_bundle(networks: Sequence[TrainedNetwork], path: Path) -> str:
     """Write the folder of a bundle."""
-    names = find_largest_component_classes([trained.metadata for trained in networks])
-    pipeline = make_export_metadata(networks[0]) | {"keep_largest_component": list(names)}
+    members = [trained.metadata for trained in networks]
+    pipeline = make_export_metadata(networks[0]) | {
+        "keep_largest_component": list(find_largest_component_classes(members)),
+        "mirroring_axes": find_common_mirroring_axes(members),
+    }
     return bundle.write_bundle(networks, path, pipeline=pipeline, trace=trace)
 
 
@@ -232,6 +238,7 @@ def make_export_metadata(trained: TrainedNetwork) -> dict[str, Any]:
         if regions is None
         else get_region_labels(regions, metadata.get("region_labels")),
         "keep_largest_component": list(metadata.get("keep_largest_component") or ()),
+        "mirroring_axes": find_common_mirroring_axes([metadata]),
         "trained_precision": str(metadata["config"]["precision"]),
     }
 

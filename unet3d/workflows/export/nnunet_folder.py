@@ -17,6 +17,7 @@ from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
 from unet3d.workflows.export.trained_network import TrainedNetwork, list_normalizations
+from unet3d.workflows.inference.model_metadata import find_mirroring_axes
 from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)
@@ -55,12 +56,11 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
 def list_flipped_axes(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the axes, in nnU-Net's order, that training flipped: prediction may flip them, too.
 
-    >>> list_flipped_axes({"config": {"augmentation": {"flip_p": 0.5, "flip_axes": [0, 1]}}})
+    >>> list_flipped_axes({"config": {}, "mirroring_axes": [0, 1]})
     (1, 2)
     """
-    augmentation = metadata["config"].get("augmentation") or {}
-    axes = augmentation.get("flip_axes", (0, 1, 2)) if augmentation.get("flip_p") else ()
-    return tuple(sorted(2 - axis for axis in set(axes))) or None
+    axes = find_mirroring_axes(metadata) or ()
+    return tuple(sorted(2 - axis for axis in axes)) or None
 
 
 def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class InferenceJob:
 def build_inference(settings: InferenceSettings) -> InferenceJob:
     """Load the networks and list what is to be done."""
     ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
+    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, "tta")
     scans = find_scans(settings.input, ensemble.channels)
     tasks = plan_outputs(
         scans,
@@ -49,18 +50,21 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
         precision=settings.precision,
         overlap=settings.windows.overlap,
         batch_size=settings.windows.batch_size,
-        flip_axes=settings.flip_axes,
+        flip_axes=flip_axes,
         keep_largest_component=settings.keep_largest_component,
         memory_bytes=settings.memory_bytes,
         backend=settings.backend,
         skip_background=settings.skip_background,
     )
+    summary = summarize_job(ensemble, predictor, precision)
+    if settings.flip_axes is None:
+        summary += f"\ntta=true: {describe_mirroring(ensemble)}"
     return InferenceJob(
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
         ignored=describe_ignored(settings.input),
-        summary=summarize_job(ensemble, predictor, precision),
+        summary=summary,
     )
 
 
@@ -117,6 +121,37 @@ def find_largest_component_labels(classes: Sequence[str] | None, ensemble: Ensem
                 f"{', '.join(known)}; got {name!r}"
             )
     return [ensemble.classes.index(name) for name in names]
+
+
+def resolve_flip_axes(
+    requested: Sequence[int] | None, ensemble: Ensemble, option: str
+) -> tuple[int, ...]:
+    """Return the axes to flip, those of training if None; refuse those that training did not flip.
+
+    A network that never saw a mirrored scan segments it wrongly. `option` is what the user knows
+    the axes as.
+    """
+    trained = ensemble.mirroring_axes
+    if requested is None and trained is None:
+        raise UsageError(
+            f"{option}: the checkpoint does not say which axes training flipped: name them, as in "
+            f"{option}=[0,1]"
+        )
+    if requested is not None and trained is not None and not set(requested) <= set(trained):
+        flipped = f"only the axes {list(trained)}" if trained else "no axis"
+        raise UsageError(
+            f"{option}={list(requested)}: training flipped {flipped}, and a network segments "
+            "wrongly what it has never seen mirrored: leave the other axes out"
+        )
+    return tuple(requested if requested is not None else trained or ())
+
+
+def describe_mirroring(ensemble: Ensemble) -> str:
+    """Say what test-time augmentation along the axes of training does."""
+    training = "training" if len(ensemble.networks) == 1 else "the training of every network"
+    if not ensemble.mirroring_axes:
+        return f"nothing to mirror, because there is no axis that {training} flipped"
+    return f"mirroring the axes that {training} flipped: {list(ensemble.mirroring_axes)}"
 
 
 def plan_outputs(

@@ -21,7 +21,7 @@ from unet3d.export.bundle import is_bundle, read_bundle
 from unet3d.export.hub import download_bundle, parse_hub_reference
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
-from unet3d.workflows.inference.model_metadata import validate_metadata
+from unet3d.workflows.inference.model_metadata import find_mirroring_axes, validate_metadata
 from unet3d.workflows.shared.network import build_saved_network
 
 
@@ -39,6 +39,7 @@ class Ensemble:
     precision: str  # in training
     region_labels: list[int] | None = None  # that predictions have in each region
     training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
+    mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         regions=first.get("regions"),
         region_labels=first.get("region_labels"),
         keep_largest_component=find_largest_component_classes(members),
+        mirroring_axes=find_common_mirroring_axes(members),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=loaded[0].patch_size,
         precision=str(first["config"]["precision"]),
@@ -113,6 +115,15 @@ def find_largest_component_classes(members: Sequence[Mapping[str, Any]]) -> tupl
     """Return the classes for which all members chose to keep only the largest component."""
     chosen = [metadata.get("keep_largest_component") or () for metadata in members]
     return tuple(name for name in chosen[0] if all(name in other for other in chosen))
+
+
+def find_common_mirroring_axes(members: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """Return the axes that the training of every member flipped; None if one does not say."""
+    trained = [find_mirroring_axes(metadata) for metadata in members]
+    known = [axes for axes in trained if axes is not None]
+    if len(known) < len(trained):
+        return None
+    return tuple(axis for axis in range(3) if all(axis in axes for axes in known))
 
 
 def load_network(

@@ -47,6 +47,9 @@ def validate_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, An
     cleaned = metadata.get("keep_largest_component") or []
     if not isinstance(cleaned, list) or not set(map(str, cleaned)) <= set(metadata["classes"]):
         raise make_invalid_metadata_error(path, "keep_largest_component", cleaned)
+    axes = metadata.get("mirroring_axes")
+    if axes is not None and not is_list_of_axes(axes):
+        raise make_invalid_metadata_error(path, "mirroring_axes", axes)
     try:
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -80,6 +83,25 @@ def is_valid_config(config: Any) -> bool:
     sizes = [parts[2].get("num_classes"), parts[2].get("in_channels")]
     sizes += patch_size if isinstance(patch_size, list) and len(patch_size) == 3 else [None]
     return all(type(size) is int and size > 0 for size in sizes)
+
+
+def find_mirroring_axes(metadata: Mapping[str, Any]) -> list[int] | None:
+    """Return the axes of the network's input that training flipped; None if they are unknown.
+
+    A checkpoint from before they were saved has them in its config.
+    """
+    axes = metadata.get("mirroring_axes")
+    augmentation = metadata["config"].get("augmentation")
+    if axes is None and is_mapping(augmentation) and "flip_p" in augmentation:
+        axes = augmentation.get("flip_axes") if augmentation["flip_p"] else []
+    return axes if is_list_of_axes(axes) else None
+
+
+def is_list_of_axes(value: Any) -> bool:
+    """Return whether a value is a list of the axes 0, 1 and 2."""
+    return isinstance(value, list) and all(
+        type(axis) is int and axis in (0, 1, 2) for axis in value
+    )
 
 
 def is_mapping(value: Any, *, or_none: bool = False) -> bool:

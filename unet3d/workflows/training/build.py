@@ -91,7 +91,7 @@ def build_training(
         precision,
         dataset=dataset,
         spacing_mm=spacing_mm,
-        metadata=make_metadata(config, dataset, data),
+        metadata=make_metadata(config, dataset, data, augment),
         recorder=recorder,
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import choose_decision
@@ -77,7 +78,7 @@ def build_sliding_window(settings: TrainingSettings, dataset: ResolvedDataset) -
 
 
 def make_metadata(
-    config: dict[str, Any], dataset: ResolvedDataset, data: TrainingData
+    config: dict[str, Any], dataset: ResolvedDataset, data: TrainingData, augment: Augment
 ) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
     statistics = summarize_statistics([volume.summary.statistics for volume in data.training])
@@ -90,4 +91,6 @@ def make_metadata(
         "region_labels": config["data"]["region_labels"],
         "preprocessing": data.preprocessing.to_dict(),
         "training_statistics": statistics.to_dict(),
+        # Of the network's input; None: the augmentation, of a user's class, does not say.
+        "mirroring_axes": getattr(augment, "mirroring_axes", None),
     }
