@@ -215,6 +215,38 @@ def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path, content
     assert "\n" not in str(refused.value)
 
 
+def test_intensities_that_would_spoil_every_scan_are_refused(tmp_path, small):
+    root = write_nnunet(tmp_path / "nnunet", 5)
+    words = ["data=nnunet", f"data.root={root}", "data.normalize=[ct,zscore]", *small[1:], *TINY]
+    words = [word for word in words if "data.layout" not in word]
+    bundle = unet3d.load(checkpoints(tmp_path, words)("run"), device="cpu").save(tmp_path / "b")
+    path = bundle / "bundle.json"
+    description = json.loads(path.read_text())
+    intact = description["pipeline"]["intensities"][0]
+    files = [root / "imagesTr" / f"case_01_000{channel}.nii.gz" for channel in (0, 1)]
+    for changed in (
+        {"mean": float("nan")},
+        {"deviation": 0.0},
+        {"percentile_0_5": intact["percentile_99_5"], "percentile_99_5": intact["percentile_0_5"]},
+    ):
+        values = intact | changed
+        description["pipeline"]["intensities"][0] = values
+        preprocessing = description["members"][0]["preprocessing"]
+        preprocessing["intensities"][0] = list(values.values())
+        path.write_text(json.dumps(description))
+        with pytest.raises(UsageError, match=r"invalid preprocessing: ct normalization needs") as e:
+            unet3d.load(bundle)
+        assert "\n" not in str(e.value)
+        command = [sys.executable, "scripts/predict.py", *files, tmp_path / "labels.nii.gz"]
+        ran = subprocess.run(command, cwd=bundle, capture_output=True, text=True, check=False)
+        assert ran.returncode == 2
+        last = ran.stderr.splitlines()[-1]
+        assert last.startswith(
+            "predict.py: error: bundle.json has invalid intensities of channel 0"
+        )
+        assert not (tmp_path / "labels.nii.gz").exists()
+
+
 @pytest.mark.parametrize("damage", [b"", b"1234567", b"\xff" * 64])
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
 def test_damaged_weights_are_refused(exported, tmp_path, damage):

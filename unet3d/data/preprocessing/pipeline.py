@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ class Preprocessing:
             )
         if self.spacing_mm is not None:
             parse_spacing("data.spacing_mm", self.spacing_mm)
+        for channel, values in enumerate(self.intensities or ()):
+            mean, std, low, high = values
+            if self._get_method(channel) == "ct" and not (
+                isfinite(mean) and 0 < std < inf and low < high
+            ):
+                raise UsageError(
+                    "ct normalization needs the mean of the foreground, its standard deviation "
+                    f"above 0 and its percentile 0.5 below 99.5, got {list(values)} for channel "
+                    f"{channel}"
+                )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
@@ -171,10 +182,13 @@ class Preprocessing:
         label[is_ignored] = IGNORE_LABEL
         return label
 
+    def _get_method(self, channel: int) -> str:
+        return self.normalize[channel if len(self.normalize) > 1 else 0]
+
     def _normalize_in_place(
         self, channel: np.ndarray, index: int, background: np.float32
     ) -> np.ndarray:
-        method = self.normalize[index if len(self.normalize) > 1 else 0]
+        method = self._get_method(index)
         if method == "none":
             if background:
                 channel[channel == background] = 0

@@ -27,6 +27,12 @@ class Pipeline:
     def __init__(self, settings: dict[str, Any]):
         self.settings = settings
         self.patch = tuple(settings["patch_size"])
+        for c, method in enumerate(settings["normalize"] if settings["intensities"] else ()):
+            known = settings["intensities"][c]
+            low, high = known["percentile_0_5"], known["percentile_99_5"]
+            finite = np.isfinite([known["mean"], known["deviation"]]).all()
+            if method == "ct" and not (finite and known["deviation"] > 0 and low < high):
+                raise ValueError(f"bundle.json has invalid intensities of channel {c}: {known}")
 
     def segment(self, channels: np.ndarray, affine: np.ndarray, networks: list[Network]):
         """Return the labels (D, H, W) of an image (C, D, H, W) that nibabel has read."""
@@ -301,10 +307,14 @@ def main() -> None:
     parser.add_argument("labels", type=Path, help="NIfTI file to write")
     args = parser.parse_args()
     settings = json.loads((ROOT / "bundle.json").read_text("utf-8"))["pipeline"]
+    try:
+        pipeline = Pipeline(settings)
+    except ValueError as error:
+        parser.error(str(error))
     channels, image = read_channels(args.scan)
     if len(channels) != len(settings["channels"]):
         parser.error(f"the scan has {len(channels)} channels: give {settings['channels']}")
-    labels = Pipeline(settings).segment(channels, image.affine, load_networks(ROOT / "models"))
+    labels = pipeline.segment(channels, image.affine, load_networks(ROOT / "models"))
     write_labels(args.labels, labels, image)
 
 
