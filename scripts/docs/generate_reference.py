@@ -59,8 +59,9 @@ FILES = {
         "`unet3d train` writes into `hydra.run.dir`:",
         {
             "report.json": "results and resources of the run: `finished`, `steps`, `metrics`, "
-            "`memory` in bytes by phase, `speed`, `evaluation`, `parameters`, `skipped_cases`, "
-            "`skipped_steps`, `warnings`, `precision`, `choices`, `config`, `versions`, `device`",
+            "`memory` in bytes by phase, `speed`, `evaluation`, `postprocessing`, `parameters`, "
+            "`skipped_cases`, `skipped_steps`, `warnings`, `precision`, `choices`, `config`, "
+            "`versions`, `device`",
             "report.html": "the same for people, in one file without network: curves, memory, "
             "scores, the worst cases in a viewer, config, machine and command",
             "curves.json": "loss, learning rate and scores of validations over the steps, at most "

@@ -93,8 +93,6 @@ def make_evaluation_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
         text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
         rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text))
-    if evaluation["largest_component"]:
-        rows.append(("largest component kept for", ", ".join(evaluation["largest_component"])))
     return rows
 
 
@@ -122,6 +120,12 @@ def format_report_table(report: Mapping[str, Any]) -> str:
         rows += make_evaluation_rows(report["evaluation"])
     else:
         rows += make_validation_rows(report["metrics"])
+    postprocessing = report.get("postprocessing", {})
+    if postprocessing.get("largest_component"):
+        names = ", ".join(postprocessing["largest_component"])
+        rows.append(
+            ("largest component kept for", f"{names}; judged by {postprocessing['evidence']}")
+        )
     speed = report["speed"]
     if speed:
         step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]

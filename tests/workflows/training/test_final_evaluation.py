@@ -27,6 +27,7 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
     run = tmp_path / "run"
     report = json.loads((run / "report.json").read_text())
     assert {"dice", "hd95_mm", "surface_dice"} <= set(report["evaluation"]["mean"])
+    assert report["postprocessing"]["evidence"] == "Dice on 1 validation case"
     written = json.loads((run / "evaluation" / "evaluation.json").read_text())
     assert written["mean"] == report["evaluation"]["mean"]
     (images,) = data.rglob("imagesTr")
@@ -56,6 +57,45 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
     volumes = [CachedVolume(case, tmp_path, summary)]
     assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
+
+
+def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(
+    unet3d, tmp_path, capsys
+):
+    root, names = tmp_path / "pairs", ["organ", "rare", "lesion", "speckled"]
+    for n in range(6):
+        label = np.zeros((16, 16, 16), np.uint8)
+        label[2:7, 2:7, 2:7] = 1
+        if n < 4:
+            label[9:11, 2:4, 2:4] = 2
+        label[12:14, 12:14, 2:4] = label[2:4, 12:14, 12:14] = 3
+        label[8:14, 2:8, 8:14] = label[0, 0, 0] = 4
+        image = np.random.default_rng(n).normal(label, 0.1).astype(np.float32)
+        for kind, array in {"images": image, "labels": label}.items():
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), root / kind / f"case_{n}.nii.gz")
+    words = ["train", "data=pairs", f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]
+    words += ["data.num_classes=5", f"data.classes=[background,{','.join(names)}]", "fold=none"]
+    words += ["data.patch_size=[16,16,16]", "data.batch_size=2", "model.width=2", "model.depth=2"]
+    words += ["trainer.accelerator=cpu", "memory.estimate=false", "trainer.max_steps=1"]
+    words += [f"hydra.run.dir={tmp_path / 'all'}", "logger=none"]
+    assert main([*words, "evaluation.enabled=false"]) == 0
+    assert "largest component" not in capsys.readouterr().out
+    assert main([*words, "resume=auto"]) == 0  # finished, but not evaluated
+    line = (
+        "of organ, speckled, judged by the labels of 6 training cases: at least 99% of the class "
+        "is one component in every case that has it, and 5 or more do (organ 6, speckled 6)"
+    )
+    out = capsys.readouterr().out
+    assert f"keeping only the largest component {line}\n" in out
+    assert "largest component kept for" in out
+    report = json.loads((tmp_path / "all" / "report.json").read_text())
+    assert report["postprocessing"]["largest_component"] == ["organ", "speckled"]
+    assert line.endswith(report["postprocessing"]["evidence"])
+    content = load_checkpoint(tmp_path / "all" / "checkpoints" / "last.ckpt")
+    assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
+    assert main([*words, "resume=auto"]) == 0
+    assert "this run is already finished" in capsys.readouterr().out
 
 
 def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(

@@ -14,7 +14,7 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.postprocess import keep_largest_component
-from unet3d.text import escape_unprintable
+from unet3d.text import escape_unprintable, pluralize
 from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
@@ -22,17 +22,24 @@ from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.training.run import TrainingRun
 
+MIN_SHARE = 0.99
+"""Share of a class in its largest component in every label; stray voxels are common in labels."""
 
-def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> dict[str, Any] | None:
-    """Score the validation cases in the grids of their files; None if there are none.
+MIN_CASES = 5
+"""Training cases that must have a class; in fewer, a second component would often be missed."""
+
+
+def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> dict[str, Any]:
+    """Score the validation cases in the grids of their files; return parts of the report.
 
     Predictions are written to validation/, scores to evaluation/. Classes that score higher with
-    only their largest component are recorded in the checkpoints, where predict finds them.
+    only their largest component are recorded in the checkpoints, where predict finds them; without
+    validation cases, classes that are one component in the training labels.
     """
-    if not run.validation:
-        return None
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
+    if not run.validation:
+        return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
     while True:
         try:
             ensemble = load_ensemble(checkpoints[:1], run.settings.allow_targets)
@@ -70,21 +77,59 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     labels = [] if ensemble.regions else range(1, len(ensemble.classes))
     cleaned = choose_postprocessing(run.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
-    for path in checkpoints if cleaned else []:
-        try:
-            update_metadata(path, {"keep_largest_component": cleaned_classes})
-        except UsageError as reason:  # one that is not evaluated may be damaged
-            log(escape_unprintable(f"{reason}; {path.name} does not record the postprocessing"))
+    evidence = f"Dice on {pluralize(len(run.validation), 'validation case')}"
+    postprocessing = record_postprocessing(cleaned_classes, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
         log(escape_unprintable(f"{name} is not scored: {reason}"))
-    return {
+    evaluation = {
         "checkpoint": str(checkpoints[0]),
-        "largest_component": cleaned_classes,
         "mean": result.mean,
         "per_class": result.per_class,
         "errors": {**failures, **result.errors},
     }
+    return {"evaluation": evaluation, "postprocessing": postprocessing}
+
+
+def derive_postprocessing(
+    run: TrainingRun, checkpoints: Sequence[Path], log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Choose the classes of which nearly all is one component wherever the training cases have it.
+
+    A class is given up at the first case that speaks against it, so that lesions cost little time.
+    """
+    classes, volumes = run.dataset.classes, run.data.training
+    cases = {} if run.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
+    for volume in volumes:
+        cleaned = np.array(volume.label)
+        keep_largest_component(cleaned, list(cases))
+        for label in list(cases):
+            size, kept = (np.count_nonzero(array == label) for array in (volume.label, cleaned))
+            cases[label] += size > 0
+            if kept < MIN_SHARE * size:
+                del cases[label]
+    chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
+    counts = ", ".join(f"{name} {count}" for name, count in chosen.items())
+    evidence = (
+        f"the labels of {pluralize(len(volumes), 'training case')}: at least {MIN_SHARE:.0%} of "
+        f"the class is one component in every case that has it, and {MIN_CASES} or more do"
+        + (f" ({counts})" if counts else "")
+    )
+    return record_postprocessing(list(chosen), evidence, checkpoints, log)
+
+
+def record_postprocessing(
+    classes: list[str], evidence: str, checkpoints: Sequence[Path], log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Record in the checkpoints which classes keep only their largest component; say why."""
+    for path in checkpoints if classes else []:
+        try:
+            update_metadata(path, {"keep_largest_component": classes})
+        except UsageError as reason:  # one that is not evaluated may be damaged
+            log(escape_unprintable(f"{reason}; {path.name} does not record the postprocessing"))
+    names = ", ".join(classes) or "no class"
+    log(escape_unprintable(f"keeping only the largest component of {names}, judged by {evidence}"))
+    return {"largest_component": classes, "evidence": evidence}
 
 
 def choose_postprocessing(

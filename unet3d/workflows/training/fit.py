@@ -154,8 +154,7 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     is_main = run.process.rank == 0
     if start.is_finished:
         report = read_report(path)
-        scored = "evaluation" in report and not report["evaluation"].get("errors")
-        if report.get("finished") and (scored or not should_evaluate(run)):
+        if report.get("finished") and not needs_evaluation(run, report):
             log(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
                 "max_steps or max_time, or the patience of early stopping, to continue"
@@ -201,8 +200,8 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not is_main:
         return make_result(run, report)
-    if should_evaluate(run) and not unwritten:
-        report["evaluation"] = evaluate_best_checkpoint(run, log=log)
+    if run.settings.evaluation.enabled and not unwritten:
+        report |= evaluate_best_checkpoint(run, log=log)
         unwritten = try_write_report(report, path)
     result = make_result(run, report)
     run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)
@@ -235,9 +234,11 @@ def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
     )
 
 
-def should_evaluate(run: TrainingRun) -> bool:
-    """Return whether there are validation cases, and their evaluation is enabled."""
-    return run.settings.evaluation.enabled and bool(run.validation)
+def needs_evaluation(run: TrainingRun, report: Mapping[str, Any]) -> bool:
+    """Return whether the evaluation is enabled and the report of a run that has ended has none."""
+    part = "evaluation" if run.validation else "postprocessing"
+    is_done = part in report and not report[part].get("errors")
+    return run.settings.evaluation.enabled and not is_done
 
 
 def try_write_report(report: dict[str, Any], path: Path) -> list[str]:
