@@ -105,7 +105,7 @@ def derive_postprocessing(
         keep_largest_component(cleaned, list(cases))
         for label in list(cases):
             size, kept = (np.count_nonzero(array == label) for array in (volume.label, cleaned))
-            cases[label] += size > 0
+            cases[label] += bool(size)
             if kept < MIN_SHARE * size:
                 del cases[label]
     chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
