@@ -69,3 +69,29 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, monkeypatch, capsys)
 def test_an_error_of_a_library_is_none_of_memory_without_a_limit(monkeypatch, error):
     monkeypatch.setattr(error_messages, "list_memory_limits", list)
     assert get_exit_code(error) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "lr=0.1"], "did you mean optimizer.lr?"),
+        (["train", "modl.width=8"], "did you mean model.width?"),
+        (["train", "data.batch=4"], "did you mean data.batch_size?"),
+        (["memory", "batch=4"], "did you mean data.batch_size or inference.batch_size?"),
+        (["train", "root=scans"], "did you mean data.root?"),
+        (["train", "dropout=0.1"], "'dropout': unet3d train --help lists all keys"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_key_suggests_the_keys_with_the_same_last_part(capsys, words, hint):
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_an_experiment_before_its_plan_names_the_command_that_writes_it(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "experiment=planned"]) == 2
+    error = capsys.readouterr().err
+    assert "unet3d plan name=planned writes conf/experiment/planned.yaml" in error

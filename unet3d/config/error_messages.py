@@ -25,6 +25,8 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
         # Hydra does not list the options of a group that is given several.
         options = [o for o in error.options or list_options(group) if not o.startswith("_")]
         hint = suggest_name(option, options)
+        if hint == "." and group == "experiment":
+            hint = f": unet3d plan name={option} writes conf/experiment/{option}.yaml."
         return f"no option {group}={option}{hint} Options: {', '.join(options)}."
     if isinstance(error, ConfigCompositionException):
         match = re.search(r"Could not override '([^']+)'", str(error))
@@ -34,8 +36,10 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
             if option is not None:
                 return f"no key {key!r} here: it is one of {option}"
             keys = list_known_keys(command, args, key)
-            known = [k for k in keys if "._" not in k and k != key]
-            return f"no key or group {key!r}{suggest_name(key, known)}"
+            hint = suggest_name(key, (k for k in keys if "._" not in k and k != key))
+            if hint == ".":
+                hint = f": unet3d {command} --help lists all keys"
+            return f"no key or group {key!r}{hint}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):

@@ -1,7 +1,7 @@
 """Refuse keys that nothing reads, values of the wrong type, and missing values."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -170,10 +170,27 @@ def find_option_with(key: str) -> str | None:
     return None
 
 
-def suggest_name(name: str, known: Sequence[str]) -> str:
-    """Return the known name that was probably meant, as the end of a sentence."""
-    match = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]}?" if match else "."
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the known names that were probably meant, as the end of a sentence.
+
+    Of keys with dots, the last parts are compared, since that is what people remember: they are
+    the same, or have all words of the name, or differ from it by a typing error.
+
+    >>> suggest_name("lr", ["logger", "optimizer.lr", "model.layers"])
+    '; did you mean optimizer.lr?'
+    """
+    group, _, last = name.rpartition(".")
+    names = list(dict.fromkeys(known))
+    for candidates in ([k for k in names if group and k.startswith(f"{group}.")], names):
+        parts = {candidate: candidate.rpartition(".")[2] for candidate in candidates}
+        longer = [p for p in parts.values() if set(last.split("_")) <= set(p.split("_"))]
+        near = [last] if last in longer else get_close_matches(last, longer, cutoff=0)
+        near = near or get_close_matches(last, parts.values(), cutoff=0.75)
+        ranks = {k: (k.count("."), near.index(p)) for k, p in parts.items() if p in near}
+        if ranks:
+            meant = [key for key, rank in ranks.items() if rank == min(ranks.values())]
+            return f"; did you mean {' or '.join(meant)}?"
+    return "."
 
 
 def iter_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
