@@ -131,7 +131,6 @@ FILES = {
     "Working folder": (
         "These files are relative to the working folder:",
         {
-            "comparison.html": "the result of `unet3d compare`; `report=` names another file",
             "conf/experiment/planned.yaml, .png": "the result of `unet3d plan`, and a figure of "
             "the dataset",
             "data/synthetic/": "the volumes of the default run, generated when they are missing",

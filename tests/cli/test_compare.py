@@ -23,6 +23,68 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
+def write_run(folder, dice, *, volumes=None, **config):
+    """Write a run whose cases have these Dice, and reference labels of these volumes (1 ml)."""
+    folder.mkdir(parents=True)
+    report = make_report(sum(dice.values()) / len(dice), 100, 1.0, **config)
+    (folder / "report.json").write_text(json.dumps(report))
+    volumes = dict.fromkeys(dice, 1.0) | (volumes or {})
+    cases = {n: {"a": {"dice": value, "reference_ml": volumes[n]}} for n, value in dice.items()}
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / "evaluation.json").write_text(json.dumps({"cases": cases}))
+
+
+def test_runs_are_compared_in_pairs_of_the_same_cases(tmp_path, capsys):
+    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7})
+    write_run(tmp_path / "worse", {"three": 0.66, "one": 0.88, "two": 0.49})
+    assert main(["compare", str(tmp_path), f"output={tmp_path / 'table'}"]) == 0
+    table = (tmp_path / "table").read_text()
+    assert "against best [95 %]" in table
+    assert "-0.0233 [-0.0400, -0.0100]" in table  # the means differ by far less than cases do
+    assert main(["compare", str(tmp_path), "format=json"]) == 0
+    best, worse = json.loads(capsys.readouterr().out)
+    assert best["against_best"] is None
+    assert worse["against_best"] == pytest.approx({"mean": -0.07 / 3, "low": -0.04, "high": -0.01})
+
+
+@pytest.mark.parametrize(
+    ("volumes", "config", "why"),
+    [
+        ({"one": 2.0}, {}, "other: cases one, two"),
+        ({"one": 2.0}, {"fold": 1}, "other: fold=1, cases one, two"),
+        (
+            {"one": 2.0},
+            {"data": {"layout": {"root": "more/scans"}}},
+            "other: data.layout.root=more/scans, cases one, two",
+        ),
+    ],
+)
+def test_runs_of_different_cases_are_not_ranked_together(tmp_path, capsys, volumes, config, why):
+    dice = {"one": 0.9, "two": 0.5}
+    write_run(tmp_path / "run", dice, fold=0, data={"layout": {"root": "scans"}})
+    write_run(
+        tmp_path / "other",
+        dict.fromkeys(dice, 0.1),
+        volumes=volumes,
+        **{"fold": 0, "data": {"layout": {"root": "scans"}}} | config,
+    )
+    assert main(["compare", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "not ranked together" in shown
+    assert why in shown
+    assert "Pareto-optimal" not in shown
+    assert "against best" not in shown
+
+
+def test_the_same_cases_at_another_place_are_ranked_together(tmp_path, capsys):
+    for name, value in {"laptop": 0.5, "cluster": 0.6}.items():
+        write_run(tmp_path / name, {"one": value}, data={"layout": {"root": f"/{name}/scans"}})
+    assert main(["compare", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Pareto-optimal" in shown
+    assert "not ranked" not in shown
+
+
 def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
     assert main(["compare", "outputs/it's (1), a=b", "outputs/other"]) == 0
     by_name = capsys.readouterr().out

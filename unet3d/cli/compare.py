@@ -11,19 +11,22 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.compare import parse_compare
 from unet3d.errors import UsageError
 from unet3d.report.run_comparison import (
+    AGAINST_BEST,
     RunSummary,
     comparison_to_dict,
+    describe_data_sets,
     draw_runs,
-    find_runs,
+    group_by_data,
     make_comparison_rows,
 )
 from unet3d.text import format_columns
+from unet3d.workflows.comparison import find_compared_runs, try_write_comparison_page
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
     settings = parse_compare(composed)
-    runs, errors = find_runs(settings.runs)
+    runs, errors = find_compared_runs(settings.runs)
     if not runs:
         raise UsageError("; ".join(errors))
     for error in errors:
@@ -40,27 +43,29 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 
 def format_comparison(runs: Sequence[RunSummary]) -> str:
-    """Return a table, and what its last column means."""
-    text = format_columns(make_comparison_rows(runs), left=1 + len(runs[0].differs))
-    if len(runs) > 1:
-        text += "\nPareto-optimal in Dice, peak memory and step time: no other run is better in one"
-        text += " of them and as good in the others"
-    return text
+    """Return a table, what its columns mean, and which runs cannot be compared."""
+    lines = [format_columns(make_comparison_rows(runs), left=1 + len(runs[0].differs))]
+    if any(run.against_best for run in runs):
+        lines.append(AGAINST_BEST)
+    if len(group_by_data(runs)) < len(runs):
+        lines.append(
+            "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is "
+            "better in one of them and as good in the others"
+        )
+    return "\n".join([*lines, *describe_data_sets(runs)])
 
 
 def write_page(
     runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
 ) -> str:
     """Write the page and return its path, or what prevented it."""
-    from unet3d.workflows.comparison import try_write_comparison_page  # after the table is printed
-
     command = join(["unet3d", "compare", *map(str, compared)])
     return try_write_comparison_page(runs, path, problems=problems, command=command)
 
 
 def print_sweep_summary(folder: Path) -> None:
     """Compare the runs of a sweep, if at least two of them have results."""
-    runs, _ = find_runs([folder])
+    runs, _ = find_compared_runs([folder])
     if len(runs) < 2:
         return
     print("\n" + format_comparison(runs))

@@ -1,16 +1,18 @@
 """Compare runs: scores, memory, time, and the settings in which they differ."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError, describe_os_error
 from unet3d.json_file import read_json
-from unet3d.report.run_report import select_headline_metrics
-from unet3d.text import escape_mathtext, flatten_keys, pluralize
+from unet3d.report.run_report import replace_nan, select_headline_metrics
+from unet3d.text import escape_mathtext, flatten_keys, join_first, pluralize
 from unet3d.units import GIB, MIB
 
 HIDDEN_KEYS = (
@@ -18,6 +20,14 @@ HIDDEN_KEYS = (
     *("trainer.enable_progress_bar", "data.num_workers", "logger"),
 )
 """Keys that do not affect a run's result."""
+
+DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", "fold")
+"""Beginnings of the keys that decide on which cases a run is evaluated."""
+
+AGAINST_BEST = (
+    "against best: the mean difference of Dice from the best run in the same cases, with its 95% "
+    "bootstrap interval"
+)
 
 OBJECTIVES = {"dice": -1, "peak_mib": 1, "step_seconds": 1}
 """Metrics to compare runs by; less of metric x sign is better."""
@@ -30,6 +40,9 @@ class RunSummary:
     folder: Path
     report: Mapping[str, Any]
     differs: Mapping[str, str] = field(default_factory=dict)  # key: this run's value
+    cases: Mapping[str, Any] = field(default_factory=dict)  # evaluated case -> class -> score
+    data: str = ""  # the same for runs whose Dice can be compared
+    against_best: Mapping[str, float] | None = None  # paired difference of Dice, and its interval
 
     @property
     def label(self) -> str:
@@ -63,7 +76,10 @@ class RunSummary:
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
-    """Return the runs in these folders, best Dice first, and a message per unreadable report."""
+    """Return the runs in these folders, and a message per unreadable report.
+
+    Runs of the same data follow each other, best Dice first.
+    """
     reports: dict[Path, Mapping[str, Any]] = {}
     problems = []
     for path in paths:
@@ -86,11 +102,65 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
             except ValueError as error:
                 problems.append(f"{file}: {error}")
     differences = find_config_differences(list(reports.values()))
-    runs = [
-        RunSummary(folder=folder, report=report, differs=differs)
-        for (folder, report), differs in zip(reports.items(), differences, strict=True)
+    runs = []
+    for (folder, report), differs in zip(reports.items(), differences, strict=True):
+        cases = read_cases(folder / "evaluation" / "evaluation.json")
+        data = identify_data(report["config"], cases)
+        runs.append(
+            RunSummary(folder=folder, report=report, differs=differs, cases=cases, data=data)
+        )
+    runs.sort(key=lambda run: -run.headline_metrics.get("dice", -1))
+    return [run for same in group_by_data(runs) for run in same], problems
+
+
+def read_cases(path: Path) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return Dice and volume of the reference per case and class; none without an evaluation."""
+    try:
+        return {
+            case: {name: {k: s[k] for k in ("dice", "reference_ml")} for name, s in scores.items()}
+            for case, scores in read_json(path)["cases"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def identify_data(config: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
+    """Return a text that is the same for the same cases with the same reference labels.
+
+    Of runs without an evaluation it is the same for the same dataset and fold.
+    """
+    if cases:
+        volumes = {
+            case: {name: s["reference_ml"] for name, s in scores.items()}
+            for case, scores in cases.items()
+        }
+        return json.dumps(volumes, sort_keys=True)
+    values = {key: v for key, v in flatten_keys(config) if key.startswith(DATA_KEYS)}
+    return json.dumps(values, sort_keys=True)
+
+
+def group_by_data(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
+    """Return the runs of each data set."""
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault(run.data, []).append(run)
+    return list(groups.values())
+
+
+def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
+    """Say which runs have other data than the others; nothing if all have the same."""
+    groups = group_by_data(runs)
+    lines = [
+        f"not ranked together: these runs were scored on {len(groups)} different sets of cases"
     ]
-    return sorted(runs, key=lambda run: -run.headline_metrics.get("dice", -1)), problems
+    for same in groups:
+        first, names = same[0], list(same[0].cases)
+        about = [
+            f"{k}={v}" for k, v in first.differs.items() if k == "data" or k.startswith(DATA_KEYS)
+        ]
+        about.append(f"cases {join_first(names)}" if names else "not evaluated")
+        lines.append(f"{join_first([str(run.folder) for run in same])}: {', '.join(about)}")
+    return lines if len(groups) > 1 else []
 
 
 def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -129,17 +199,22 @@ def to_override_value(value: Any) -> str:
 
 
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
-    """Return, for each run, whether it is Pareto-optimal in Dice, peak memory and step time."""
+    """Return, for each run, whether it is Pareto-optimal in Dice, peak memory and step time.
+
+    It is compared with runs of the same data.
+    """
     costs = [
         [sign * run.headline_metrics.get(key, float("inf")) for key, sign in OBJECTIVES.items()]
         for run in runs
     ]
+    pairs = list(zip(runs, costs, strict=True))
     return [
         not any(
-            all(o <= c for o, c in zip(other, cost, strict=True)) and other != cost
-            for other in costs
+            all(o <= c for o, c in zip(other_cost, cost, strict=True)) and other_cost != cost
+            for other, other_cost in pairs
+            if other.data == run.data
         )
-        for cost in costs
+        for run, cost in pairs
     ]
 
 
@@ -147,22 +222,26 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     """Return a header and one row per run."""
     classes = collect_keys([run.dice for run in runs])
     keys = collect_keys([run.differs for run in runs])
-    header = ("run", *keys, "Dice [95 %]", *classes, "HD95 mm", "peak MiB", "s/step", "parameters",
-            "steps", "")  # fmt: skip
+    is_paired = any(run.against_best for run in runs)
+    paired = ["against best [95 %]"] if is_paired else []
+    header = ("run", *keys, "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB", "s/step",
+            "parameters", "steps", "")  # fmt: skip
     rows = [header]
+    counts = Counter(run.data for run in runs)
     for run, best in zip(runs, find_pareto_optimal(runs), strict=True):
         rows.append(
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
                 format_number(run.headline_metrics.get("dice"), 4) + format_interval(run.interval),
+                *([format_difference(run.against_best)] if is_paired else []),
                 *(format_number(run.dice.get(name, {}).get("mean"), 4) for name in classes),
                 format_number(run.headline_metrics.get("hd95_mm"), 2),
                 format_number(run.headline_metrics.get("peak_mib"), 0),
                 format_number(run.headline_metrics.get("step_seconds"), 3),
                 f"{run.report.get('parameters', 0):,}",
                 str(run.report.get("steps", "-")),
-                format_status(run, pareto_optimal=best and len(runs) > 1),
+                format_status(run, pareto_optimal=best and counts[run.data] > 1),
             )
         )
     return rows
@@ -183,6 +262,15 @@ def format_number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def format_difference(difference: Mapping[str, float] | None) -> str:
+    """Return a difference with its sign and its interval, or a dash if there is none."""
+    if difference is None:
+        return "-"
+    low, high = difference["low"], difference["high"]
+    interval = "" if isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
+    return f"{difference['mean']:+.4f}{interval}"
+
+
 def format_interval(interval: tuple[float, float] | None) -> str:
     """Return the interval in brackets, to append to a mean."""
     return "" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]"
@@ -197,6 +285,7 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
             "differs": dict(run.differs),
             **run.headline_metrics,
             "dice_interval": run.interval,
+            "against_best": replace_nan(run.against_best),
             "dice_by_class": run.dice,
             "parameters": run.report.get("parameters"),
             "steps": run.report.get("steps"),
@@ -209,7 +298,7 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
-    """Plot Dice against peak memory and against step time, each with its Pareto front."""
+    """Plot Dice against peak memory and against step time; runs of the same data have a front."""
     from matplotlib.figure import Figure
 
     from unet3d.report.slices import get_palette
@@ -217,6 +306,7 @@ def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
     drawn = [run for run in runs if OBJECTIVES.keys() <= run.headline_metrics.keys()]
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
+    has_front = len(group_by_data(drawn)) == 1
     figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
     colors = get_palette(len(drawn) + 1)[1:]
     panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
@@ -234,13 +324,15 @@ def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
             if y < best:
                 front.append((x, -y))
                 best = y
-        axes.step(*zip(*front, strict=True), where="post", color="grey", linewidth=1, zorder=0)
+        if has_front:
+            axes.step(*zip(*front, strict=True), where="post", color="grey", linewidth=1, zorder=0)
         axes.set_xlabel(label)
         axes.set_xlim(0, 1.06 * max(x for x, _ in points))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean Dice")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    figure.suptitle(f"{len(drawn)} runs; the line is the Pareto front")
+    title = "the line is the Pareto front" if has_front else "no front: their cases differ"
+    figure.suptitle(f"{len(drawn)} runs; {title}")
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")

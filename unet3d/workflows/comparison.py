@@ -1,14 +1,43 @@
-"""Write the page of a comparison, with the curves of its runs."""
+"""Find runs and compare their cases in pairs; write the page with the curves of the runs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from unet3d.errors import summarize_error
 from unet3d.json_file import read_json
+from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.curves import Points
 from unet3d.report.html.comparison_page import render_comparison
 from unet3d.report.html.page import write_html
-from unet3d.report.run_comparison import RunSummary
+from unet3d.report.run_comparison import RunSummary, find_runs, group_by_data
+
+
+def find_compared_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
+    """Return the runs of `find_runs`, each with its difference from the best one of its data."""
+    runs, problems = find_runs(paths)
+    compared = []
+    for best, *others in group_by_data(runs):
+        compared.append(best)
+        for run in others:
+            difference = compute_difference(run, best) if run.cases else None
+            compared.append(replace(run, against_best=difference))
+    return compared, problems
+
+
+def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
+    """Return the mean difference of Dice in the same cases, over classes, and its interval."""
+
+    def get_dice(scores: Mapping[str, Any]) -> np.ndarray:
+        dice = [
+            [scores[case][name]["dice"] for name in classes] for case, classes in best.cases.items()
+        ]
+        return np.array(dice, float)  # None becomes NaN
+
+    return compute_bootstrap_means(get_dice(run.cases) - get_dice(best.cases))[1]
 
 
 def try_write_comparison_page(

@@ -47,12 +47,13 @@ def test_a_run_does_not_fail_because_of_its_page(unet3d, tmp_path, capsys):
     assert (tmp_path / "run" / "report.json").exists()
 
 
-def test_a_comparison_ends_with_a_page_unless_it_is_turned_off(unet3d, tmp_path, capsys):
+def test_a_comparison_writes_only_the_files_that_are_asked_for(unet3d, tmp_path, capsys):
     assert unet3d("logger=none") == 0
-    assert main(["compare", "run", "report=null"]) == 0
-    assert not (tmp_path / "comparison.html").exists()
+    before = set(tmp_path.iterdir())
     assert main(["compare", "run"]) == 0
-    assert "comparison.html" in capsys.readouterr().err
-    assert "training loss" in (tmp_path / "comparison.html").read_text()
+    assert set(tmp_path.iterdir()) == before
+    assert main(["compare", "run", "report=page.html"]) == 0
+    assert "page.html" in capsys.readouterr().err
+    assert "training loss" in (tmp_path / "page.html").read_text()
     assert main(["compare", "run", "report=no/folder.html"]) == 0
     assert "no/folder.html was not written" in capsys.readouterr().err

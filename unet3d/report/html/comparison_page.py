@@ -8,9 +8,12 @@ from unet3d.report.html.elements import fold, make_table, tag
 from unet3d.report.html.evaluation_page import make_warnings, to_hex
 from unet3d.report.html.page import Section, make_empty, render_page
 from unet3d.report.run_comparison import (
+    AGAINST_BEST,
     RunSummary,
     collect_keys,
+    describe_data_sets,
     find_pareto_optimal,
+    group_by_data,
     make_comparison_rows,
 )
 from unet3d.report.slices import get_palette
@@ -22,8 +25,8 @@ MAX_CURVES = 30
 """Runs whose curves are drawn."""
 
 PARETO = (
-    "Pareto-optimal in Dice, peak memory and step time: no other run is better in one of them and "
-    "as good in the others. The dashed line is the front of the chart."
+    "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is better in "
+    "one of them and as good in the others. The dashed line is the front of the chart."
 )
 
 
@@ -39,10 +42,16 @@ def render_comparison(
     sections = []
     if problems:
         sections.append(Section(title="Not compared", content=[make_warnings(problems)]))
-    note = [tag("p", PARETO, class_="note")] if len(runs) > 1 else []
+    if different := describe_data_sets(runs):
+        sections.append(Section(title="Different data", content=[make_warnings(different)]))
+    notes = [PARETO] if len(group_by_data(runs)) < len(runs) else []
+    notes += [AGAINST_BEST] if any(run.against_best for run in runs) else []
     sections += [
         Section(title="Dice against cost", content=make_charts(runs, colors)),
-        Section(title="Runs, highest Dice first", content=[make_runs_table(runs), *note]),
+        Section(
+            title="Runs, highest Dice first",
+            content=[make_runs_table(runs), *(tag("p", note, class_="note") for note in notes)],
+        ),
         Section(title="Validations", content=make_curves(runs, curves, colors)),
         Section(
             title="How it was made",
@@ -50,7 +59,7 @@ def render_comparison(
         ),
     ]
     subtitle = pluralize(len(runs), "run")
-    if len(runs) > 1:
+    if len(group_by_data(runs)) == 1 < len(runs):
         subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
     return render_page(
         kind="Comparison", title="Runs compared", subtitle=subtitle, sections=sections
@@ -83,7 +92,8 @@ def make_charts(runs: Sequence[RunSummary], colors: Sequence[str]) -> list[objec
                 place = {"x": metrics[key], "y": metrics["dice"], "interval": run.interval}
                 marks.append(Mark(name=run.label, color=color, **place))
         if marks:
-            front = find_front([(mark.x, mark.y) for mark in marks])
+            has_front = len(group_by_data(runs)) == 1
+            front = find_front([(mark.x, mark.y) for mark in marks]) if has_front else []
             charts.append(draw_marks(marks, x_label=label, y_label="mean Dice", front=front))
     if not charts:
         return [make_empty("No run has Dice and peak memory or step time.")]
