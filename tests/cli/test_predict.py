@@ -9,6 +9,7 @@ import torch
 
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
+from unet3d.data.formats.volumes import SUFFIX_LIST
 
 pytestmark = pytest.mark.slow
 
@@ -432,6 +433,24 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     assert message in error
     assert error.startswith("unet3d: ")
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("output", ["labels.png", "out/labels.gz", "a.stl"])
+def test_another_ending_of_the_output_is_refused_before_a_network_is_loaded(
+    predict, capsys, output
+):
+    assert predict(checkpoint="none.ckpt", input="none", output=output) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"unet3d: output={output} must be a folder, or for a single scan a file that ends in"
+    assert line == f"{start} {SUFFIX_LIST}"
+
+
+def test_a_folder_of_outputs_may_have_a_dot_in_its_name(predict, checkpoint, images, tmp_path):
+    (tmp_path / "labels.old").mkdir()
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    for folder in ("labels.old", "overlap_0.5"):
+        assert predict(**words, output=folder) == 0
+        assert (tmp_path / folder / "a.nii").exists()
 
 
 def test_windows_that_do_not_fit_have_exit_code_3(predict, checkpoint, images, capsys):

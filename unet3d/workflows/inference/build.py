@@ -1,6 +1,7 @@
 """Build a predictor and its tasks from the settings of `unet3d predict`."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class InferenceJob:
 
 def build_inference(settings: InferenceSettings) -> InferenceJob:
     """Load the networks and list what is to be done."""
+    check_output(settings.output)
     ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
     flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, "tta")
     scans = find_scans(settings.input, ensemble.channels)
@@ -154,6 +156,17 @@ def describe_mirroring(ensemble: Ensemble) -> str:
     return f"mirroring the axes that {training} flipped: {list(ensemble.mirroring_axes)}"
 
 
+def check_output(output: Path) -> None:
+    """Refuse what is neither a folder nor named as labels: a file, or a new name such as x.png."""
+    if split_suffix(output)[1] or output.is_dir():
+        return
+    if output.exists() or re.fullmatch(r"\.[A-Za-z]{2,5}", output.suffix):
+        raise UsageError(
+            f"output={output} must be a folder, or for a single scan a file that ends in "
+            f"{SUFFIX_LIST}"
+        )
+
+
 def plan_outputs(
     scans: Sequence[ScanFiles],
     source: Path,
@@ -167,14 +180,13 @@ def plan_outputs(
         raise UsageError(
             f"output_format must be auto, {', '.join(OUTPUT_FORMATS)}, got {output_format!r}"
         )
+    check_output(output)
     is_file = bool(split_suffix(output)[1])
     if is_file and output_format != "auto":
         raise UsageError(f"output={output} names a format: leave out output_format={output_format}")
     folder = output.parent if is_file else output
     if is_file and len(scans) > 1:
         raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
-    if not is_file and output.exists() and not output.is_dir():
-        raise UsageError(f"output={output} must be a folder, or end in {SUFFIX_LIST}")
     if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise UsageError(f"output={output} must not be the folder of the images")
     folder.mkdir(parents=True, exist_ok=True)
