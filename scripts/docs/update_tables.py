@@ -854,7 +854,8 @@ def big_fit(folder: Path) -> str:
     lines = ["| options | reserved | more convolution FLOPs |", "| --- | --- | --- |"]
     content = result(folder, "predicted-big")
     recorded = [row["value"] for row in content["study"]]
-    for row in content["fit"]:
+    # As `unet3d suggest` sorts them; they were recorded before batches of one came last.
+    for row in sorted(content["fit"], key=lambda row: "data.batch_size=1" in row["overrides"]):
         reserved = format_mib(row["peak_reserved_bytes"])
         words = " ".join(get_current_name(word, recorded) for word in row["overrides"])
         lines.append(f"| `{words}` | {reserved} | {100 * row['extra_compute']:.0f}% |")

@@ -18,6 +18,7 @@ from unet3d.workflows.memory.suggest import (
     list_combinations,
     search_configs,
 )
+from unet3d.workflows.planning.planner import find_batch_limit
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -25,13 +26,23 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     settings = parse_suggest(composed)
     budget = get_budget_bytes(settings.budget_gib)
     total, candidates = len(list_combinations(settings)), []
-    for number, (overrides, candidate) in enumerate(search_configs(settings, budget), start=1):
+    limit = find_batch_limit(settings.training)
+    searched = search_configs(settings, budget, limit)
+    for number, (overrides, candidate) in enumerate(searched, start=1):
         if candidate is not None:
             candidates.append(candidate)
         outcome = "does not fit" if candidate is None else f"batch {candidate.batch_size}"
         print(f"{number}/{total} {' '.join(overrides)}: {outcome}", file=sys.stderr)
-    # The largest patch first, since that is what a network sees; then the least extra work.
-    candidates.sort(key=lambda c: (-c.patch_voxels, round(c.extra_compute, 2), -c.batch_size))
+    # As `unet3d plan` chooses: the largest patch of which two fit, since that is what a network
+    # sees; then the least extra work.
+    candidates.sort(
+        key=lambda c: (
+            c.batch_size < 2,
+            -c.patch_voxels,
+            round(c.extra_compute, 2),
+            -c.batch_size,
+        )
+    )
     best = candidates[: settings.top]
     if settings.output.format == "json":
         write_output(json.dumps([candidate_to_dict(c) for c in best]), settings.output.path)

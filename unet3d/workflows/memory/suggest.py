@@ -1,6 +1,6 @@
 """Search the configs that fit a memory budget, and the largest batch of each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,6 +19,7 @@ from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
+from unet3d.types import Triple
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 from unet3d.workflows.memory.estimate import check_step_size, estimate_memory, format_scaled_patch
 from unet3d.workflows.memory.parallel import map_in_processes
@@ -56,17 +57,22 @@ def get_budget_bytes(budget_gib: float | None) -> int:
 
 
 def search_configs(
-    settings: SuggestSettings, budget: int
+    settings: SuggestSettings, budget: int, limit_batch: Callable[[Triple], int]
 ) -> Iterator[tuple[tuple[str, ...], MemoryCandidate | None]]:
-    """Yield every combination with its largest batch; None where not even batch size 1 fits."""
+    """Yield every combination with its largest batch; None where not even batch size 1 fits.
+
+    `limit_batch` returns the largest batch of a patch that is of use.
+    """
     training = settings.training
     check_step_size(training.with_batch_size(1))
     is_batch_given = training.composition.is_overridden("data.batch_size")
-    search = check_configured_batch if is_batch_given else find_largest_batch
 
     def evaluate(overrides: tuple[str, ...]) -> MemoryCandidate | None:
         variant = training.with_overrides(*overrides)
-        result = search(variant, budget)
+        if is_batch_given:
+            result = check_configured_batch(variant, budget)
+        else:
+            result = find_largest_batch(variant, budget, limit=limit_batch(variant.data.patch_size))
         if result is None:
             return None
         batch_size, peak = result

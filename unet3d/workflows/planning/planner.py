@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.layouts.generated import GeneratedDataset
 from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.errors import DoesNotFitError, UsageError
@@ -93,12 +94,7 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
 
 def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: int) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
-    shapes = [case.shape for case in dataset.fingerprints]
-    spacings = [case.spacing_mm for case in dataset.fingerprints]
-    target = choose_target_spacing(spacings, shapes)
-    if isinstance(settings.data.spacing_mm, tuple):
-        target = settings.data.spacing_mm
-    median = find_median_shape(spacings, shapes, target)
+    target, median = choose_resolution(settings, dataset)
     patches = list_candidate_patches(settings, target, median)
 
     def fits(patch: Triple) -> bool:
@@ -108,7 +104,7 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
 
     patch = patches[find_first(fits, patches)]
     levels = plan_levels(target, patch)
-    limit = limit_batch(patch, median, len(shapes))
+    limit = limit_batch(patch, median, len(dataset.fingerprints))
     if settings.composition.is_overridden("data.batch_size"):
         limit = settings.data.batch_size
     strategy, batch_size, peak = choose_strategy(settings, patch, levels, budget, limit)
@@ -128,6 +124,33 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
         strategy=strategy,
         peak=peak,
     )
+
+
+def choose_resolution(
+    settings: TrainingSettings, dataset: DatasetFingerprint
+) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Return the spacing in mm, and the median shape of the cases at that spacing."""
+    shapes = [case.shape for case in dataset.fingerprints]
+    spacings = [case.spacing_mm for case in dataset.fingerprints]
+    target = choose_target_spacing(spacings, shapes)
+    if isinstance(settings.data.spacing_mm, tuple):
+        target = settings.data.spacing_mm
+    return target, find_median_shape(spacings, shapes, target)
+
+
+def find_batch_limit(settings: TrainingSettings) -> Callable[[Triple], int]:
+    """Return the largest batch that a plan tries for a patch, from the dataset if it exists.
+
+    Generated data may have any size: it limits nothing.
+    """
+    root, layout = settings.data.root, settings.data.layout
+    if root is None or layout is None or not root.is_dir():
+        return lambda patch: MAX_BATCH_SIZE
+    if isinstance(layout(), GeneratedDataset):
+        return lambda patch: MAX_BATCH_SIZE
+    dataset = inspect_dataset(settings)
+    median, count = choose_resolution(settings, dataset)[1], len(dataset.fingerprints)
+    return lambda patch: limit_batch(patch, median, count)
 
 
 def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) -> int:

@@ -1,0 +1,50 @@
+import json
+
+import pytest
+import yaml
+
+from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import parse_training
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+from unet3d.workflows.memory.estimate import estimate_memory
+
+NETWORK = ["model=unet_tiny", "model.depth=2", "data.patch_size=[64,64,64]", "precision=16"]
+
+
+@pytest.fixture
+def suggest(tmp_path, monkeypatch, capsys):
+    """Run `unet3d suggest` in an empty folder and return what it suggests."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        assert main(["suggest", *words, "format=json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [suggestion["overrides"] for suggestion in json.loads(lines[-1])]
+
+    return command
+
+
+def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
+    suggest, decathlon_folder, tmp_path
+):
+    words = [*NETWORK, "data=decathlon", f"data.root={decathlon_folder}"]
+    fused = parse_training(compose_config([*words, "data.batch_size=2"], "train"))
+    needed = estimate_memory(fused).peak.reserved + CUDA_CONTEXT_BYTES
+    for budget, strategy in ((needed, "fused"), (needed - 1, "skips")):  # fused fits one then
+        words += [f"budget_gib={budget / GIB}"]
+        first, *_ = suggest(*words)
+        assert first == [f"checkpointing={strategy}", "data.batch_size=2"]
+        assert main(["plan", *words, "measure_time=false", "overwrite=true"]) == 0
+        plan = yaml.safe_load((tmp_path / "conf" / "experiment" / "planned.yaml").read_text())
+        assert {"override /checkpointing": strategy} in plan["defaults"]
+        assert plan["data"]["batch_size"] == 2
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_batch_is_larger_than_a_dataset_that_exists(suggest, decathlon_folder, exists):
+    """The folder has five cases of 16 x 16 x 16 voxels."""
+    data = ["data=decathlon", f"data.root={decathlon_folder}"] if exists else []
+    words = ["model=unet_tiny", "data.patch_size=[16,16,16]", "precision=16", *data]
+    suggested = suggest(*words, "checkpointing=fused", "budget_gib=8")
+    assert suggested == [[f"data.batch_size={2 if exists else 32}"]]
