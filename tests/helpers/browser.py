@@ -18,8 +18,10 @@ needs_browser = pytest.mark.skipif(
 
 
 @contextmanager
-def open_page(url: str) -> Iterator[tuple[Any, list[str], list[str]]]:
-    """Yield a page whose viewer is ready, its messages, and the URLs that it has asked for."""
+def open_page(
+    url: str, ready: str = "#viewer[data-ready]"
+) -> Iterator[tuple[Any, list[str], list[str]]]:
+    """Yield a page that shows the element `ready`, its messages, and the URLs it has asked for."""
     from playwright.sync_api import sync_playwright
 
     messages: list[str] = []
@@ -31,7 +33,7 @@ def open_page(url: str) -> Iterator[tuple[Any, list[str], list[str]]]:
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(url)
-        page.locator("#viewer[data-ready]").wait_for(timeout=60_000)
+        page.locator(ready).first.wait_for(timeout=60_000)
         yield page, messages, requests
         browser.close()
 

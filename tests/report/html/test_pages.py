@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.helpers.browser import needs_browser, open_page
 from tests.report.helpers.reports import make_report
 from tests.report.html.test_elements import Reader
 from unet3d.errors import RunError
@@ -196,3 +197,26 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
     assert "mean Dice of validations" in text
     assert f"{ATTACK}: no report.json" in text
     assert page.count("<polyline") == 2 + 1  # a front for memory and for time, and one curve
+
+
+@needs_browser
+@pytest.mark.slow
+def test_long_numbers_of_an_axis_leave_room_for_its_name(tmp_path):
+    runs = [
+        RunSummary(folder=tmp_path, report=make_report(dice, mib, 1.0, evaluated=False))
+        for dice, mib in ((0.8823, 150_000), (0.8829, 1_234_567))
+    ]
+    curves = [{"train/loss": [(1, 1234567.0), (2, 0.5)]}, {}]
+    page = render_comparison(runs, curves=curves, problems=[], command="unet3d compare a b")
+    write_html(page, tmp_path / "page.html")
+    with open_page((tmp_path / "page.html").as_uri(), ready="svg") as (page, _, _):
+        boxes = page.evaluate("""
+            [...document.querySelectorAll("figure > svg")].map((chart) => {
+              const name = chart.querySelector(".axis-label[transform]").getBoundingClientRect();
+              const numbers = [...chart.querySelectorAll(".name")];
+              const left = Math.min(...numbers.map((n) => n.getBoundingClientRect().left));
+              return [chart.getBoundingClientRect().left, name.left, name.right, left];
+            })""")
+    assert len(boxes) == 3
+    for chart, name, end_of_name, numbers in boxes:
+        assert chart <= name < end_of_name <= numbers

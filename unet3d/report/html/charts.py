@@ -252,14 +252,17 @@ def make_chart(
     """Return shapes within axes."""
     width, height = x.stop + RIGHT, y.start + BOTTOM
     parts = draw_x_axis(x, x_label, height, with_ticks=ticks_of_x)
-    for value in list_ticks(y.low, y.high, 4):
+    ticks = list_ticks(y.low, y.high, 4)
+    left = min(0, 27 - 7 * max(len(format_value(value)) for value in ticks))  # room for long ones
+    for value in ticks:
         parts.append(tag("line", class_="grid", x1=x.start, x2=x.stop, y1=y(value), y2=y(value)))
         parts.append(tag("text", format_value(value), class_="name", x=LEFT - 7, y=y(value) + 4))
     parts.append(tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start))
     middle = (y.start + y.stop) / 2
-    turn = f"rotate(-90 11 {middle})"
-    title = tag("text", y_label, class_="axis-label", x=11, y=middle, transform=turn)
-    return tag("svg", *parts, title, *shapes, viewBox=f"0 0 {width} {height}", role="img")
+    turn = f"rotate(-90 {left + 11} {middle})"
+    title = tag("text", y_label, class_="axis-label", x=left + 11, y=middle, transform=turn)
+    box = f"{left} 0 {width - left} {height}"
+    return tag("svg", *parts, title, *shapes, viewBox=box, role="img")
 
 
 def draw_x_axis(x: Scale, label: str, height: float, *, with_ticks: bool = True) -> list[Html]:
