@@ -1,5 +1,6 @@
 """`unet3d view`: volumes on one grid, their classes, and the page in a browser."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
 from unet3d.errors import UsageError
+from unet3d.report.html.viewer import read_script
+from unet3d.report.slices import get_palette
 from unet3d.workflows.view import build_server, read_case
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,28 @@ def test_the_viewer_turns_slices_and_asks_for_nothing_but_its_volumes(files):
         assert messages == []
         own = [url for url in requests if not url.startswith("blob:")]
         assert own == [server.url, *(f"{server.url}{n}" for n in range(3))]
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_viewer_opens_at_the_slice_with_most_labels(files):
+    """The one file has its labels in one slice, and the last file is empty."""
+    empty = save(files[0].with_name("empty.nii.gz"), np.zeros((12, 10, 8), np.uint8))
+    full = np.zeros((12, 10, 8), np.uint8)
+    full[1:9, 1:9, 6] = 1
+    more = save(files[0].with_name("more.nii.gz"), full)
+    with serve([*files, more, empty]) as server, open_page(server.url) as (page, _, _):
+        assert page.locator("#viewer").get_attribute("data-slice") == "6"
+
+
+def test_errors_have_colors_that_no_class_has():
+    errors = re.findall(r'name: ".*", color: "#(......)"', read_script())
+    assert len(errors) == 3
+    colors = [np.array([int(c[i : i + 2], 16) for i in (0, 2, 4)]) for c in errors]
+    classes = list(255 * get_palette(11)[1:])
+    for n, color in enumerate(colors):
+        distances = [np.linalg.norm(color - other) for other in [*classes, *colors[:n]]]
+        assert min(distances) > 100
 
 
 @pytest.mark.slow

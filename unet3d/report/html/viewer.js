@@ -6,10 +6,10 @@
   const PLANES = ["sagittal", "coronal", "axial"];
   // The patient's right is on the left, as in radiology: left, right, upper and lower edge.
   const EDGES = [["A", "P", "S", "I"], ["R", "L", "S", "I"], ["R", "L", "A", "P"]];
-  const ERRORS = [
-    { name: "missed", color: "#56b4e9", note: "in the reference only" },
-    { name: "added", color: "#e66100", note: "predicted only" },
-    { name: "another class", color: "#d35fb7", note: "" },
+  const ERRORS = [ // colors that no class has
+    { name: "missed", color: "#3333ff", note: "in the reference only" },
+    { name: "added", color: "#00ffff", note: "predicted only" },
+    { name: "another class", color: "#ffffff", note: "" },
   ];
   const state = { number: 0, plane: 2, multi: true, slices: [0, 0, 0], layer: 0, opacity: 0.6 };
   let shown = null; // the case, with its volumes
@@ -54,14 +54,12 @@
     return [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   }
 
-  // The slice with the most errors, else with the most labels.
+  // The slice with the most voxels that have a label in any layer.
   function findSlice(volume, axis) {
-    const layer = volume.layers[volume.layers.length - 1];
     const [nx, ny, nz] = volume.shape;
     const counts = new Uint32Array(volume.shape[axis]);
-    const data = layer ? layer.data : [];
-    for (let i = 0; i < data.length; i++) {
-      if (data[i]) counts[[i % nx, Math.floor(i / nx) % ny, Math.floor(i / (nx * ny))][axis]]++;
+    for (let i = 0; i < nx * ny * nz; i++) {
+      if (volume.layers.some((layer) => layer.data[i])) counts[[i % nx, Math.floor(i / nx) % ny, Math.floor(i / (nx * ny))][axis]]++;
     }
     const best = counts.indexOf(Math.max(...counts));
     return counts[best] ? best : volume.shape[axis] >> 1;
@@ -274,7 +272,7 @@
       square.setAttribute("width", 11);
       square.setAttribute("height", 11);
       const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      Object.entries({ width: 11, height: 11, rx: 2, fill: c.color }).forEach(([k, v]) => rect.setAttribute(k, v));
+      Object.entries({ width: 11, height: 11, rx: 2, fill: c.color, stroke: "#8d95a3" }).forEach(([k, v]) => rect.setAttribute(k, v));
       square.append(rect);
       const note = c.note ? [element("span", { textContent: c.note })] : [];
       return element("span", { className: "chip" }, square, c.name, ...note);
