@@ -15,6 +15,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY unet3d unet3d
 COPY conf conf
 COPY scripts/release/long_description.py scripts/release/
+COPY scripts/slurm.sh scripts/
 RUN /tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /project .
 
 FROM ${BASE}

@@ -44,12 +44,11 @@ def list_files(*folders: str) -> set[str]:
     }
 
 
-def test_a_wheel_has_the_package_its_kernels_its_configs_and_the_license(built):
+def test_a_wheel_has_the_package_its_kernels_configs_slurm_script_and_the_license(built):
     names = set(zipfile.ZipFile(built["wheel"]).namelist())
     metadata = {name for name in names if name.startswith(f"unet3d-{__version__}.dist-info/")}
-    assert names - metadata == list_files("unet3d") | {
-        f"unet3d/{name}" for name in list_files("conf")
-    }
+    others = {f"unet3d/{name}" for name in list_files("conf")} | {"unet3d/slurm.sh"}
+    assert names - metadata == list_files("unet3d") | others
     assert {
         "unet3d/py.typed",
         "unet3d/pool/kernels/cpp/pool.cpp",
