@@ -120,6 +120,15 @@ def test_dockerignore_admits_exactly_the_files_that_are_copied():
     assert admitted == copied
 
 
+def test_compose_has_a_profile_that_needs_no_gpu():
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    cpu = services["unet3d-cpu"]
+    assert cpu.pop("profiles") == ["cpu"]
+    gpu = services["unet3d"]
+    del gpu["deploy"]
+    assert cpu == gpu
+
+
 def test_compose_provides_gpus_shared_memory_and_folders():
     service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["unet3d"]
     assert service["read_only"]
