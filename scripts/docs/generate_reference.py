@@ -26,7 +26,8 @@ FOLDER = ROOT / "docs" / "reference"
 COMMANDS_HEAD = """# Commands
 
 Every command is `unet3d COMMAND key=value ...`. This page lists the commands and the keys of each;
-config groups are in [Options](options.md).
+config groups are in [Options](options.md). In zsh, quote words with brackets or braces:
+`'data.patch_size=[64,64,64]'`.
 
 `unet3d COMMAND --help` prints the same keys with their values, and `unet3d COMMAND ... --cfg job`
 the config of a command. This page is generated from the comments in `conf/`

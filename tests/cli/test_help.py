@@ -149,3 +149,8 @@ def test_an_option_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, m
 def test_an_unknown_command_is_named_with_the_closest_and_all_commands(word, hint, capsys):
     assert main([word]) == 2
     assert hint in capsys.readouterr().err
+
+
+def test_help_says_what_zsh_needs(capsys):
+    assert main(["memory", "--help"]) == 0
+    assert "in zsh, quote words with brackets: '" in capsys.readouterr().out

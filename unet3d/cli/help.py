@@ -14,7 +14,8 @@ from unet3d.config.comments import collect_comments, iter_key_values, list_optio
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
 from unet3d.config.overrides import quote_override
 
-FOOTER = "--cfg job prints the composed config; debug=true shows tracebacks"
+FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
+in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""
 
 RUN_FOOTER = """hydra.run.dir=FOLDER sets the run folder
 -m key=a,b: one run per value, and one per combination of several such lists
