@@ -158,7 +158,7 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
         about = [
             f"{k}={v}" for k, v in first.differs.items() if k == "data" or k.startswith(DATA_KEYS)
         ]
-        about.append(f"cases {join_first(names)}" if names else "not evaluated")
+        about.append(f"cases {join_first(names, 2)}" if names else "not evaluated")
         lines.append(f"{join_first([str(run.folder) for run in same])}: {', '.join(about)}")
     return lines if len(groups) > 1 else []
 
@@ -216,6 +216,19 @@ def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
         )
         for run, cost in pairs
     ]
+
+
+def find_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points with a higher y than all with a smaller x.
+
+    >>> find_front([(3, 0.9), (1, 0.5), (2, 0.4)])
+    [(1, 0.5), (3, 0.9)]
+    """
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
 
 
 def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
@@ -306,33 +319,27 @@ def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
     drawn = [run for run in runs if OBJECTIVES.keys() <= run.headline_metrics.keys()]
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
-    has_front = len(group_by_data(drawn)) == 1
     figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
     colors = get_palette(len(drawn) + 1)[1:]
     panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
     for axes, (key, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-        points = []
+        points: dict[str, list[tuple[float, float]]] = {}
         for run, color in zip(drawn, colors, strict=True):
             x = run.headline_metrics[key] / (GIB / MIB if key == "peak_mib" else 1)
             y = run.headline_metrics["dice"]
-            points.append((x, -y))
+            points.setdefault(run.data, []).append((x, y))
             if run.interval is not None:
                 axes.plot([x, x], run.interval, color=color, linewidth=1.5, alpha=0.5)
             axes.plot([x], [y], "o", color=color, markersize=8, label=escape_mathtext(run.label))
-        best, front = float("inf"), []
-        for x, y in sorted(points):
-            if y < best:
-                front.append((x, -y))
-                best = y
-        if has_front:
-            axes.step(*zip(*front, strict=True), where="post", color="grey", linewidth=1, zorder=0)
+        for same in points.values():
+            line = zip(*find_front(same), strict=True)
+            axes.step(*line, where="post", color="grey", linewidth=1, zorder=0)
         axes.set_xlabel(label)
-        axes.set_xlim(0, 1.06 * max(x for x, _ in points))
+        axes.set_xlim(0, 1.06 * axes.dataLim.x1)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean Dice")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    title = "the line is the Pareto front" if has_front else "no front: their cases differ"
-    figure.suptitle(f"{len(drawn)} runs; {title}")
+    figure.suptitle(f"{len(drawn)} runs; a line is the Pareto front of those of the same data")
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=110, format="png")

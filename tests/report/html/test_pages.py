@@ -199,6 +199,14 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
     assert page.count("<polyline") == 2 + 1  # a front for memory and for time, and one curve
 
 
+@pytest.mark.parametrize(("data", "fronts"), [(("x", "x"), 2), (("x", "y"), 4)])
+def test_runs_of_each_data_set_have_fronts_of_memory_and_of_time(tmp_path, data, fronts):
+    runs = [RunSummary(folder=tmp_path, report=make_run(), data=name) for name in data]
+    page = render_comparison(runs, curves=[{}, {}], problems=[], command="unet3d compare a b")
+    assert page.count('class="front"') == fronts
+    assert ("Pareto-optimal" in page) is (fronts == 2)
+
+
 @needs_browser
 @pytest.mark.slow
 def test_long_numbers_of_an_axis_leave_room_for_its_name(tmp_path):

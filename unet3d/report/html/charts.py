@@ -220,14 +220,14 @@ def draw_spreads(spreads: Sequence[Spread], *, x_label: str) -> Html:
 
 
 def draw_marks(
-    marks: Sequence[Mark], *, x_label: str, y_label: str, front: Sequence[Point] = ()
+    marks: Sequence[Mark], *, x_label: str, y_label: str, fronts: Sequence[Sequence[Point]] = ()
 ) -> Html:
-    """Draw points with their intervals, and a staircase through the best of them."""
+    """Draw points with their intervals, and staircases through the best of them."""
     ends = [v for m in marks for v in (m.y, *(m.interval or ()))]
     low, high = pad_range(min(ends), max(ends))
     x, y = make_scales(0, 1.08 * max(m.x for m in marks) or 1, low, high)
     shapes = []
-    if front:
+    for front in fronts:
         path = step_path(x, y, [p[0] for p in front], [p[1] for p in front])
         shapes.append(tag("polyline", class_="front", points=" ".join(path)))
     for m in marks:

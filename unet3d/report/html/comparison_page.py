@@ -12,6 +12,7 @@ from unet3d.report.run_comparison import (
     RunSummary,
     collect_keys,
     describe_data_sets,
+    find_front,
     find_pareto_optimal,
     group_by_data,
     make_comparison_rows,
@@ -26,7 +27,7 @@ MAX_CURVES = 30
 
 PARETO = (
     "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is better in "
-    "one of them and as good in the others. The dashed line is the front of the chart."
+    "one of them and as good in the others. A dashed line is the front of such runs."
 )
 
 
@@ -85,32 +86,19 @@ def make_charts(runs: Sequence[RunSummary], colors: Sequence[str]) -> list[objec
     """Return Dice against memory and against time, with the Pareto front of each."""
     charts, marks = [], []
     for key, label in AXES.items():
-        marks = []
+        marks, points = [], {}
         for run, color in zip(runs, colors, strict=True):
             metrics = run.headline_metrics
             if "dice" in metrics and key in metrics:
                 place = {"x": metrics[key], "y": metrics["dice"], "interval": run.interval}
                 marks.append(Mark(name=run.label, color=color, **place))
+                points.setdefault(run.data, []).append((metrics[key], metrics["dice"]))
         if marks:
-            has_front = len(group_by_data(runs)) == 1
-            front = find_front([(mark.x, mark.y) for mark in marks]) if has_front else []
-            charts.append(draw_marks(marks, x_label=label, y_label="mean Dice", front=front))
+            fronts = [find_front(same) for same in points.values()]
+            charts.append(draw_marks(marks, x_label=label, y_label="mean Dice", fronts=fronts))
     if not charts:
         return [make_empty("No run has Dice and peak memory or step time.")]
     return [tag("div", *charts, class_="charts"), make_legend(marks)]
-
-
-def find_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points with a higher y than all with a smaller x.
-
-    >>> find_front([(3, 0.9), (1, 0.5), (2, 0.4)])
-    [(1, 0.5), (3, 0.9)]
-    """
-    front: list[tuple[float, float]] = []
-    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or y > front[-1][1]:
-            front.append((x, y))
-    return front
 
 
 def make_curves(
