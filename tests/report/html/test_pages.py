@@ -227,4 +227,4 @@ def test_long_numbers_of_an_axis_leave_room_for_its_name(tmp_path):
             })""")
     assert len(boxes) == 3
     for chart, name, end_of_name, numbers in boxes:
-        assert chart <= name < end_of_name <= numbers
+        assert chart - 1 < name < end_of_name <= numbers
