@@ -43,6 +43,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
             "crop and normalization leave it out",
         ]
+    too_few = dataset.split.too_few
+    lines += [*dataset.split.lines, *filter(None, [too_few])]
     lines += summarize_schedule(training, plan)
     if settings.measure_time:
         lines.append(format_step_time(measure_step_time(training, plan)))
@@ -53,7 +55,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     figure = path.with_suffix(".png")
     draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")
-    print(f"unet3d train experiment={settings.name}")
+    print(f"unet3d train experiment={settings.name}{' fold=none' if too_few else ''}")
     return 0
 
 

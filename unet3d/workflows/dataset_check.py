@@ -1,7 +1,7 @@
 """Check every file of a dataset for what training could not use."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,13 @@ from unet3d.data.checks.headers import (
 )
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
-from unet3d.data.layouts.groups import find_likely_groups
 from unet3d.machine.memory import get_available_bytes
-from unet3d.workflows.shared.dataset import build_layout, read_case_groups, resolve_dataset
+from unet3d.workflows.shared.dataset import (
+    SplitRule,
+    build_layout,
+    choose_split,
+    resolve_dataset,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +47,14 @@ def check_dataset(
     layout = build_layout(data)
     dataset = resolve_dataset(data, layout.describe())
     cases = layout.list_cases()
-    groups = read_case_groups(data, cases)
+    rule = choose_split(data, cases)
     ram = get_available_bytes(torch.device("cpu"))
     findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
     too_large = {f.case for f in findings if f.is_too_large}
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
     findings += find_assumptions(headers, len(cases))
-    if groups is None and data.splits is None:
-        hint = find_likely_groups([case.name for case in cases])
-        findings += [] if hint is None else [hint]
+    findings += find_split_hints(rule)
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if settings.read_voxels:
@@ -75,5 +77,20 @@ def check_dataset(
         findings=[finding for finding in findings if not finding.is_hint],
         hints=[finding for finding in findings if finding.is_hint],
         summary=f"{describe_formats(cases)}, {describe_extent(headers)}; {names}",
-        groups=groups,
+        groups=rule.groups,
     )
+
+
+def find_split_hints(rule: SplitRule) -> Iterator[Finding]:
+    """Yield a file of folds that is found or ignored, and patients with several scans."""
+    if rule.note is not None:
+        advice = "set data.splits or data.group_by to choose the folds"
+        yield Finding(case=None, file=None, message=rule.note, advice=advice, is_hint=True)
+    if rule.likely_groups is not None:
+        yield Finding(
+            case=None,
+            file=None,
+            message=rule.likely_groups.message,
+            advice=f"set {rule.likely_groups.option} to keep the scans of a patient in one fold",
+            is_hint=True,
+        )

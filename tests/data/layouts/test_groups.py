@@ -79,7 +79,7 @@ def make_names(pattern, patients, scans):
 def test_names_with_several_scans_per_patient_get_a_pattern_that_works(names, pattern):
     hint = find_likely_groups(names)
     assert hint is not None
-    assert f"data.group_by='{pattern}'" in hint.advice
+    assert hint.option == f"data.group_by='{pattern}'"
     groups = read_groups(pattern, names)
     assert 1 < len(set(groups.values())) < len(names)
 

@@ -112,7 +112,7 @@ def test_groups_are_split_like_cases():
 
 def test_fewer_groups_than_folds_are_refused():
     scans, groups = make_patients(4)
-    with pytest.raises(UsageError, match="4 groups are too few for 5 folds: use fold=none"):
+    with pytest.raises(UsageError, match="4 groups cannot be split into 5 folds: set fold=none"):
         split_cases(scans, 0, groups=groups)
 
 

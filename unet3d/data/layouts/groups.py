@@ -5,11 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from unet3d.data.findings import Finding
 from unet3d.errors import UsageError
 from unet3d.json_file import read_json, read_text
-from unet3d.text import join_first, pluralize
+from unet3d.text import escape_unprintable, join_first, pluralize
 
 ACCEPTED = (
     "a regular expression with a capture group, such as 'patient(\\d+)_frame\\d+', or a .json or "
@@ -26,17 +26,31 @@ PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p|s"
 """Words for a patient in a case's name, before the number."""
 
 
-def read_groups(group_by: object, names: Sequence[str]) -> dict[str, str]:
+class LikelyGroups(NamedTuple):
+    """What names of cases suggest: several scans of each patient."""
+
+    pattern: str  # for data.group_by
+    message: str
+
+    @property
+    def option(self) -> str:
+        """Return what to add to a command, as a shell takes it."""
+        return f"data.group_by='{self.pattern}'"
+
+
+def read_groups(
+    group_by: object, names: Sequence[str], key: str = "data.group_by"
+) -> dict[str, str]:
     """Return the group of every case: captured from its name, or read from a file."""
     if not isinstance(group_by, str) or not group_by:
-        raise UsageError(f"data.group_by must be {ACCEPTED}, got {group_by!r}")
+        raise UsageError(f"{key} must be {ACCEPTED}, got {group_by!r}")
     if group_by.lower().endswith((".json", ".csv")):
-        file = Path(group_by)
-        groups = _read_file(file)
+        file = Path(group_by).expanduser()
+        groups = _read_file(file, key)
         problem = f"{file} has no group for"
     else:
-        groups = _capture_groups(group_by, names)
-        problem = f"data.group_by={group_by!r} captures nothing from"
+        groups = _capture_groups(group_by, names, key)
+        problem = f"{key}={group_by!r} captures nothing from"
     ungrouped = [name for name in names if not groups.get(name)]
     if ungrouped:
         raise UsageError(
@@ -45,24 +59,23 @@ def read_groups(group_by: object, names: Sequence[str]) -> dict[str, str]:
     return {name: groups[name] for name in names}
 
 
-def _capture_groups(pattern: str, names: Sequence[str]) -> dict[str, str]:
+def _capture_groups(pattern: str, names: Sequence[str], key: str) -> dict[str, str]:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f"data.group_by={pattern!r} is not a valid regular expression: {error}; "
-            f"expected {ACCEPTED}"
+            f"{key}={pattern!r} is not a valid regular expression: {error}; expected {ACCEPTED}"
         ) from None
     if not compiled.groups:
         raise UsageError(
-            f"data.group_by={pattern!r} has no capture group: put the part of the name that "
+            f"{key}={pattern!r} has no capture group: put the part of the name that "
             "identifies the patient in parentheses, as in 'patient(\\d+)_frame\\d+'"
         )
     matches = {name: compiled.search(name) for name in names}
     return {name: match[1] or "" for name, match in matches.items() if match}
 
 
-def _read_file(file: Path) -> dict[str, str]:
+def _read_file(file: Path, key: str) -> dict[str, str]:
     """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
         if file.suffix.lower() == ".csv":
@@ -72,7 +85,7 @@ def _read_file(file: Path) -> dict[str, str]:
         else:
             pairs = list(read_json(file, encoding="utf-8-sig").items())
     except FileNotFoundError:
-        raise UsageError(f"data.group_by: no file {file.absolute()}") from None
+        raise UsageError(f"{key}: no file {file.absolute()}") from None
     except (ValueError, AttributeError, csv.Error):
         pairs = [("", None)]
     groups: dict[str, str] = {}
@@ -99,11 +112,11 @@ def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> s
     return f"{cases} in {pluralize(len({groups[name] for name in names}), 'group')}"
 
 
-def find_likely_groups(names: Sequence[str]) -> Finding | None:
-    r"""Return a hint if case names look like several scans per patient.
+def find_likely_groups(names: Sequence[str]) -> LikelyGroups | None:
+    r"""Return the groups of case names that look like several scans per patient.
 
-    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).advice
-    "set data.group_by='(.+)_frame\\d+' to keep the scans of a patient in one fold"
+    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).option
+    "data.group_by='(.+)_frame\\d+'"
     """
     for suffix in (rf"[-_]?(?:{SCAN_WORDS})[-_]?\d*", r"[-_]\d{1,3}"):
         all_matches = [re.fullmatch(rf"(.*\d)({suffix})", name, re.IGNORECASE) for name in names]
@@ -119,15 +132,12 @@ def find_likely_groups(names: Sequence[str]) -> Finding | None:
         if len(scans) < 2 or max_scans < 2 or not (are_patients or len(scans) >= max_scans):
             continue
         patient = scans.most_common(1)[0][0]
-        one, other = [match[0] for match in matches if match[1] == patient][:2]
+        one, other = [escape_unprintable(m[0]) for m in matches if m[1] == patient][:2]
         suffixes = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
         pattern = suffixes[0] if len(suffixes) == 1 else f"(?:{'|'.join(suffixes)})"
-        return Finding(
-            case=None,
-            file=None,
+        return LikelyGroups(
+            pattern=f"(.+){pattern}",
             message=f"{len(names)} cases look like scans of {len(scans)} patients, "
             f"for example {one} and {other}",
-            advice=f"set data.group_by='(.+){pattern}' to keep the scans of a patient in one fold",
-            is_hint=True,
         )
     return None

@@ -1,6 +1,6 @@
 """Split cases into training and validation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,13 @@ import numpy as np
 from unet3d.data.case import Case
 from unet3d.errors import UsageError
 from unet3d.json_file import read_json
-from unet3d.text import join_first
+from unet3d.text import join_first, pluralize
 
 NUM_FOLDS = 5
 SEED = 12345
+
+Fold = tuple[set[str], set[str]]
+"""The names of the training and the validation cases."""
 
 
 def split_cases(
@@ -31,7 +34,13 @@ def split_cases(
     if fold is None:
         return ordered, []
     if file is not None:
-        parts = _read_splits_file(ordered, fold, file)
+        folds = read_folds(file, [case.name for case in ordered])
+        if not 0 <= fold < len(folds):
+            raise UsageError(
+                f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
+            )
+        training, validation = ([c for c in ordered if c.name in names] for names in folds[fold])
+        parts = training, validation
         if groups is not None:
             _check_groups(parts, groups, fold, file)
         return parts
@@ -41,12 +50,10 @@ def split_cases(
     if groups is not None:
         indices = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
         units = [indices[groups[case.name]] for case in ordered]
+    problem = find_too_few([case.name for case in ordered], groups)
+    if problem is not None:
+        raise UsageError(problem)
     count = len(set(units))
-    if count < NUM_FOLDS:
-        unit = "cases" if groups is None else "groups"
-        raise UsageError(
-            f"{count} {unit} are too few for {NUM_FOLDS} folds: use fold=none to train on all"
-        )
     order = np.arange(count)
     np.random.RandomState(SEED).shuffle(order)
     held_out = set(np.array_split(order, NUM_FOLDS)[fold].tolist())
@@ -54,6 +61,22 @@ def split_cases(
     for case, unit in zip(ordered, units, strict=True):
         parts[unit in held_out].append(case)
     return parts
+
+
+def find_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> str | None:
+    """Return why cases, or their groups, cannot be split into folds.
+
+    >>> find_too_few(["a", "b"], None)
+    '2 cases cannot be split into 5 folds: set fold=none, or list folds in a file for data.splits'
+    """
+    count = len(names if groups is None else {groups[name] for name in names})
+    if count >= NUM_FOLDS:
+        return None
+    units = pluralize(count, "case" if groups is None else "group")
+    return (
+        f"{units} cannot be split into {NUM_FOLDS} folds: set fold=none, or list folds in a file "
+        "for data.splits"
+    )
 
 
 def _check_groups(
@@ -74,13 +97,10 @@ def _read_names(names: Any) -> set[str]:
     return set(names)
 
 
-def _read_splits_file(
-    cases: Sequence[Case], fold: int, file: Path
-) -> tuple[list[Case], list[Case]]:
-    """Read a fold from a JSON list with {"train": [names], "val": [names]} per fold."""
+def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
+    """Read a JSON list with {"train": [names], "val": [names]} per fold."""
     try:
-        parts = read_json(file)
-        folds = [(_read_names(part["train"]), _read_names(part["val"])) for part in parts]
+        folds = [(_read_names(part["train"]), _read_names(part["val"])) for part in read_json(file)]
     except FileNotFoundError:
         raise UsageError(f"data.splits: no file {file.absolute()}") from None
     except (OSError, ValueError, TypeError, KeyError):
@@ -89,17 +109,13 @@ def _read_splits_file(
         ) from None
     if not folds:
         raise UsageError(f"{file} lists no folds")
-    if not 0 <= fold < len(folds):
-        raise UsageError(
-            f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
-        )
-    training, validation = folds[fold]
-    unknown = sorted((training | validation) - {case.name for case in cases})
+    unknown = sorted({name for fold in folds for part in fold for name in part}.difference(cases))
     if unknown:
         raise UsageError(f"{file} names cases that are not in the dataset: {join_first(unknown)}")
-    if training & validation:
-        both = sorted(training & validation)
-        raise UsageError(f"{file}: fold {fold} trains and validates on {join_first(both)}")
-    if not training:
-        raise UsageError(f"{file}: fold {fold} has no training cases")
-    return [c for c in cases if c.name in training], [c for c in cases if c.name in validation]
+    for n, (training, validation) in enumerate(folds):
+        if training & validation:
+            both = sorted(training & validation)
+            raise UsageError(f"{file}: fold {n} trains and validates on {join_first(both)}")
+        if not training:
+            raise UsageError(f"{file}: fold {n} has no training cases")
+    return folds

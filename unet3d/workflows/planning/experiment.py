@@ -82,6 +82,8 @@ def render_experiment(
     if find_constant_border(dataset, settings):
         background = choose_background(dataset.channels)
         data["background"] = AUTO if set(background) == {AUTO} else list(background)
+    if dataset.split.group_by is not None:
+        data["group_by"] = dataset.split.group_by
     values: dict[str, Any] = {
         "data": data,
         "trainer": {"max_steps": MAX_STEPS, "check_val_every_n_epoch": epochs},

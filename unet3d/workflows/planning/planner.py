@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.case import Case
 from unet3d.data.layouts.generated import GeneratedDataset
+from unet3d.data.layouts.groups import read_groups
+from unet3d.data.layouts.splits import find_too_few
 from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.errors import DoesNotFitError, UsageError
@@ -30,7 +33,7 @@ from unet3d.workflows.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
-from unet3d.workflows.shared.dataset import build_layout, resolve_dataset
+from unet3d.workflows.shared.dataset import build_layout, choose_split, resolve_dataset
 from unet3d.workflows.shared.usable_cases import UsableCases
 
 BATCH_FRACTION = 0.05
@@ -46,6 +49,15 @@ MASKED_FRACTION = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedSplit:
+    """How the planned run splits the cases."""
+
+    group_by: str | None = None  # what the plan sets data.group_by to, if anything
+    lines: Sequence[str] = ()  # on the groups, and on a file of folds in the dataset's folder
+    too_few: str | None = None  # why there are no folds
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetFingerprint:
     """Fingerprints of the usable cases, and the classes and channels of the dataset."""
 
@@ -53,6 +65,7 @@ class DatasetFingerprint:
     classes: tuple[str, ...]
     channels: tuple[str, ...]
     skipped: list[str]  # cases that data.invalid_cases=skip skips, and why
+    split: PlannedSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +102,22 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
         classes=facts.classes,
         channels=facts.channels,
         skipped=[finding.describe() for finding in usable.skipped],
+        split=plan_split(settings, layout.list_cases()),
     )
+
+
+def plan_split(settings: TrainingSettings, cases: Sequence[Case]) -> PlannedSplit:
+    """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
+    if settings.fold is None:
+        return PlannedSplit()
+    rule, names = choose_split(settings.data, cases), [case.name for case in cases]
+    lines, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
+    likely = rule.likely_groups
+    if likely is not None and not settings.composition.is_overridden("data.group_by"):
+        group_by, groups = likely.pattern, read_groups(likely.pattern, names)
+        lines.append(f"{likely.message}: the plan sets {likely.option}")
+    too_few = find_too_few(names, groups) if rule.file is None else None
+    return PlannedSplit(group_by=group_by, lines=lines, too_few=too_few)
 
 
 def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: int) -> TrainingPlan:

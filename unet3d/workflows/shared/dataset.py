@@ -1,13 +1,15 @@
 """Build the dataset's layout and its preprocessing; ask it for channels and classes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from unet3d.config.settings.data import DataSettings
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout
-from unet3d.data.layouts.groups import read_groups
+from unet3d.data.layouts.groups import LikelyGroups, find_likely_groups, read_groups
+from unet3d.data.layouts.splits import read_folds
 from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
@@ -18,6 +20,9 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.text import NAME_RULE, is_name
+
+SPLITS_FILE = "splits_final.json"
+"""nnU-Net's file of folds; it is used where it is in the dataset's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +138,36 @@ def check_regions(
     return {name: tuple(labels) for name, labels in regions.items()}
 
 
-def read_case_groups(data: DataSettings, cases: Sequence[Case]) -> dict[str, str] | None:
-    """Return the group of every case, as data.group_by defines them."""
-    if data.group_by is None:
-        return None
-    return read_groups(data.group_by, [case.name for case in cases])
+@dataclass(frozen=True, kw_only=True)
+class SplitRule:
+    """What decides the folds of a dataset: a file, groups of cases, or their number alone."""
+
+    file: Path | None = None
+    groups: dict[str, str] | None = None  # of each case, as data.group_by defines them
+    likely_groups: LikelyGroups | None = None  # in the names, where nothing decides
+    note: str | None = None  # about a file of folds that no option names
+
+
+def choose_split(data: DataSettings, cases: Sequence[Case]) -> SplitRule:
+    """Return what decides the folds: an option, or nnU-Net's file in the dataset's folder."""
+    names = [case.name for case in cases]
+    groups = None if data.group_by is None else read_groups(data.group_by, names)
+    if groups is None and data.splits is None:
+        rule = SplitRule(likely_groups=find_likely_groups(names))
+    else:
+        rule = SplitRule(file=data.splits, groups=groups)
+    file = None if data.root is None else data.root / SPLITS_FILE
+    if data.splits is not None or file is None or not file.is_file():
+        return rule
+    if groups is not None:
+        return replace(rule, note=f"ignored {file}: data.group_by is set")
+    try:
+        folds = read_folds(file, names)
+    except UsageError as reason:
+        return replace(rule, note=f"ignored: {reason}")
+    unused = set(names).difference(*(part for fold in folds for part in fold))
+    rest = f", in which {len(unused)} of {len(names)} cases do not occur" if unused else ""
+    return SplitRule(file=file, note=f"folds are those of {file}{rest}")
 
 
 def build_preprocessing(

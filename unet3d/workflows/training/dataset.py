@@ -7,15 +7,22 @@ from hashlib import blake2s
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.annotated import Annotations
-from unet3d.data.case import DatasetLayout
+from unet3d.data.case import Case, DatasetLayout
 from unet3d.data.findings import Finding
+from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.splits import split_cases
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.lit.distributed import rank_zero_first
 from unet3d.machine.distributed_env import ProcessRank
-from unet3d.workflows.shared.dataset import ResolvedDataset, build_preprocessing, read_case_groups
+from unet3d.text import pluralize
+from unet3d.workflows.shared.dataset import (
+    ResolvedDataset,
+    SplitRule,
+    build_preprocessing,
+    choose_split,
+)
 from unet3d.workflows.shared.usable_cases import UsableCases
 
 
@@ -45,6 +52,8 @@ class TrainingData:
     validation: list[CachedVolume]
     groups: dict[str, str] | None  # of each case, as data.group_by defines them
     skipped: list[Finding]
+    split_note: str | None = None  # about a file of folds that no option names
+    shared_patients: str | None = None  # a warning that validation and training may share some
 
     def digest_cases(self) -> dict[str, dict[str, str]]:
         """Return a digest of each case by part and name: of the files' contents, not their paths.
@@ -66,8 +75,8 @@ def prepare_training_data(
     """Split the cases, and preprocess those that are not in the cache."""
     data = settings.data
     cases = layout.list_cases()  # with invalid ones, so that skipping a case changes no fold
-    groups = read_case_groups(data, cases)
-    parts = split_cases(cases, settings.fold, data.splits, groups)
+    rule = choose_split(data, cases)
+    parts = split_cases(cases, settings.fold, rule.file, rule.groups)
     usable = UsableCases(data, layout, dataset.channels)
     preprocessing = usable.run_on_valid_cases(
         lambda cases: build_preprocessing(data, dataset, cases)
@@ -88,8 +97,31 @@ def prepare_training_data(
         preprocessing=preprocessing,
         training=training,
         validation=validation,
-        groups=groups,
+        groups=rule.groups,
         skipped=usable.skipped,
+        split_note=None if settings.fold is None else rule.note,
+        shared_patients=None
+        if settings.composition.is_overridden("data.group_by")
+        else find_shared_patients(rule, *parts),
+    )
+
+
+def find_shared_patients(
+    rule: SplitRule, training: Sequence[Case], validation: Sequence[Case]
+) -> str | None:
+    """Return a warning if patients seem to have scans in training and in validation."""
+    likely = rule.likely_groups
+    if likely is None:
+        return None
+    patients = read_groups(likely.pattern, [case.name for case in (*training, *validation)])
+    trained = {patients[case.name] for case in training}
+    shared = [case for case in validation if patients[case.name] in trained]
+    if not shared:
+        return None
+    return (
+        f"{len(shared)} of {pluralize(len(validation), 'validation case')} seem to be of patients "
+        f"that are also in training, which inflates the scores: {likely.message}; add "
+        f"{likely.option}"
     )
 
 

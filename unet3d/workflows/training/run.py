@@ -159,6 +159,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{precision.used}{reason}, on {run.trainer.strategy.root_device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(run.dataset.classes)}",
+        *filter(None, (data.split_note, data.shared_patients)),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
         *run.callbacks.training_warnings.absent,
@@ -180,7 +181,10 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "skipped_steps": run.module.nonfinite_guard.skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": run.callbacks.training_warnings.warnings(done=finished),
+        "warnings": [
+            *filter(None, [run.data.shared_patients]),
+            *run.callbacks.training_warnings.warnings(done=finished),
+        ],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),
         "speed": run.callbacks.timing.summarize(),

@@ -1,0 +1,161 @@
+"""Which cases are validated: the scans of a patient stay together, and files of folds are named."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.data.helpers.datasets import make_image, make_label, save_volume
+from unet3d.cli.main import main
+
+SCANS = [f"p{patient}_visit{visit}" for patient in range(5) for visit in (1, 2)]
+OPTION = r"data.group_by='(.+)_visit\d+'"
+
+DATA = ["data=pairs", "data.num_classes=3", "data.patch_size=[8,8,8]", "data.batch_size=2"]
+SMALL = ["model.width=4", "model.convs_per_level=1", "memory.estimate=false"]
+TRAIN = ["trainer.max_steps=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write scans of these names into scans/ of an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_scans(names):
+        for n, name in enumerate(names):
+            save_volume(tmp_path / "scans" / "images" / f"{name}.nii.gz", make_image(n))
+            save_volume(tmp_path / "scans" / "labels" / f"{name}.nii.gz", make_label(n))
+
+    return write_scans
+
+
+@pytest.fixture
+def train(tmp_path, capsys):
+    """Train a step on scans/; return the exit code, what was printed, and the validation cases."""
+
+    def command(*words, data=("data.root=scans", *DATA)):
+        shared = [*data, *SMALL, *TRAIN, "evaluation.enabled=false", "hydra.run.dir=run"]
+        code = main(["train", *shared, *words])
+        shown = capsys.readouterr()
+        report = tmp_path / "run" / "report.json"
+        warnings = json.loads(report.read_text())["warnings"] if not code else []
+        return code, (shown.out + shown.err).splitlines(), warnings
+
+    return command
+
+
+def plan(*words):
+    return main(["plan", "data.root=scans", *DATA, *SMALL, "measure_time=false", *words])
+
+
+def write_folds(tmp_path, *folds):
+    file = tmp_path / "scans" / "splits_final.json"
+    file.write_text(json.dumps([{"train": train, "val": val} for train, val in folds]))
+
+
+def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, capsys):
+    write(SCANS)
+    assert plan("budget_gib=4") == 0
+    line = (
+        "10 cases look like scans of 5 patients, for example p0_visit1 and p0_visit2: the plan "
+        f"sets {OPTION}"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    planned = yaml.safe_load((tmp_path / "conf" / "experiment" / "planned.yaml").read_text())
+    assert planned["data"]["group_by"] == r"(.+)_visit\d+"
+    code, lines, warnings = train("experiment=planned", data=())
+    assert code == 0
+    assert any(line.startswith("8 cases in 4 groups for training") for line in lines)
+    assert not any("patients" in line for line in [*lines, *warnings])
+
+
+def test_a_plan_keeps_the_groups_that_are_configured(write, tmp_path, capsys):
+    write(SCANS)
+    assert plan("budget_gib=4", "data.group_by=null") == 0
+    assert "patients" not in capsys.readouterr().out
+    planned = yaml.safe_load((tmp_path / "conf" / "experiment" / "planned.yaml").read_text())
+    assert planned["data"]["group_by"] is None
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (["a", "b"], "2 cases cannot be split into 5 folds: set fold=none, or list folds in a "),
+        (SCANS[:6], "3 groups cannot be split into 5 folds: set fold=none, or list folds in a "),
+    ],
+)
+def test_a_plan_of_too_few_cases_for_folds_says_what_training_needs(
+    write, train, capsys, names, line
+):
+    write(names)
+    assert plan("budget_gib=4") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any(other.startswith(line) for other in shown)
+    command = "unet3d train experiment=planned fold=none"
+    assert shown[-1] == command
+    assert train(*command.split()[2:], data=())[0] == 0
+    assert plan("budget_gib=4", "fold=none", "overwrite=true") == 0
+    assert "folds" not in capsys.readouterr().out
+
+
+def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train):
+    write(SCANS)
+    code, lines, warnings = train()
+    assert code == 0
+    start = lines.index(next(line for line in lines if "parameters, precision" in line))
+    (warning,) = [line for line in warnings if "patients" in line]
+    assert warning == (
+        "2 of 2 validation cases seem to be of patients that are also in training, which inflates "
+        "the scores: 10 cases look like scans of 5 patients, for example p0_visit1 and p0_visit2; "
+        f"add {OPTION}"
+    )
+    assert lines[start:].count(warning) == 1  # the table at the end has it in a row
+    assert not any("patients" in line for line in train(OPTION)[1])
+
+
+@pytest.mark.parametrize("words", [["fold=none"], ["data.group_by=null"], ["data.splits=folds"]])
+def test_no_warning_where_nothing_is_validated_or_the_user_decides(write, train, tmp_path, words):
+    write(SCANS)
+    (tmp_path / "folds").write_text(json.dumps([{"train": SCANS[1:], "val": SCANS[:1]}]))
+    code, lines, warnings = train(*words)
+    assert code == 0
+    assert not any("patients" in line for line in [*lines, *warnings])
+
+
+def test_a_file_of_folds_in_the_folder_of_the_dataset_is_used(write, train, tmp_path, capsys):
+    write(SCANS)
+    write_folds(tmp_path, (SCANS[2:6], SCANS[:1]), (SCANS[:1], SCANS[2:3]))
+    code, lines, warnings = train()
+    assert code == 0
+    assert any(line.startswith("4 cases for training, 1 case for validation") for line in lines)
+    used = (
+        "folds are those of scans/splits_final.json, in which 5 of 10 cases do not occur",
+        "folds are those of scans/splits_final.json",
+    )
+    assert used[0] in lines
+    assert not any("patients" in line for line in [*lines, *warnings])
+    write_folds(tmp_path, (SCANS[2:], SCANS[:2]))
+    assert plan("budget_gib=4") == 0
+    shown = capsys.readouterr().out
+    assert used[1] in shown.splitlines()
+    assert "group_by" not in shown
+    assert main(["check", "data.root=scans", *DATA[:2], "read_voxels=false"]) == 0
+    assert f"hint: {used[1]}" in capsys.readouterr().out.splitlines()
+    code, lines, _ = train("fold=1")
+    assert code == 2
+    assert "fold must be 0..0, the folds of scans/splits_final.json, or none, got 1" in lines[-1]
+
+
+def test_a_file_of_folds_that_is_not_used_is_named_with_the_reason(write, train, tmp_path):
+    write(SCANS)
+    write_folds(tmp_path, (SCANS[2:], SCANS[:2]), (SCANS[2:], ["p9_visit1"]))
+    code, lines, _ = train()
+    assert code == 0
+    assert (
+        "ignored: scans/splits_final.json names cases that are not in the dataset: p9_visit1"
+        in lines
+    )
+    assert any(line.startswith("8 cases for training") for line in lines)
+    write_folds(tmp_path, (SCANS[4:], SCANS[:4]))
+    assert "ignored scans/splits_final.json: data.group_by is set" in train(OPTION)[1]
+    assert not any("splits_final" in line for line in train("fold=none")[1])
