@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
+import unet3d
 from tests.data.helpers.datasets import make_image, make_label, save_volume
 from unet3d.cli.main import main
 
@@ -159,3 +161,62 @@ def test_a_file_of_folds_that_is_not_used_is_named_with_the_reason(write, train,
     write_folds(tmp_path, (SCANS[4:], SCANS[:4]))
     assert "ignored scans/splits_final.json: data.group_by is set" in train(OPTION)[1]
     assert not any("splits_final" in line for line in train("fold=none")[1])
+
+
+@pytest.fixture
+def evaluate(write, tmp_path, capsys):
+    """Evaluate predictions of scans/ that are the same for both scans of a patient."""
+    write(SCANS)
+    for n, name in enumerate(SCANS):
+        predicted = np.roll(make_label(n), n // 2, 0)
+        save_volume(tmp_path / "predicted" / f"{name}.nii.gz", predicted)
+
+    def command(*words):
+        folders = ["predictions=predicted", "references=scans/labels", "output=scores"]
+        assert main(["evaluate", *folders, "draw_worst=0", *words]) == 0
+        shown = capsys.readouterr()
+        content = json.loads((tmp_path / "scores" / "evaluation.json").read_text())
+        return content, (shown.out + shown.err).splitlines()
+
+    return command
+
+
+def test_an_evaluation_resamples_patients_for_its_intervals(evaluate, tmp_path):
+    alone, lines = evaluate()
+    assert alone["groups"] is None
+    assert (
+        "10 cases look like scans of 5 patients, for example p0_visit1 and p0_visit2: add "
+        r"group_by='(.+)_visit\d+' to resample patients for confidence intervals"
+    ) in lines
+    grouped, lines = evaluate(r"group_by='(.+)_visit\d+'")
+    assert "confidence intervals resample groups: 10 cases in 5 groups" in lines
+    assert not any("look like" in line for line in lines)
+    assert grouped["groups"] == {name: name[:2] for name in SCANS}
+    assert grouped["per_class"]["1"]["dice"]["groups"] == 5
+    wide, narrow = (found["mean"]["dice"] for found in (grouped, alone))
+    assert wide["mean"] == narrow["mean"]
+    assert wide["high"] - wide["low"] > 1.2 * (narrow["high"] - narrow["low"])
+    assert "interval over 5 groups of cases" in (tmp_path / "scores" / "report.html").read_text()
+    (tmp_path / "patients.json").write_text(json.dumps(grouped["groups"]))
+    result = unet3d.evaluate("predicted", "scans/labels", group_by=tmp_path / "patients.json")
+    assert result.mean["dice"] == pytest.approx(wide)
+
+
+def test_an_evaluation_refuses_groups_that_miss_a_case(evaluate, capsys):
+    folders = ["predictions=predicted", "references=scans/labels", "output=scores"]
+    assert main(["evaluate", *folders, "group_by=(p[1-4])"]) == 2
+    assert "group_by='(p[1-4])' captures nothing from 2 of 10 cases: p0_visit1, p0_visit2" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_run_ends_with_intervals_over_patients(write, train, tmp_path):
+    write(SCANS)
+    (tmp_path / "folds").write_text(json.dumps([{"train": SCANS[4:], "val": SCANS[:4]}]))
+    words = ["data.splits=folds", OPTION, "evaluation.enabled=true", "evaluation.draw_worst=0"]
+    assert train(*words)[0] == 0
+    written = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())
+    assert written["groups"] == {name: name[:2] for name in SCANS[:4]}
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["evaluation"]["per_class"]["class_1"]["dice"]["groups"] == 2
+    assert "interval over 2 groups of cases" in (tmp_path / "run" / "report.html").read_text()

@@ -46,3 +46,33 @@ def test_resamples_without_the_class_do_not_count():
     rare[:2, 0] = (0.2, 0.4)
     (single,), _ = compute_bootstrap_means(rare)
     assert (single["low"], single["high"]) == pytest.approx((0.2, 0.4))
+
+
+def test_cases_of_a_group_are_resampled_together():
+    """Four scans of each patient that score alike say no more than one scan of each."""
+    patients = np.random.default_rng(0).beta(8, 2, (12, 2))
+    patients[:3, 1] = NAN
+    names = [f"p{n:02d}" for n in range(12)]
+    alone, overall = compute_bootstrap_means(patients)
+    scans, overall_scans = compute_bootstrap_means(np.repeat(patients, 4, 0), np.repeat(names, 4))
+    for one, four in zip(alone, scans, strict=True):
+        assert [four[key] for key in ("mean", "low", "high")] == pytest.approx(
+            [one[key] for key in ("mean", "low", "high")]
+        )
+        assert (four["cases"], four["groups"]) == (4 * one["cases"], one["cases"])
+    assert overall_scans == pytest.approx(overall)
+    assert "groups" not in alone[0]
+
+
+def test_groups_of_other_sizes_count_by_their_cases():
+    values = np.array([[0.2], [0.4], [0.9]])
+    (single,), _ = compute_bootstrap_means(values, ["a", "a", "b"])
+    assert single["mean"] == pytest.approx(0.5)
+    assert (single["low"], single["high"]) == pytest.approx((0.3, 0.9))
+
+
+def test_one_group_has_no_interval():
+    (single,), overall = compute_bootstrap_means(np.array([[0.2], [0.4]]), ["a", "a"])
+    assert single["mean"] == pytest.approx(0.3)
+    assert math.isnan(single["low"])
+    assert math.isnan(overall["high"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.evaluation import parse_evaluation
+from unet3d.data.layouts.groups import describe_groups, find_likely_groups
 from unet3d.report.evaluation import make_score_rows
 from unet3d.text import escape_unprintable, format_columns, join_first
 from unet3d.workflows.evaluation.evaluate import run_evaluation
@@ -29,6 +30,11 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         warn(f"{len(names)} predictions without a reference: {join_first(names)}")
     if result.per_class:
         print(format_columns(make_score_rows(result.content)))
+    if groups := result.content["groups"]:
+        print(f"confidence intervals resample groups: {describe_groups(list(groups), groups)}")
+    elif likely := find_likely_groups([pair.name for pair in evaluation.pairs]):
+        option = likely.option.removeprefix("data.")
+        warn(f"{likely.message}: add {option} to resample patients for confidence intervals")
     if errors := list(result.errors):
         print(f"{len(errors)} of {total} cases have errors: {join_first(errors)}")
     if result.files:

@@ -73,6 +73,7 @@ def evaluate(
     classes: Sequence[str] | None = None,
     regions: Mapping[str, Sequence[int]] | None = None,
     annotated: Mapping[str, Sequence[str]] | PathLike | None = None,
+    group_by: PathLike | None = None,
     ignore_label: int | Sequence[int] | None = None,
     tolerance_mm: float | Mapping[str, float] = 1.0,
     metrics: Sequence[str] = (),
@@ -92,6 +93,8 @@ def evaluate(
             references, else numbers.
         regions: regions instead of classes, each a union of labels.
         annotated: classes that references annotate, by pattern of case names, or a JSON file.
+        group_by: pattern of case names whose first group is the patient, or a .json or .csv file
+            of cases and patients: confidence intervals resample patients instead of cases.
         ignore_label: labels of the references whose voxels are not scored.
         tolerance_mm: tolerance of the surface Dice, one for all classes or one each.
         metrics: more metrics, such as ``["cldice", "lesions"]``.
@@ -110,6 +113,7 @@ def evaluate(
         "classes": None if classes is None else list(classes),
         "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
         "annotated": to_plain(annotated),
+        "group_by": to_plain(group_by),
         "ignore_label": to_plain(ignore_label),
         "tolerance_mm": to_plain(tolerance_mm),
         "missing_predictions": missing_predictions,

@@ -16,6 +16,7 @@ from unet3d.config.values import (
     read_choice,
     read_int,
     read_optional_path,
+    read_optional_str,
     read_path,
     read_paths,
     read_regions,
@@ -39,6 +40,7 @@ class EvaluationSettings:
     classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
     regions: Mapping[str, tuple[int, ...]] | None
     annotated: Any  # classes by pattern of case names, or a file; None: all classes
+    group_by: str | None  # pattern of case names, or a file; None: cases are independent
     ignore_labels: tuple[int, ...] | None  # None: as dataset.json says
     tolerance_mm: float | Mapping[str, float]
     metrics: Mapping[str, Factory]  # by name
@@ -71,6 +73,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         classes=_parse_classes(read(config, "classes")),
         regions=read_regions(config, "regions"),
         annotated=read_annotated(config, "annotated"),
+        group_by=read_optional_str(config, "group_by"),
         ignore_labels=_parse_ignore_labels(read(config, "ignore_label")),
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
         metrics=read_factories(config, "metrics"),

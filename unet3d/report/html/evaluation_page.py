@@ -87,7 +87,12 @@ def make_score_sections(result: Mapping[str, Any], viewer: Viewer | None) -> lis
         )
         for name, dice in shown
     ]
-    note = "A dot is a case, the bar the mean over cases, the line its 95% bootstrap interval."
+    groups = len(set((result.get("groups") or {}).values()))
+    resampled = f" over {pluralize(groups, 'group')} of cases" if groups else ""
+    note = (
+        "A dot is a case, the bar the mean over cases, the line its 95% bootstrap interval"
+        f"{resampled}."
+    )
     by_class: list[object] = [make_table(make_score_rows(result))]
     if spreads:
         chart = draw_spreads(spreads, x_label="Dice")

@@ -39,7 +39,10 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         if case.error is None
     }
     tolerance = evaluation.tolerance_mm
-    per_class, mean = summarize_scores(cases, list(classes), list(evaluation.scores))
+    groups = None
+    if evaluation.groups is not None:
+        groups = {name: evaluation.groups[name] for name in cases}
+    per_class, mean = summarize_scores(cases, list(classes), list(evaluation.scores), groups)
     return {
         "predictions": evaluation.predictions,
         "references": evaluation.references,
@@ -49,6 +52,7 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         "tolerance_mm": dict.fromkeys(classes, tolerance)
         if isinstance(tolerance, float)
         else tolerance,
+        "groups": groups,
         "mean": mean,
         "per_class": per_class,
         "worst": [
@@ -63,7 +67,10 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
 
 
 def summarize_scores(
-    cases: Cases, classes: Sequence[str], scores: Sequence[str]
+    cases: Cases,
+    classes: Sequence[str],
+    scores: Sequence[str],
+    groups: Mapping[str, str] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return means over the cases: by class and score, and over the classes by score."""
     if not cases or not classes:
@@ -75,7 +82,9 @@ def summarize_scores(
     per_class: dict[str, Any] = {name: {} for name in classes}
     overall = {}
     for score, values in table.items():  # (cases, classes)
-        class_means, overall[score] = bootstrap.compute_bootstrap_means(values)
+        class_means, overall[score] = bootstrap.compute_bootstrap_means(
+            values, None if groups is None else list(groups.values())
+        )
         for name, mean in zip(classes, class_means, strict=True):
             per_class[name][score] = mean
     present = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)

@@ -11,6 +11,7 @@ import torch
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.formats.labels import list_files_by_name, read_label_pair
 from unet3d.data.formats.volumes import is_volume, open_header, split_suffix
+from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
@@ -78,6 +79,7 @@ class Evaluation:
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
+    groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
     ram: RamBudget = field(default_factory=RamBudget)
     command: str | None = None  # that asked for it; None: part of a run, which has the page
 
@@ -213,6 +215,9 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         ignore_labels=resolve_ignore_labels(settings, names),
         tolerance_mm=resolve_tolerance(settings, names),
         metrics=resolve_metrics(settings),
+        groups=None
+        if settings.group_by is None
+        else read_groups(settings.group_by, [pair.name for pair in pairs], "group_by"),
         command=settings.command,
     )
 

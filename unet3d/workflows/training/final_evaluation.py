@@ -205,6 +205,7 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
             ignore_labels=run.dataset.ignore_labels,
         ),
         ignore_labels=run.dataset.ignore_labels,
+        groups=run.data.groups,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
         metrics=select_class_metrics(build_metrics(run.settings.metrics, ensemble.regions)),
     )
