@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.corruptions import CORRUPTIONS, corrupt
-from tests.data.helpers.datasets import SIZE, make_image, make_label, save_volume, write_decathlon
+from tests.data.helpers.datasets import (
+    SIZE,
+    make_image,
+    make_label,
+    save_volume,
+    write_decathlon,
+    write_nnunet,
+)
 from unet3d.cli.check import format_case_findings
 from unet3d.cli.main import main
 from unet3d.data.findings import Finding, InvalidDatasetError
@@ -75,6 +82,81 @@ def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
     assert lines[start + 1].startswith("  labelsTr/case_01.nii.gz has spacing 1 x 1 x 3 mm")
     assert lines[start + 2].startswith("    -> if the voxel grids already match")
     assert lines[start + 3].startswith("  labelsTr/case_01.nii.gz holds 3, 6: labels must be 0..2")
+
+
+def test_equal_problems_of_many_cases_are_one_with_their_number(check, tmp_path, capsys):
+    write_decathlon(tmp_path, 8)
+    for n in range(7):
+        (tmp_path / "labelsTr" / f"case_{n:02d}.nii.gz").unlink()
+    (tmp_path / "imagesTr" / "case_07.nii.gz").write_bytes(b"")
+    assert check("read_voxels=false") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "case_07"
+    assert lines[4:9] == [
+        "7 cases: case_00, case_01, case_02, case_03, case_04 and 2 more",
+        "  labelsTr/case_00.nii.gz (and 6 more files) is missing",
+        "    -> add it, or remove the case",
+        "",
+        "8 cases, 8 problems in 8 cases",
+    ]
+    assert check("read_voxels=false", "format=json") == 1
+    assert len(json.loads(capsys.readouterr().out)["errors"]) == 8
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (12, 10, 1)])
+def test_slices_are_refused_with_the_reason(check, tmp_path, capsys, shape):
+    for n in range(5):
+        for folder, array in (("images", make_image(n)), ("labels", make_label(n))):
+            save_volume(tmp_path / folder / f"{n}.nii", array[..., 0].reshape(shape))
+    words = ["data.num_classes=3", "data.images=images/*.nii", "data.labels=labels/*.nii"]
+    assert check("data=pairs", *words, "read_voxels=false") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "5 cases: 0, 1, 2, 3, 4"
+    assert lines[1].endswith("; 2D images are not supported")
+    assert lines[2] == "    -> stack the slices of each scan into one volume"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data=pairs", "data.num_classes=2"],
+        ["data=pairs", "data.num_classes=2", "data.images=images/*.png"],
+        ["data=nnunet"],
+    ],
+)
+def test_pictures_are_refused_with_the_reason(check, tmp_path, capsys, words):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"")
+    content = {"channel_names": {"0": "R"}, "labels": {"background": 0, "x": 1}}
+    (tmp_path / "dataset.json").write_text(json.dumps({**content, "file_ending": ".png"}))
+    assert check(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "2D images are not supported: stack the slices of each scan into one volume"
+    )
+
+
+def test_a_dataset_json_of_the_other_layout_names_that_layout(check, tmp_path, capsys):
+    write_decathlon(tmp_path / "a", 3)
+    assert check("data=nnunet", "data.root=a") == 2
+    assert "a/dataset.json is that of a Decathlon task: use data=decathlon;" in (
+        capsys.readouterr().err
+    )
+    write_nnunet(tmp_path / "b", 3)
+    assert check("data=decathlon", "data.root=b") == 2
+    assert "b/dataset.json is that of nnU-Net's raw layout: use data=nnunet" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "write"), [("decathlon", write_decathlon), ("nnunet", write_nnunet)]
+)
+def test_a_dataset_json_may_begin_with_a_byte_order_mark(check, tmp_path, capsys, data, write):
+    file = write(tmp_path, 3) / "dataset.json"
+    file.write_text(file.read_text(), "utf-8-sig")
+    assert check(f"data={data}") == 0
+    assert capsys.readouterr().out.startswith("3 cases, no errors\n")
 
 
 def test_every_kind_of_error_in_a_dataset_is_found_in_one_pass(check, tmp_path, capsys):

@@ -11,7 +11,7 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
@@ -132,11 +132,12 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
 def select_inputs(config: DictConfig) -> dict[str, Path | None]:
     """Return the files and folders that all jobs of a sweep read, by key."""
     from unet3d.config.settings.training import INPUT_KEYS
+    from unet3d.config.values import read
 
     inputs: dict[str, Path | None] = {}
     for key in INPUT_KEYS:
         with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
-            value = OmegaConf.select(config, key)
+            value = read(config, key)
             inputs[key] = Path(value) if isinstance(value, str) else None
     return inputs
 

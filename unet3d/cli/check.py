@@ -9,9 +9,9 @@ from unet3d.cli.output import write_output
 from unet3d.cli.progress import Progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.check import parse_check
-from unet3d.data.findings import Finding, count_findings
+from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
-from unet3d.text import escape_unprintable
+from unet3d.text import escape_unprintable, join_first, pluralize
 from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 
 
@@ -35,18 +35,31 @@ def format_check_report(report: DatasetCheckResult) -> str:
         message, advice = map(escape_unprintable, (hint.message, hint.advice))
         summary.append(f"hint: {message}\n    -> {advice}")
     ordered = sorted(report.findings, key=lambda finding: finding.case or "")
+    groups = group_equal(ordered)
+    single = [group[0] for group in groups if len(group) == 1]
     blocks = [
         format_case_findings(case, list(group), report.root)
-        for case, group in groupby(ordered, lambda finding: finding.case)
+        for case, group in groupby(single, lambda finding: finding.case)
     ]
+    blocks += [format_equal_findings(group, report.root) for group in groups if len(group) > 1]
     return "\n".join([*blocks, *summary])
 
 
-def format_case_findings(case: str | None, findings: Sequence[Finding], root: Path) -> str:
-    """Return what is wrong with one case."""
+def format_equal_findings(findings: Sequence[Finding], root: Path) -> str:
+    """Return a problem that many cases have: their number, a few names, and the first file."""
+    cases = list(dict.fromkeys(finding.case for finding in findings if finding.case))
+    names = f"{pluralize(len(cases), 'case')}: {join_first(cases)}" if cases else None
+    return format_case_findings(names, findings[:1], root, more=len(findings) - 1)
+
+
+def format_case_findings(
+    case: str | None, findings: Sequence[Finding], root: Path, more: int = 0
+) -> str:
+    """Return what is wrong with one case, and in how many other files."""
     lines = [case or "the dataset"]
+    others = f"(and {pluralize(more, 'more file')}) " if more else ""
     for finding in findings:
-        file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} "
+        file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} {others}"
         lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
     return "\n".join([*map(escape_unprintable, lines), ""])
 

@@ -1,17 +1,21 @@
 """Protect overrides from Hydra's grammar."""
 
 import re
+from pathlib import Path
 
 PATH_KEYS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
     *("hydra.run.dir", "hydra.sweep.dir"),
     *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
-    *("images", "root", "url", "md5", "task", "figure", "report", "image"),
+    *("images", "root", "url", "md5", "task", "figure", "report", "image", "group_by"),
 )
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
 
 LIST_KEYS = ("checkpoint", "predictions")
 """The keys among these whose values may be lists, as text."""
+
+HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
+"""The `~` of a path, or of a path in a list: shells leave it after `=`, and Hydra refuses it."""
 
 
 def quote_override(override: str, *, sweep: bool) -> str:
@@ -21,6 +25,9 @@ def quote_override(override: str, *, sweep: bool) -> str:
     "data.root='/scans/my data (1)'"
     """
     key, equals, value = override.partition("=")
+    if "~" in value:
+        value = HOME.sub(lambda match: f"{match[1]}{Path('~').expanduser()}", value)
+        override = f"{key}={value}"
     is_path = key.lstrip("+") in PATH_KEYS and equals
     if not is_path or value in ("", "null", "true", "false") or value[0] in "'\"":
         return override

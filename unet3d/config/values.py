@@ -42,12 +42,22 @@ MAX_SECONDS = 10**9
 def read(config: DictConfig, key: str) -> Any:
     """Return a value as plain Python, with lists and mappings resolved."""
     value = OmegaConf.select(config, key)
-    return to_plain(value) if isinstance(value, DictConfig | ListConfig) else value
+    return to_plain(value) if isinstance(value, DictConfig | ListConfig) else expand_home(value)
 
 
 def to_plain(node: DictConfig | ListConfig) -> Any:
     """Return a node as plain lists and dicts; a missing value stays `???`."""
-    return OmegaConf.to_container(node, resolve=True)
+    return expand_home(OmegaConf.to_container(node, resolve=True))
+
+
+def expand_home(value: Any) -> Any:
+    """Return a value with the home folder for the `~` of paths, at any depth."""
+    if isinstance(value, dict):
+        return {key: expand_home(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [expand_home(part) for part in value]
+    is_in_home = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return str(Path(value).expanduser()) if is_in_home else value
 
 
 def is_number(value: Any) -> bool:

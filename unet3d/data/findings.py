@@ -15,6 +15,9 @@ R = TypeVar("R")
 MAX_LISTED = 20
 """Problems listed by an error; `unet3d check` lists all of them."""
 
+MIN_EQUAL = 5
+"""As many equal problems are printed as one, with the names of a few cases."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -47,6 +50,21 @@ class InvalidDatasetError(UsageError):
         if len(findings) > MAX_LISTED:
             lines.append(f"  and {len(findings) - MAX_LISTED} more")
         super().__init__("\n".join(lines))
+
+
+def group_equal(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Return many findings with the same message and advice as one group, in order of the first."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.message, finding.advice), []).append(finding)
+    result = []
+    for finding in findings:
+        group = groups[finding.message, finding.advice]
+        if len(group) < MIN_EQUAL:
+            result.append([finding])
+        elif group[0] is finding:
+            result.append(group)
+    return result
 
 
 def count_findings(findings: Sequence[Finding]) -> str:

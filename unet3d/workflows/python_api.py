@@ -51,7 +51,7 @@ def train(
         given.append(f"{PROGRESS_BAR}=false")
     if any(".json" in text for text in given if text.startswith("experiment=")):
         given = expand_plans(given, log)
-    directory = None if config_dir is None else Path(config_dir)
+    directory = None if config_dir is None else Path(config_dir).expanduser()
     composed, run_folder = compose_call("train", given, directory)
     settings = parse_training(composed)
     process = read_process_rank(settings.trainer.launch)

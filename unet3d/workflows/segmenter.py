@@ -83,11 +83,12 @@ class Segmenter:
             output: the file to write; its ending is the format.
         """
         files = [image] if isinstance(image, str | Path) else list(image)
-        scan = ScanFiles(name=Path(files[0]).name, files=tuple(map(Path, files)))
+        paths = tuple(Path(file).expanduser() for file in files)
+        scan = ScanFiles(name=paths[0].name, files=paths)
         missing = [file for file in scan.files if not file.exists()]
         if missing:
             raise UsageError(f"no file {missing[0]}")
-        target = Path(output)
+        target = Path(output).expanduser()
         if not split_suffix(target)[1]:
             raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
         self._write(ScanTask(scan=scan, labels=target, probabilities=None))
@@ -103,12 +104,12 @@ class Segmenter:
             output: folder to write to.
             overwrite: also segment scans that already have a file there.
         """
-        source = Path(images)
+        source = Path(images).expanduser()
         scans = find_scans(source, self.channels)
         ignored = describe_ignored(source)
         if ignored is not None:
             warnings.warn(ignored, stacklevel=2)
-        tasks = plan_outputs(scans, source, Path(output), save_probabilities=False)
+        tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
         pending = [task for task in tasks if overwrite or not task.done]
         with CaseQueue(self._predictor, pending, prefetch=True) as queue:
             for task in pending:
@@ -125,7 +126,7 @@ class Segmenter:
         Args:
             folder: the new folder.
         """
-        output = Path(folder)
+        output = Path(folder).expanduser()
         export(
             ExportSettings(
                 checkpoints=self._checkpoints,
@@ -195,7 +196,7 @@ def load(
             "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
             f"{overlap}, {batch_size} and {memory_gib}"
         )
-    files = [resolve_checkpoint(Path(path)) for path in paths]
+    files = [resolve_checkpoint(Path(path).expanduser()) for path in paths]
     ensemble = load_ensemble(files, allow_targets)
     axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
     if flip_axes is None and not axes:

@@ -11,7 +11,12 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
+from unet3d.data.formats.volume_format import (
+    FIX_2D,
+    NOT_2D,
+    UnreadableFileError,
+    VolumeHeader,
+)
 from unet3d.data.formats.volumes import find_format, read_header
 from unet3d.units import format_bytes
 
@@ -111,9 +116,12 @@ def check_case_headers(case: Case, channels: int, ram: int | None = None) -> Ite
 
 def make_unreadable_finding(case: Case, file: Path, error: UnreadableFileError) -> Finding:
     """Build the finding for a file that is missing or corrupted."""
-    advice = "add it" if str(error) == "is missing" else "copy or download it again"
+    message = str(error)
+    if message.endswith(NOT_2D):
+        return Finding(case=case.name, file=file, message=message, advice=FIX_2D)
+    advice = "add it" if message == "is missing" else "copy or download it again"
     return Finding(
-        case=case.name, file=file, message=str(error), advice=f"{advice}, or remove the case"
+        case=case.name, file=file, message=message, advice=f"{advice}, or remove the case"
     )
 
 
@@ -122,15 +130,17 @@ def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tup
     shape = header.shape
     if header.dtype.kind not in "iuf":
         yield f"has voxels of {header.dtype}, not one real number each", "save it as real numbers"
+    is_2d = sum(size > 1 for size in shape[:3]) == 2
+    reason = f"; {NOT_2D}" if is_2d else ""
     if not is_3d(header) or (is_label and header.num_channels != 1):
         expected = "one 3D volume" if is_label else "3D, or 4D with the channels last"
         yield (
-            f"has shape {format_sizes(shape)}: it must be {expected}",
-            "save only the volume that is meant",
+            f"has shape {format_sizes(shape)}: it must be {expected}{reason}",
+            FIX_2D if is_2d else "save only the volume that is meant",
         )
     elif min(shape[:3]) < MIN_SIZE:
-        advice = "check whether its axes are mixed up, or remove the case"
-        yield f"has only {format_sizes(shape)} voxels", advice
+        advice = FIX_2D if is_2d else "check whether its axes are mixed up, or remove the case"
+        yield f"has only {format_sizes(shape)} voxels{reason}", advice
     low, high = SPACING_RANGE_MM
     if not all(low <= size <= high for size in header.pixdim):
         advice = "write the true voxel size in mm to pixdim"

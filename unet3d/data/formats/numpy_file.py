@@ -7,6 +7,7 @@ import numpy as np
 
 from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volume_format import (
+    NOT_2D,
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
@@ -79,9 +80,8 @@ def _map(file: Path) -> np.ndarray:
         _check_header_length(file)
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     if array.ndim not in (3, 4) or not array.size:
-        raise UnreadableFileError(
-            f"has shape {list(array.shape)}: it must be (D, H, W) or (C, D, H, W)"
-        )
+        expected = NOT_2D if array.ndim == 2 else "it must be (D, H, W) or (C, D, H, W)"
+        raise UnreadableFileError(f"has shape {list(array.shape)}: {expected}")
     array = array.view(get_number_type(array.dtype))
     return array[None] if array.ndim == 3 else array
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from unet3d.errors import UsageError
 
+NOT_2D = "2D images are not supported"
+FIX_2D = "stack the slices of each scan into one volume"
+
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
 

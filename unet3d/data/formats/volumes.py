@@ -1,6 +1,6 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,22 @@ from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
-from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
+from unet3d.data.formats.volume_format import (
+    FIX_2D,
+    NOT_2D,
+    Grid,
+    UnreadableFileError,
+    VolumeFormat,
+    VolumeHeader,
+)
 from unet3d.data.nifti import writer
 from unet3d.errors import UsageError
 
 SEG_SUFFIX = ".dcm"
 """Ending of the labels of a folder of DICOM images, which has none."""
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+"""Endings of 2D images, which users of other tools have."""
 
 OUTPUT_FORMATS = {
     "nii.gz": ".nii.gz",
@@ -57,7 +67,19 @@ def describe_skipped(folder: Path) -> dict[Path, str]:
 def _describe_other(path: Path) -> str:
     if path.is_symlink() and not path.exists():
         return "is a link that leads nowhere"
-    return "is a folder without DICOM images" if path.is_dir() else f"is not named {SUFFIX_LIST}"
+    if path.is_dir():
+        return "is a folder without DICOM images"
+    return f"is not named {SUFFIX_LIST}{describe_pictures([path.name])}"
+
+
+def describe_pictures(names: Iterable[str]) -> str:
+    """Return the end of an error if these are names of pictures, else nothing.
+
+    >>> describe_pictures(["scan.PNG"])
+    '; 2D images are not supported: stack the slices of each scan into one volume'
+    """
+    is_picture = any(name.lower().endswith(PICTURE_SUFFIXES) for name in names)
+    return f"; {NOT_2D}: {FIX_2D}" if is_picture else ""
 
 
 def split_suffix(path: Path) -> tuple[str, str]:
@@ -176,7 +198,8 @@ def open_probability_file(
 def check_shape(path: Path, shape: Sequence[int]) -> None:
     """Refuse what is not a 3D volume, with or without channels."""
     if len(shape) not in (3, 4) or min(shape) < 1:
-        raise UsageError(f"{path} must be a 3D volume, but has shape {list(shape)}")
+        reason = f"; {NOT_2D}: {FIX_2D}" if len(shape) == 2 else ""
+        raise UsageError(f"{path} must be a 3D volume, but has shape {list(shape)}{reason}")
 
 
 @contextmanager

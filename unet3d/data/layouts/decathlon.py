@@ -26,9 +26,14 @@ class Decathlon:
     @cached_property
     def content(self) -> dict[str, Any]:
         """Return the content of dataset.json."""
-        return load_dataset_json(
+        content = load_dataset_json(
             self.root, "a Decathlon task is a folder with dataset.json, imagesTr/ and labelsTr/"
         )
+        if "channel_names" in content and "modality" not in content:
+            raise UsageError(
+                f"{self.root / 'dataset.json'} is that of nnU-Net's raw layout: use data=nnunet"
+            )
+        return content
 
     def describe(self) -> DatasetDescription:
         """Return the channels and classes in the order of their numbers."""

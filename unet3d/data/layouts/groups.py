@@ -45,7 +45,7 @@ def read_groups(
     if not isinstance(group_by, str) or not group_by:
         raise UsageError(f"{key} must be {ACCEPTED}, got {group_by!r}")
     if group_by.lower().endswith((".json", ".csv")):
-        file = Path(group_by).expanduser()
+        file = Path(group_by)
         groups = _read_file(file, key)
         problem = f"{file} has no group for"
     else:
@@ -79,11 +79,11 @@ def _read_file(file: Path, key: str) -> dict[str, str]:
     """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
         if file.suffix.lower() == ".csv":
-            lines = read_text(file, encoding="utf-8-sig").splitlines()
+            lines = read_text(file).splitlines()
             rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
             pairs = [(case, group) for case, group in rows]
         else:
-            pairs = list(read_json(file, encoding="utf-8-sig").items())
+            pairs = list(read_json(file).items())
     except FileNotFoundError:
         raise UsageError(f"{key}: no file {file.absolute()}") from None
     except (ValueError, AttributeError, csv.Error):

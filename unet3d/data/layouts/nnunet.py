@@ -8,7 +8,12 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
+from unet3d.data.formats.volumes import (
+    SUFFIX_LIST,
+    SUFFIXES,
+    describe_pictures,
+    list_volumes,
+)
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
     find_unlisted_files,
@@ -32,6 +37,11 @@ class NnUnet:
             "an nnU-Net raw dataset is a folder Dataset..._... with dataset.json, imagesTr/ and "
             "labelsTr/",
         )
+        if "modality" in content and "channel_names" not in content:
+            raise UsageError(
+                f"{self.root / 'dataset.json'} is that of a Decathlon task: use data=decathlon; a "
+                "dataset of nnU-Net 1 is converted by nnUNetv2_convert_old_nnUNet_dataset"
+            )
         if "dataset" in content:
             raise UsageError(
                 f"{self.root / 'dataset.json'}: files listed under dataset are not supported: "
@@ -117,6 +127,7 @@ class NnUnet:
         if suffix not in SUFFIXES:
             raise UsageError(
                 f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
+                f"{describe_pictures([str(suffix)])}"
             )
         return suffix
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unet3d.data.formats.volumes import (
     SUFFIX_LIST,
+    describe_pictures,
     describe_skipped,
     get_label_suffix,
     is_volume,
@@ -43,11 +44,12 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
         if not scans:
             raise UsageError(
                 f"input={source}: no {SUFFIX_LIST}, nor a folder of DICOM images, in "
-                f"{source.absolute()}"
+                f"{source.absolute()}{describe_pictures(file.name for file in source.iterdir())}"
             )
         return scans
     if not is_volume(source):
-        raise UsageError(f"input={source} must be a folder, or end in {SUFFIX_LIST}")
+        hint = describe_pictures([source.name])
+        raise UsageError(f"input={source} must be a folder, or end in {SUFFIX_LIST}{hint}")
     if len(channels) == 1:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))

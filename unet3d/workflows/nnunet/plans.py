@@ -69,8 +69,9 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
         )
     others = [arg for arg in args if arg != found[-1][0]]
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
-    root = Path(roots[-1]) if roots else None
-    overrides = read_plans(Path(found[-1][1]), found[-1][2] or "3d_fullres", root)
+    root = Path(roots[-1]).expanduser() if roots else None
+    path = Path(found[-1][1]).expanduser()
+    overrides = read_plans(path, found[-1][2] or "3d_fullres", root)
     log(f"{found[-1][1]} stands for:")
     line = " ".join(overrides)
     lines = textwrap.wrap(line, 98, break_long_words=False, break_on_hyphens=False)
