@@ -19,12 +19,7 @@ from unet3d.data.checks.headers import (
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.machine.memory import get_available_bytes
-from unet3d.workflows.shared.dataset import (
-    SplitRule,
-    build_layout,
-    choose_split,
-    resolve_dataset,
-)
+from unet3d.workflows.shared.dataset import SplitRule, build_layout, choose_split, resolve_dataset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volume_format import (
-    FIX_2D,
-    NOT_2D,
-    UnreadableFileError,
-    VolumeHeader,
-)
+from unet3d.data.formats.volume_format import FIX_2D, NOT_2D, UnreadableFileError, VolumeHeader
 from unet3d.data.formats.volumes import find_format, read_header
 from unet3d.units import format_bytes
 

@@ -8,12 +8,7 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import (
-    SUFFIX_LIST,
-    SUFFIXES,
-    describe_pictures,
-    list_volumes,
-)
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, describe_pictures, list_volumes
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
     find_unlisted_files,
