@@ -1,3 +1,4 @@
+import gzip
 import re
 import zlib
 
@@ -75,9 +76,39 @@ def test_a_compressed_file_that_ends_early_is_refused(tmp_path, voxels, suffix, 
     file = tmp_path / f"a{suffix}"
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(voxels), str(file), True)
     file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(UsageError, match=r"cannot be read as a volume: it .*(ends after|received)"):
+    with pytest.raises(UsageError, match=r"cannot be read as a volume: it .*(ends after|damaged)"):
         read_volume(file)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("surplus", [2, 1008])
+@pytest.mark.parametrize("kind", ["raw", "raw beside", "gzip", "gzip beside"])
+def test_more_voxels_than_the_header_declares_are_refused(tmp_path, voxels, kind, surplus):
+    file = write_itk(tmp_path / "a.nrrd", voxels, OBLIQUE)
+    text = file.read_bytes()[: -voxels.nbytes].replace(
+        b"encoding: raw", f"encoding: {kind[:4].strip()}".encode()
+    )
+    pack = gzip.compress if kind.startswith("gzip") else bytes
+    data = tmp_path / "a.data" if kind.endswith("beside") else file
+    if data != file:
+        text = text.replace(b"encoding:", b"data file: a.data\nencoding:")
+    for extra in (0, surplus):
+        file.write_bytes(text)
+        with data.open("ab" if data == file else "wb") as stream:
+            stream.write(pack(voxels.tobytes(order="F") + bytes(extra)))
+        if extra == 0:
+            np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
+    with pytest.raises(
+        UsageError, match=r"bytes after the voxels|not 1,008 bytes when decompressed"
+    ):
+        read_volume(file)
+
+
+def test_bytes_that_a_header_says_to_skip_are_no_voxels(tmp_path, voxels):
+    file = write_itk(tmp_path / "a.nrrd", voxels, OBLIQUE)
+    text = file.read_bytes()[: -voxels.nbytes].replace(b"encoding:", b"byte skip: 6\nencoding:")
+    file.write_bytes(text + b"before" + voxels.tobytes(order="F"))
+    np.testing.assert_array_equal(read_volume(file)[0][0], voxels)
 
 
 @pytest.mark.parametrize("switch", ["CompressedData = True", "CompressedData : 1"])

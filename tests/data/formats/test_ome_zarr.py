@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.formats import write_zarr
-from unet3d.data.formats.volumes import iter_voxels, open_header, read_volume, write_labels
+from unet3d.data.formats.volumes import (
+    iter_voxels,
+    list_files,
+    open_header,
+    read_volume,
+    write_labels,
+)
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
@@ -111,6 +117,23 @@ def test_an_array_without_attributes_is_refused(tmp_path, voxels):
     (image / "zarr.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="has no multiscales in its attributes"):
         open_header(image)
+
+
+def test_a_linked_folder_in_an_image_is_refused(tmp_path, voxels):
+    """Corrected labels in it would not be noticed by the cache."""
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    (image / "0").rename(tmp_path / "elsewhere")
+    (image / "0").symlink_to(tmp_path / "elsewhere")
+    for read in (open_header, read_volume):
+        with pytest.raises(UsageError, match=r"a\.zarr .* has 0, which is a linked folder: copy"):
+            read(image)
+
+
+def test_a_linked_image_is_read_and_its_files_are_listed(tmp_path, voxels):
+    image = write_zarr(tmp_path / "elsewhere" / "a.zarr", voxels, AFFINE)
+    (tmp_path / "b.zarr").symlink_to(image)
+    np.testing.assert_array_equal(read_volume(tmp_path / "b.zarr")[0][0], voxels)
+    assert len(list_files(tmp_path / "b.zarr")) == len(list_files(image)) > 1
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "0/c/0/0/0"])

@@ -1,5 +1,6 @@
 """NRRD and MetaImage, by SimpleITK."""
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -30,6 +31,8 @@ DTYPES = (
 )
 """Names of SimpleITK; in small letters those of NumPy."""
 
+SKIPPED = re.compile("^(line[ _]?skip|byte[ _]?skip|HeaderSize)\\b", re.IGNORECASE | re.MULTILINE)
+"""Fields that let the voxels begin later in their file."""
 
 BLOCK = 2**18
 """Bytes that are decompressed at a time."""
@@ -76,6 +79,10 @@ class Itk:
         found = data_file.stat().st_size - (length if data_file == file else 0)
         if found < needed:
             raise UnreadableFileError(f"ends after {found:,} of {needed:,} bytes of voxels")
+        if 0 < data_bytes == needed < found and not SKIPPED.search(text):
+            raise UnreadableFileError(
+                f"has {found - needed:,} bytes after the voxels that its header declares"
+            )
         with describe_read_errors():
             affine = self.text.parse_affine(text)
         return VolumeHeader(

@@ -134,8 +134,11 @@ class NrrdText:
         return {"raw": size, "hex": 2 * size}.get(encoding, 0)
 
     def find_unchecked_stream(self, text: str, length: int) -> tuple[int, int] | None:
-        """Return none: NrrdIO checks what it decompresses."""
-        return None
+        """Return that of gzip: NrrdIO returns the first voxels of a longer one."""
+        fields = self._parse(text)[0]
+        if fields.get("encoding", "").lower() not in ("gzip", "gz") or {*fields} & {*NRRD_INTS}:
+            return None
+        return (0 if fields.get("datafile") else length), MAX_SIZE
 
     def _parse(self, text: str) -> tuple[dict[str, str], str | None]:
         """Return values by names in small letters without spaces, as NrrdIO compares them."""

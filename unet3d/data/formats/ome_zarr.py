@@ -184,6 +184,8 @@ def open_level(file: Path) -> Level:
     if not file.is_dir():
         raise UnreadableFileError("is missing")
     for path in file.rglob("*"):
+        if path.is_symlink() and path.is_dir():  # a change of its files would not be noticed
+            raise UnreadableFileError(f"has {path.name}, which is a linked folder: copy it")
         if not path.is_file() and not path.is_dir() and path.exists():
             raise UnreadableFileError(f"has {path.name}, which is not a regular file")
     with describe_read_errors():

@@ -67,6 +67,10 @@ class Stack:
 
     def check_complete(self) -> None:
         """Refuse a file that does not hold all of the voxels that it declares."""
+        if any(page is not None and page.parent is not self.tif for page in self.series):
+            raise UnreadableFileError(
+                "is one of several files that hold its image: save the image as one file"
+            )
         if self.map() is None and (missing := sum(page is None for page in self.series)):
             raise UnreadableFileError(
                 f"lacks {missing:,} of the {len(self.series):,} planes that its metadata declares"
