@@ -117,6 +117,25 @@ def test_the_script_runs_with_torch_where_onnxruntime_is_missing(exported, scan,
     check_labels(tmp_path / "labels.nii.gz", exported)
 
 
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path):
+    image = nibabel.load(scan)
+    affine = image.affine.copy()
+    affine[0] *= -1
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), tmp_path / "b.nii.gz")
+    command = [
+        sys.executable,
+        "scripts/predict.py",
+        scan,
+        tmp_path / "b.nii.gz",
+        tmp_path / "c.nii",
+    ]
+    ran = subprocess.run(command, cwd=exported[0], capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    expected = f"{tmp_path / 'b.nii.gz'} has another grid than {scan}: resample it onto that one"
+    assert ran.stderr.startswith(expected)
+
+
 @pytest.mark.parametrize("exported", ["regions"], indirect=True)
 def test_monai_runs_the_bundle(exported, scan, tmp_path):
     words = ["run", "--config_file", "configs/inference.json"]

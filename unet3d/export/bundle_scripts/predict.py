@@ -283,6 +283,15 @@ def load_torch(path: Path) -> Network:
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
     """Return the channels (C, D, H, W) of NIfTI files, and the first image."""
     images: list[Any] = [nibabel.load(file) for file in files]
+    first, shape = images[0], images[0].shape[:3]
+    corners = np.array([(*c, 1) for c in product(*((0, n - 1) for n in shape))])
+    for file, image in zip(files, images, strict=True):
+        offset = np.linalg.norm(corners @ (image.affine - first.affine).T, axis=1).max()
+        if image.shape[:3] != shape or not offset <= 0.1 * min(first.header.get_zooms()[:3]):
+            raise SystemExit(
+                f"{file} has another grid than {files[0]}: resample it onto that one, or copy the "
+                "correct header"
+            )
     arrays = [np.asarray(image.dataobj) for image in images]
     while arrays[0].ndim > 3 and arrays[0].shape[-1] == 1:
         arrays = [array[..., 0] for array in arrays]
