@@ -54,6 +54,11 @@ def labels(path):
     return np.asarray(nibabel.load(path).dataobj)
 
 
+def list_labels(folder):
+    """Return the names of the files that users see."""
+    return sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
+
+
 def turned(code: str, *, oblique: bool = False):
     """Return an affine of this orientation with anisotropic spacing."""
     axes = nibabel.orientations.axcodes2ornt(tuple(code))
@@ -70,7 +75,7 @@ def turned(code: str, *, oblique: bool = False):
 def test_labels_have_the_names_of_their_images(predict, checkpoint, images, tmp_path, capsys):
     folder = images("a_0000.nii.gz", "b.nii")
     assert predict(checkpoint=checkpoint("one"), input=folder) == 0
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "b.nii"}
+    assert list_labels(tmp_path / "out") == ["a.nii.gz", "b.nii"]
     assert len(np.unique(labels(tmp_path / "out" / "b.nii"))) > 1
     shown = capsys.readouterr().out
     assert "a 18x20x14, 4 classes: " in shown
@@ -137,18 +142,17 @@ def test_a_truncated_file_is_reported_and_the_others_are_segmented(
     whole = (folder / "b.nii.gz").read_bytes()
     (folder / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
     assert predict(checkpoint=checkpoint("one"), input=folder) == 1
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "c.nii.gz"}
+    assert list_labels(tmp_path / "out") == ["a.nii.gz", "c.nii.gz"]
     captured = capsys.readouterr()
     assert "2 of 3 scans segmented" in captured.out
     assert "1 failed:\n  b: " in captured.err
     assert "Traceback" not in captured.err
 
 
-def test_a_missing_channel_is_named_and_the_others_are_segmented(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    two = checkpoint("two", "data.in_channels=1")
-    content = torch.load(two, weights_only=True)
+@pytest.fixture(scope="session")
+def two_channels(checkpoint, tmp_path_factory):
+    """Return a checkpoint whose network takes T1 and T2."""
+    content = torch.load(checkpoint("two", "data.in_channels=1"), weights_only=True)
     weights = content["state_dict"]
     first = next(name for name, w in weights.items() if w.ndim == 5 and w.shape[1] == 1)
     weights[first] = weights[first].repeat(1, 2, 1, 1, 1)
@@ -157,13 +161,71 @@ def test_a_missing_channel_is_named_and_the_others_are_segmented(
     content["unet3d"]["channels"] = ["T1", "T2"]
     content["unet3d"]["preprocessing"]["normalize"] = ["zscore", "zscore"]
     content["unet3d"]["training_statistics"] = None
-    torch.save(content, tmp_path / "two.ckpt")
+    path = tmp_path_factory.mktemp("two") / "two.ckpt"
+    torch.save(content, path)
+    return path
+
+
+def test_a_missing_channel_is_named_and_the_others_are_segmented(
+    predict, two_channels, images, tmp_path, capsys
+):
     folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
-    assert predict(checkpoint=tmp_path / "two.ckpt", input=folder) == 1
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.nii"]
+    assert predict(checkpoint=two_channels, input=folder) == 1
+    assert list_labels(tmp_path / "out") == ["a.nii"]
     captured = capsys.readouterr().err
     assert "b_0001.nii is missing" in captured
     assert "c.nii has 1 channels, but the network takes 2: T1, T2" in captured
+
+
+def test_channels_on_another_grid_than_the_first_are_named_and_the_others_are_segmented(
+    predict, two_channels, images, tmp_path, capsys
+):
+    shifted, spaced = np.eye(4), np.diag([2.0, 2.0, 2.0, 1.0])
+    shifted[0, 3] = 30
+    affines = {"flipped": np.diag([-1.0, 1, 1, 1]), "shifted": shifted, "spaced": spaced}
+    folder = images(*(f"{name}_000{c}.nii" for name in ("a", *affines, "z") for c in (0, 1)))
+    for name, affine in affines.items():
+        file = folder / f"{name}_0001.nii"
+        nibabel.save(nibabel.Nifti1Image(labels(file).copy(), affine), file)
+    assert predict(checkpoint=two_channels, input=folder) == 1
+    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
+    captured = capsys.readouterr().err
+    assert "flipped_0001.nii has orientation LAS, but flipped_0000.nii RAS: " in captured
+    assert "shifted_0001.nii is offset by up to 30 mm from shifted_0000.nii: " in captured
+    assert "spaced_0001.nii has spacing 2 x 2 x 2 mm, but spaced_0000.nii 1 x 1 x 1 mm" in captured
+
+
+def test_headers_without_a_valid_spacing_or_affine_are_named_and_the_others_are_segmented(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    pixdim, row = 80, 280  # where a header has the first voxel size, and a row of its affine
+    damage = {"b": (pixdim, 0), "c": (pixdim, np.nan), "d": (row, np.nan), "e": (row + 4, np.inf)}
+    damage |= {"f": (row, 0)}
+    folder = images("a.nii", *(f"{name}.nii" for name in damage), "z.nii")
+    for name, (offset, value) in damage.items():
+        content = bytearray((folder / f"{name}.nii").read_bytes())
+        content[offset : offset + 4] = np.float32(value).tobytes()
+        (folder / f"{name}.nii").write_bytes(content)
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
+    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
+    captured = capsys.readouterr().err
+    for name, spacing in (("b", "0"), ("c", "nan")):
+        assert f"{name}.nii has the spacing {spacing} x 1 x 1 mm in its header: write" in captured
+    for name in "def":
+        assert f"{name}.nii has the invalid affine [" in captured
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that fails to read")
+def test_a_read_error_costs_the_scan_that_has_it(predict, checkpoint, images, tmp_path, capsys):
+    folder = images("a.nii", "z.nii")
+    (folder / "b.nii").symlink_to("/proc/self/mem")
+    (folder / "c").mkdir()
+    (folder / "c" / "1.dcm").symlink_to("/proc/self/mem")
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
+    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
+    captured = capsys.readouterr().err
+    assert "b.nii cannot be read: Input/output error: copy or download it again" in captured
+    assert "ignoring c (is a folder without DICOM images)" in captured
 
 
 def test_an_ensemble_averages_its_networks(predict, checkpoint, images, tmp_path):
@@ -315,7 +377,7 @@ def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
     run = checkpoint("one").parents[1]
     output = tmp_path / "deep" / "a, b (1).nii.gz"
     assert predict(checkpoint=run, input=images("a.nii") / "a.nii", output=output) == 0
-    assert [p.name for p in output.parent.iterdir()] == [output.name]
+    assert list_labels(output.parent) == [output.name]
 
 
 def test_processes_share_the_scans_and_give_the_files_of_one(
@@ -325,11 +387,11 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     (folder / "c.nii").write_bytes(b"no scan")
     words = {"checkpoint": checkpoint("one"), "input": folder}
     assert predict(**words) == 1
-    alone = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    alone = {p.name: p.read_bytes() for p in (tmp_path / "out").glob("[!.]*")}
     (tmp_path / "out" / "b.nii").unlink()
     capfd.readouterr()
     assert predict(**words, output=tmp_path / "shared", devices=2) == 1
-    assert {p.name: p.read_bytes() for p in (tmp_path / "shared").iterdir()} == alone
+    assert {p.name: p.read_bytes() for p in (tmp_path / "shared").glob("[!.]*")} == alone
     captured = capfd.readouterr()
     assert captured.out.count("UNet3D, ") == 1
     assert "4 of 5 scans segmented" in captured.out
@@ -365,7 +427,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
     with monkeypatch.context() as patched:
         patched.setattr(nibabel, "save", interrupted)
         assert predict(**words) == 130
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list_labels(tmp_path / "out") == []
     assert writer.atomic_write is not None
     assert predict(**words) == 0
 

@@ -1,5 +1,7 @@
 """`unet3d.load(...)` segments arrays, files and folders as `unet3d predict` does."""
 
+import gzip
+
 import nibabel as nib
 import numpy as np
 import pytest
@@ -65,6 +67,27 @@ def test_files_and_folders_have_the_labels_of_the_command(trained, tmp_path):
     assert [f.stat().st_mtime_ns for f in files] == times
     segmenter.predict_files(scans, tmp_path / "all", overwrite=True)
     assert [f.stat().st_mtime_ns for f in files] != times
+
+
+def test_a_damaged_scan_is_named_and_the_others_of_its_folder_are_segmented(trained, tmp_path):
+    run, scans, labels = trained
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    for file in sorted(scans.glob("*.nii.gz"))[:3]:
+        (folder / file.name).write_bytes(file.read_bytes())
+    first, second, third = sorted(folder.iterdir())
+    image = nib.load(first)
+    image.header["pixdim"][1] = 0
+    image.header["srow_x"] = np.nan
+    content = image.header.binaryblock + bytes(4) + np.asarray(image.dataobj).tobytes("F")
+    first.write_bytes(gzip.compress(content))
+    segmenter = unet3d.load(run, device="cpu")
+    with pytest.raises(UsageError, match=rf"{first.name} has the spacing 0 x .*: write"):
+        segmenter.predict_file(first, tmp_path / "one.nii.gz")
+    with pytest.raises(UsageError, match=rf"1 of 3 scans failed: .*{first.name} has the spacing"):
+        segmenter.predict_files(folder, tmp_path / "all")
+    for file in (second, third):
+        assert np.array_equal(read(tmp_path / "all" / file.name)[0], read(labels / file.name)[0])
 
 
 def test_an_ensemble_flips_and_keeps_the_largest_component(trained):

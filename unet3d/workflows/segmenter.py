@@ -9,7 +9,8 @@ import numpy as np
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
-from unet3d.errors import UsageError
+from unet3d.errors import RunError, UsageError, summarize_error
+from unet3d.text import join_first, pluralize
 from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
@@ -99,6 +100,8 @@ class Segmenter:
     ) -> list[Path]:
         """Segment every scan of a folder, and return the files of labels.
 
+        A scan that cannot be segmented is named by the error that is raised after the last one.
+
         Args:
             images: folder of scans; several channels are NAME_0000, NAME_0001, ...
             output: folder to write to.
@@ -111,11 +114,20 @@ class Segmenter:
             warnings.warn(ignored, stacklevel=2)
         tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
         pending = [task for task in tasks if overwrite or not task.done]
+        failures: list[tuple[ScanTask, Exception]] = []
         with CaseQueue(self._predictor, pending, prefetch=True) as queue:
             for task in pending:
-                queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
-                for _, error in queue.take_failures(wait=task is pending[-1]):
-                    raise error
+                try:
+                    queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
+                except Exception as error:
+                    failures.append((task, error))
+                failures += queue.take_failures(wait=task is pending[-1])
+        if failures:
+            reasons = [f"{task.scan.name}: {summarize_error(error)}" for task, error in failures]
+            count = f"{len(failures)} of {pluralize(len(pending), 'scan')} failed"
+            is_usage = all(isinstance(error, UsageError) for _, error in failures)
+            kind = UsageError if is_usage else RunError
+            raise kind(f"{count}: {join_first(reasons)}") from failures[0][1]
         return [task.labels for task in tasks]
 
     def save(self, folder: PathLike) -> Path:

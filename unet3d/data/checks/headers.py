@@ -40,7 +40,13 @@ def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = Non
     """
     return [
         *find_duplicates(cases),
-        *(f for case in cases for f in check_case_headers(case, channels, ram)),
+        *(
+            finding
+            for case in cases
+            for finding in check_scan_headers(
+                case.name, case.images, case.label, channels=channels, ram=ram
+            )
+        ),
     ]
 
 
@@ -66,58 +72,66 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
                 )
 
 
-def check_case_headers(case: Case, channels: int, ram: int | None = None) -> Iterator[Finding]:
-    """Check each header of a case alone and against the first image's."""
+def check_scan_headers(
+    name: str,
+    images: Sequence[Path],
+    label: Path | None = None,
+    *,
+    channels: int | None = None,
+    ram: int | None = None,
+) -> Iterator[Finding]:
+    """Check each header of a case alone and against the first image's.
+
+    None: a scan without a label, any number of channels, any size.
+    """
     headers: dict[Path, VolumeHeader] = {}
-    for file in (*case.images, case.label):
+    for file in (*images, *([] if label is None else [label])):
         try:
             header = read_header(file, next(iter(headers.values()), None))
         except UnreadableFileError as error:
-            yield make_unreadable_finding(case, file, error)
+            yield make_unreadable_finding(name, file, error)
             continue
         if ram is not None and header.reading_bytes > ram:
             yield Finding(
-                case=case.name,
+                case=name,
                 file=file,
                 message=f"declares {format_sizes(header.shape)} voxels: reading it takes "
                 f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available",
                 advice="correct its header, crop or downsample it, or remove the case",
                 is_too_large=True,
             )
-        for message, advice in check_single_header(header, is_label=file == case.label):
-            yield Finding(case=case.name, file=file, message=message, advice=advice)
+        for message, advice in check_single_header(header, is_label=file == label):
+            yield Finding(case=name, file=file, message=message, advice=advice)
         if is_3d(header):
             headers[file] = header
-    images = [headers[file] for file in case.images if file in headers]
-    total = sum(header.num_channels for header in images)
-    if len(images) == len(case.images) and total != channels:
-        shape = format_sizes(images[0].shape)
+    readable = [file for file in images if file in headers]
+    total = sum(headers[file].num_channels for file in readable)
+    if channels is not None and len(readable) == len(images) and total != channels:
+        shape = format_sizes(headers[images[0]].shape)
         yield Finding(
-            case=case.name,
-            file=case.images[0],
+            case=name,
+            file=images[0],
             message=f"has shape {shape}: {total} channels in total, but the dataset names "
             f"{channels}",
             advice="keep only the channels that the dataset names, or correct its description",
         )
-    if not images:
+    if not readable:
         return
-    first = next(file for file in case.images if file in headers)
+    first = readable[0]
     for file, header in headers.items():
         if file != first:
-            name = "its image" if file == case.label else first.name
-            for message, advice in check_alignment(header, headers[first], name):
-                yield Finding(case=case.name, file=file, message=message, advice=advice)
+            other = "its image" if file == label else first.name
+            for message, advice in check_alignment(header, headers[first], other):
+                yield Finding(case=name, file=file, message=message, advice=advice)
 
 
-def make_unreadable_finding(case: Case, file: Path, error: UnreadableFileError) -> Finding:
+def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -> Finding:
     """Build the finding for a file that is missing or corrupted."""
     message = str(error)
     if message.endswith(NOT_2D):
-        return Finding(case=case.name, file=file, message=message, advice=FIX_2D)
+        return Finding(case=case, file=file, message=message, advice=FIX_2D)
     advice = "add it" if message == "is missing" else "copy or download it again"
-    return Finding(
-        case=case.name, file=file, message=message, advice=f"{advice}, or remove the case"
-    )
+    return Finding(case=case, file=file, message=message, advice=f"{advice}, or remove the case")
 
 
 def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tuple[str, str]]:

@@ -131,7 +131,7 @@ def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int])
                 problems, digest, borders = check_image_voxels(file, header)
                 result.borders.extend(borders)
         except UnreadableFileError as error:
-            result.findings.append(make_unreadable_finding(case, file, error))
+            result.findings.append(make_unreadable_finding(case.name, file, error))
             continue
         result.findings.extend(
             Finding(case=case.name, file=file, message=message, advice=advice)

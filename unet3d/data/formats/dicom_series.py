@@ -93,9 +93,9 @@ def is_series(path: Path) -> bool:
     try:
         with os.scandir(path) as entries:
             names = sorted(e.name for e in entries if e.name[0] != "." and _is_file(e))
-        return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
-    except PermissionError:
+    except OSError:
         return False
+    return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -279,7 +279,10 @@ def read_series_header(folder: Path) -> VolumeHeader:
 
 
 def _is_single_image(file: Path) -> bool:
-    head = _read_head(file)
+    try:
+        head = _read_head(file)
+    except OSError:  # one damaged file must not hide the others of a folder
+        return False
     return head is not None and not any(uid.encode() in head for uid in MULTIFRAME)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unet3d.data.checks.headers import check_scan_headers
 from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.nifti.writer import get_probability_bytes
@@ -30,7 +31,7 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
-from unet3d.text import escape_unprintable
+from unet3d.text import escape_unprintable, pluralize
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
@@ -132,7 +133,8 @@ class Predictor:
         return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
 
     def read(self, task: ScanTask, ram: int) -> PreprocessedScan:
-        """Read and preprocess a scan, if that fits in `ram` bytes."""
+        """Read and preprocess a scan, if its headers are valid and it fits in `ram` bytes."""
+        check_scan(task.scan)
         check_target(task.labels, task.scan.files[0])
         needed = self.estimate_reading(task)
         if needed > ram:
@@ -331,6 +333,15 @@ class Predictor:
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
+
+
+def check_scan(scan: ScanFiles) -> None:
+    """Refuse headers that `unet3d check` would report."""
+    findings = list(check_scan_headers(scan.name, scan.files))
+    if findings:
+        first, rest = findings[0], len(findings) - 1
+        more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
+        raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
 
 
 def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
