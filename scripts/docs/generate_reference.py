@@ -120,6 +120,8 @@ FILES = {
             "NAME.nii.gz": "labels on the grid of the scan NAME",
             "probabilities/NAME.nii": "with `save_probabilities=true`: float32, with the classes "
             "as the last axis",
+            ".unet3d/NAME.nii.gz.json": "digests of the checkpoints, the scan and the labels, and "
+            "the options: only labels that would be the same are skipped",
         },
     ),
     "Scores": (

@@ -1,5 +1,7 @@
 """`unet3d predict` on small scans, with networks that were never trained."""
 
+import os
+import shutil
 from pathlib import Path
 
 import nibabel
@@ -135,6 +137,111 @@ def test_existing_results_are_skipped_unless_overwritten(
     assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
 
 
+def test_labels_of_another_checkpoint_are_made_again_and_a_line_says_so(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    folder, one, other = images("a.nii", "b.nii"), checkpoint("one"), checkpoint("other", "seed=1")
+    assert predict(checkpoint=other, input=folder, output=tmp_path / "expected") == 0
+    assert predict(checkpoint=one, input=folder) == 0
+    capsys.readouterr()
+    assert predict(checkpoint=other, input=folder) == 0
+    shown = capsys.readouterr().out
+    assert "2 labels are of another checkpoint: predicting them again\n" in shown
+    assert "2 of 2 scans segmented" in shown
+    for name in ("a.nii", "b.nii"):
+        expected = labels(tmp_path / "expected" / name)
+        np.testing.assert_array_equal(labels(tmp_path / "out" / name), expected)
+    assert predict(checkpoint=other, input=folder) == 0
+    assert "2 already segmented, skipped" in capsys.readouterr().out
+
+
+def test_labels_of_a_scan_that_was_replaced_are_made_again(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii", "b.nii")}
+    assert predict(**words) == 0
+    before = labels(tmp_path / "out" / "b.nii").copy()
+    times = (tmp_path / "in" / "b.nii").stat()
+    shutil.copy(tmp_path / "in" / "a.nii", tmp_path / "in" / "b.nii")
+    os.utime(tmp_path / "in" / "b.nii", ns=(times.st_atime_ns, times.st_mtime_ns))
+    capsys.readouterr()
+    assert predict(**words) == 0
+    shown = capsys.readouterr().out
+    assert "1 label is of another scan: predicting it again" in shown
+    assert "1 already segmented, skipped" in shown
+    after = labels(tmp_path / "out" / "b.nii")
+    np.testing.assert_array_equal(after, labels(tmp_path / "out" / "a.nii"))
+    assert (before != after).any()
+
+
+def test_labels_of_other_options_are_made_again(predict, checkpoint, images, capsys):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
+    assert predict(**words) == 0
+    for changed in ({"overlap": 0.25}, {"tta": "[0]"}, {"keep_largest_component": "[ball]"}):
+        words |= changed
+        capsys.readouterr()
+        assert predict(**words) == 0
+        shown = capsys.readouterr().out
+        assert "1 label is of other options: predicting it again" in shown
+    assert predict(**words, batch_size=2, memory_gib=1, prefetch=False) == 0  # equal labels
+    assert "1 already segmented, skipped" in capsys.readouterr().out
+
+
+def test_labels_that_predict_did_not_write_are_refused_and_stay(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii", "b.nii")}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "b.nii").write_bytes(b"mine")
+    assert predict(**words) == 2
+    message = "has labels that predict did not write, or that were changed since: b.nii: move them"
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
+    assert predict(**words, overwrite=True) == 0
+    assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
+
+
+def test_labels_that_were_corrected_are_not_replaced_by_those_of_another_checkpoint(
+    predict, checkpoint, images, tmp_path
+):
+    folder = images("a.nii")
+    assert predict(checkpoint=checkpoint("one"), input=folder) == 0
+    (tmp_path / "out" / "a.nii").write_bytes(b"mine")
+    assert predict(checkpoint=checkpoint("other", "seed=1"), input=folder) == 2
+    assert (tmp_path / "out" / "a.nii").read_bytes() == b"mine"
+
+
+def test_probabilities_of_another_checkpoint_are_made_again(predict, checkpoint, images, tmp_path):
+    folder, one, other = images("a.nii"), checkpoint("one"), checkpoint("other", "seed=1")
+    file = tmp_path / "out" / "probabilities" / "a.nii"
+    assert predict(checkpoint=one, input=folder, save_probabilities=True) == 0
+    first = file.read_bytes()
+    assert predict(checkpoint=other, input=folder) == 0
+    assert file.read_bytes() == first
+    assert predict(checkpoint=other, input=folder, save_probabilities=True) == 0
+    assert file.read_bytes() != first
+
+
+def test_outputs_that_were_half_replaced_are_made_again(
+    predict, checkpoint, images, tmp_path, monkeypatch
+):
+    folder, one, other = images("a.nii"), checkpoint("one"), checkpoint("other", "seed=1")
+    words = {"input": folder, "save_probabilities": True}
+    file = tmp_path / "out" / "probabilities" / "a.nii"
+    assert predict(**words, checkpoint=one) == 0
+    first = file.read_bytes()
+
+    def stop(image, path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nibabel, "save", stop)
+        assert predict(**words, checkpoint=other) == 130
+    assert file.read_bytes() != first
+    assert predict(**words, checkpoint=one) == 0
+    assert file.read_bytes() == first
+
+
 def test_a_truncated_file_is_reported_and_the_others_are_segmented(
     predict, checkpoint, images, tmp_path, capsys
 ):
@@ -224,7 +331,7 @@ def test_a_read_error_costs_the_scan_that_has_it(predict, checkpoint, images, tm
     assert predict(checkpoint=checkpoint("one"), input=folder) == 1
     assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
     captured = capsys.readouterr().err
-    assert "b.nii cannot be read: Input/output error: copy or download it again" in captured
+    assert "b.nii: Input/output error: check the disk" in captured
     assert "ignoring c (is a folder without DICOM images)" in captured
 
 
@@ -396,6 +503,8 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     assert captured.out.count("UNet3D, ") == 1
     assert "4 of 5 scans segmented" in captured.out
     assert "1 failed:\n  c: " in captured.err
+    assert predict(**words, output=tmp_path / "shared", devices=2) == 1
+    assert "4 already segmented, skipped" in capfd.readouterr().out
 
 
 def test_windows_of_background_are_skipped_and_counted(

@@ -69,6 +69,30 @@ def test_files_and_folders_have_the_labels_of_the_command(trained, tmp_path):
     assert [f.stat().st_mtime_ns for f in files] != times
 
 
+def test_labels_of_other_options_are_made_again(trained, tmp_path):
+    run, scans, _ = trained
+    file = sorted(scans.glob("*.nii.gz"))[0]
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / file.name).write_bytes(file.read_bytes())
+    (labels,) = unet3d.load(run, device="cpu").predict_files(tmp_path / "scans", tmp_path / "out")
+    first = labels.stat().st_mtime_ns
+    flipping = unet3d.load(run, device="cpu", flip_axes=[0])
+    with pytest.warns(UserWarning, match="1 label is of other options: predicting it again"):
+        flipping.predict_files(tmp_path / "scans", tmp_path / "out")
+    assert labels.stat().st_mtime_ns != first
+
+
+def test_labels_that_predict_file_replaces_are_known_to_be_of_its_options(trained, tmp_path):
+    run, scans, _ = trained
+    file = sorted(scans.glob("*.nii.gz"))[0]
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / file.name).write_bytes(file.read_bytes())
+    (labels,) = unet3d.load(run, device="cpu").predict_files(tmp_path / "scans", tmp_path / "out")
+    unet3d.load(run, device="cpu", flip_axes=[0]).predict_file(file, labels)
+    with pytest.warns(UserWarning, match="1 label is of other options: predicting it again"):
+        unet3d.load(run, device="cpu").predict_files(tmp_path / "scans", tmp_path / "out")
+
+
 def test_a_damaged_scan_is_named_and_the_others_of_its_folder_are_segmented(trained, tmp_path):
     run, scans, labels = trained
     folder = tmp_path / "scans"

@@ -51,6 +51,8 @@ def segment_scans(settings: InferenceSettings) -> InferenceResult:
         print(job.summary, flush=True)
         if job.ignored is not None:
             print(f"warning: {job.ignored}", file=sys.stderr, flush=True)
+    if job.notice is not None:
+        print(job.notice, flush=True)
     failures: list[str] = []
     exit_codes: set[int] = set()
     num_different, start = 0, time.perf_counter()

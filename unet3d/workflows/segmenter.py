@@ -23,6 +23,7 @@ from unet3d.workflows.inference.build import (
 from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.inference.prefetch import CaseQueue
+from unet3d.workflows.inference.records import find_pending
 
 PathLike = str | Path
 
@@ -92,7 +93,9 @@ class Segmenter:
         target = Path(output).expanduser()
         if not split_suffix(target)[1]:
             raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
-        self._write(ScanTask(scan=scan, labels=target, probabilities=None))
+        task = ScanTask(scan=scan, labels=target, probabilities=None)
+        with CaseQueue(self._predictor, [task], prefetch=False) as queue:
+            queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
         return target
 
     def predict_files(
@@ -105,7 +108,8 @@ class Segmenter:
         Args:
             images: folder of scans; several channels are NAME_0000, NAME_0001, ...
             output: folder to write to.
-            overwrite: also segment scans that already have a file there.
+            overwrite: also segment scans that already have their labels there, and replace files
+                that were not written by this function.
         """
         source = Path(images).expanduser()
         scans = find_scans(source, self.channels)
@@ -113,7 +117,10 @@ class Segmenter:
         if ignored is not None:
             warnings.warn(ignored, stacklevel=2)
         tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
-        pending = [task for task in tasks if overwrite or not task.done]
+        settings = self._predictor.describe_settings()
+        pending, notice = find_pending(tasks, settings, overwrite=overwrite)
+        if notice is not None:
+            warnings.warn(notice, stacklevel=2)
         failures: list[tuple[ScanTask, Exception]] = []
         with CaseQueue(self._predictor, pending, prefetch=True) as queue:
             for task in pending:
@@ -150,9 +157,6 @@ class Segmenter:
             )
         )
         return output
-
-    def _write(self, task: ScanTask) -> None:
-        self._predictor.predict(self._predictor.prepare(task), on_windows=_ignore, log=_ignore)
 
 
 def load(

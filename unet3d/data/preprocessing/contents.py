@@ -35,18 +35,13 @@ class ContentDigests:
 
     def digest(self, volume: Path) -> str:
         """Return a digest of all files of a volume; paths do not matter."""
-        if not volume.exists():
-            raise UsageError(f"{volume.absolute()} is missing")
-        path, parts = os.path.realpath(volume), list_files(volume)
+        path, parts = os.path.realpath(volume), list_parts(volume)
         stats = [part.stat() for part in parts]
-        for part, status in zip(parts, stats, strict=True):
-            if not S_ISREG(status.st_mode):  # reading a pipe or a device may never end
-                raise UsageError(f"{part} is not a regular file")
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
         if (known := self.known.get(path)) is not None and known[0] == version:
             return known[1]
-        digest = self._compute(volume, parts)
+        digest = digest_parts(volume, parts)
         changed = max((max(s.st_mtime, s.st_ctime) for s in stats), default=0.0)
         if changed < time.time() - RECENT_SECONDS:
             self.new[path] = [version, digest]
@@ -60,12 +55,6 @@ class ContentDigests:
         with suppress(OSError), atomic_write(self.file) as draft:
             draft.write_text(json.dumps({**kept, **self.new}), "utf-8")
 
-    def _compute(self, volume: Path, parts: Sequence[Path]) -> str:
-        if parts == [volume]:
-            return _hash_file(volume)
-        names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
-        return _hash([*names, *(_hash_file(part).encode() for part in parts)])
-
     def _read(self) -> dict[str, Any]:
         """Return what is remembered; nothing if it is damaged."""
         with suppress(OSError, ValueError):
@@ -75,13 +64,38 @@ class ContentDigests:
         return {}
 
 
-def _is_entry(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)
+def digest_volume(volume: Path) -> str:
+    """Return a digest of all files of a volume, which are read; paths do not matter."""
+    return digest_parts(volume, list_parts(volume))
 
 
-def _hash_file(file: Path) -> str:
+def list_parts(volume: Path) -> list[Path]:
+    """Return the files of a volume that exists."""
+    if not volume.exists():
+        raise UsageError(f"{volume.absolute()} is missing")
+    parts = list_files(volume)
+    for part in parts:
+        if not S_ISREG(part.stat().st_mode):  # reading a pipe or a device may never end
+            raise UsageError(f"{part} is not a regular file")
+    return parts
+
+
+def digest_parts(volume: Path, parts: Sequence[Path]) -> str:
+    """Return a digest of files, whose names count where a volume is more than one."""
+    if parts == [volume]:
+        return digest_file(volume)
+    names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
+    return _hash([*names, *(digest_file(part).encode() for part in parts)])
+
+
+def digest_file(file: Path) -> str:
+    """Return a digest of the contents of a file."""
     with name_file(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)
 
 
 def _hash(parts: Sequence[bytes]) -> str:

@@ -17,6 +17,7 @@ from unet3d.units import format_bytes
 from unet3d.workflows.inference.backend import resolve_backend_precision
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
+from unet3d.workflows.inference.records import find_pending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class InferenceJob:
     predictor: Predictor
     tasks: list[ScanTask]  # without those that are already done
     num_skipped: int
+    notice: str | None  # on labels that are made again
     ignored: str | None  # what in the folder of scans is none
     summary: str
 
@@ -45,7 +47,6 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     )
     index, count = settings.share
     tasks = tasks[index::count]
-    pending = [task for task in tasks if settings.overwrite or not task.done]
     predictor, precision = build_predictor(
         ensemble,
         device=settings.device,
@@ -61,10 +62,13 @@ def build_inference(settings: InferenceSettings) -> InferenceJob:
     summary = summarize_job(ensemble, predictor, precision)
     if settings.flip_axes is None:
         summary += f"\ntta=true: {describe_mirroring(ensemble)}"
+    described = predictor.describe_settings()
+    pending, notice = find_pending(tasks, described, overwrite=settings.overwrite)
     return InferenceJob(
         predictor=predictor,
         tasks=pending,
         num_skipped=len(tasks) - len(pending),
+        notice=notice,
         ignored=describe_ignored(settings.input),
         summary=summary,
     )

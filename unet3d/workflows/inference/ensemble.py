@@ -14,10 +14,11 @@ from torch.nn.modules.module import (
 )
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
+from unet3d.data.preprocessing.contents import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError, summarize_error
-from unet3d.export.bundle import is_bundle, read_bundle
+from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, read_bundle
 from unet3d.export.hub import download_bundle, parse_hub_reference
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
@@ -40,6 +41,7 @@ class Ensemble:
     region_labels: list[int] | None = None  # that predictions have in each region
     training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
+    digests: tuple[str, ...] = ()  # of the members' files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class Member:
     """One network of an ensemble."""
 
     path: Path  # of the checkpoint or the bundle
+    digest: str  # of its contents
     network: nn.Module
     metadata: Mapping[str, Any]
 
@@ -61,12 +64,13 @@ def load_members(paths: Sequence[Path], allow_targets: Sequence[str]) -> list[Me
     """Load the networks of checkpoints, run folders or bundles that belong together."""
     members: list[Member] = []
     for path in map(resolve_checkpoint, paths):
+        digest = digest_checkpoint(path)  # before it is read: training may replace it
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
             metadata, weights = validate_metadata(path, content), extract_weights(path, content)
             if members:
                 check_compatible(members[0].path, members[0].metadata, path, metadata)
             network = load_network(path, metadata, weights, allow_targets)
-            members.append(Member(path=path, network=network, metadata=metadata))
+            members.append(Member(path=path, digest=digest, network=network, metadata=metadata))
     return members
 
 
@@ -85,6 +89,13 @@ def resolve_checkpoint(path: Path) -> Path:
     raise UsageError(
         f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
     )
+
+
+def digest_checkpoint(path: Path) -> str:
+    """Return a digest of the files that are read of a checkpoint or a bundle, if they are there."""
+    weights = sorted(get_network_path(path, 0, "").parent.glob("*.safetensors"))
+    files = [path / DESCRIPTION_FILE, *weights] if is_bundle(path) else [path]
+    return " ".join(digest_file(file) for file in files if file.is_file())
 
 
 def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
@@ -108,6 +119,7 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
             for metadata in members
             if metadata.get("training_statistics") is not None
         ),
+        digests=tuple(member.digest for member in loaded),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,6 +100,7 @@ class Predictor:
         skip_background: float | None = None,
     ):
         self.ensemble, self.device, self.backend = ensemble, device, backend
+        self.precision = precision.used
         self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
         self.flips, self.largest_component_labels, self.ram = (
             list_flips(flip_axes),
@@ -123,6 +125,19 @@ class Predictor:
                 f"the network has {self.classes} outputs for {len(names)} classes: "
                 f"{', '.join(names)}"
             )
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Return all that changes the labels of a scan by more than rounding, as plain values."""
+        return {
+            "checkpoints": list(self.ensemble.digests),
+            "options": {
+                "overlap": self.overlap,
+                "flips": [list(axes) for axes in self.flips],
+                "largest_component_labels": self.largest_component_labels,
+                "precision": self.precision,
+                "skip_background": self.skip_background,
+            },
+        }
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from threading import Thread
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.units import format_bytes
 from unet3d.workflows.inference.predictor import Predictor, PreparedScan, ScanTask
+from unet3d.workflows.inference.records import digest_scan, finish_record, start_record
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class _Writing:
 
 
 class CaseQueue:
-    """Segments scans in the order of `tasks`.
+    """Segments scans in the order of `tasks`, and records what their labels are made from.
 
     With `prefetch`, threads read the next scan and write the last labels, as far as a scan leaves
     RAM of what a case may take. Leaving the context waits for the labels that are being written.
@@ -36,6 +37,7 @@ class CaseQueue:
         self.reading: tuple[ScanTask, Future[PreprocessedScan]] | None = None
         self.writing: _Writing | None = None
         self.failures: list[tuple[ScanTask, Exception]] = []
+        self.origins: dict[ScanTask, dict[str, Any]] = {}  # what labels are made from
 
     def __enter__(self) -> "CaseQueue":
         return self
@@ -54,6 +56,7 @@ class CaseQueue:
         if reading is not None and reading[0] is task:
             prepared = self.predictor.plan(task, reading[1].result())
         else:
+            self._digest(task)
             prepared = self.predictor.prepare(task)
         del reading
         next_task = self.next_tasks.get(task.labels)
@@ -62,7 +65,7 @@ class CaseQueue:
             with suppress(Exception):  # an invalid file is reported when it is its turn
                 needed = self.predictor.estimate_reading(next_task)
                 if needed <= spare:
-                    self.reading = next_task, start_in_thread(self.predictor.read, next_task, spare)
+                    self.reading = next_task, start_in_thread(self._read, next_task, spare)
                     summary = f"{prepared.memory_summary}; {format_bytes(needed)} to read the next"
                     prepared = replace(prepared, memory_summary=summary)
         return prepared
@@ -75,10 +78,17 @@ class CaseQueue:
         log: Callable[[str], None],
     ) -> None:
         """Segment a scan and write its outputs, the labels perhaps later."""
-        write = self.predictor.compute(prepared, on_windows=on_windows, log=log)
-        self._finish_writing()
         task, nbytes = prepared.task, prod(prepared.scan.grid.file_shape)
         assert task is not None
+        origin = self.origins.pop(task)
+        start_record(task)
+        write_labels = self.predictor.compute(prepared, on_windows=on_windows, log=log)
+        self._finish_writing()
+
+        def write() -> None:
+            write_labels()
+            finish_record(task, origin)
+
         if self.prefetch:
             self.writing = _Writing(task, nbytes, start_in_thread(write))
         else:
@@ -90,6 +100,15 @@ class CaseQueue:
             self._finish_writing()
         failures, self.failures = self.failures, []
         return failures
+
+    def _digest(self, task: ScanTask) -> None:
+        """Note what a scan is before it is read: it may be replaced meanwhile."""
+        settings = self.predictor.describe_settings()
+        self.origins[task] = {**settings, "scan": digest_scan(task.scan)}
+
+    def _read(self, task: ScanTask, ram: int) -> PreprocessedScan:
+        self._digest(task)
+        return self.predictor.read(task, ram)
 
     def _wait_for_room(self, spare: int) -> int:
         """Return the bytes of labels that are being written; if they are too many, wait."""
