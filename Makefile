@@ -5,14 +5,14 @@ ARGS ?=
 # $(PYTHON) is used if it has the package (for tests: the test tools); else .venv is created.
 has = $(shell $(PYTHON) -c "from importlib.metadata import version as v; [v(n) for n in '$(1)'.split()]" >/dev/null 2>&1 && echo yes)
 
-ifeq ($(call has,unet3d),yes)
+ifeq ($(call has,unet3d-lightning),yes)
 RUN := $(PYTHON)
 else
 RUN := .venv/bin/python
 TRAIN_NEEDS := .venv/train
 endif
 
-ifeq ($(call has,unet3d pytest pytest-xdist hypothesis import-linter ruff ty hatchling mkdocs-material onnx onnxscript onnxruntime openvino nnunetv2 einops wandb mlflow optuna SimpleITK tifffile imagecodecs zarr pydicom highdicom safetensors huggingface_hub fire pytorch-ignite nbclient ipykernel ipyniivue),yes)
+ifeq ($(call has,unet3d-lightning pytest pytest-xdist hypothesis import-linter ruff ty hatchling mkdocs-material onnx onnxscript onnxruntime openvino nnunetv2 einops wandb mlflow optuna SimpleITK tifffile imagecodecs zarr pydicom highdicom safetensors huggingface_hub fire pytorch-ignite nbclient ipykernel ipyniivue),yes)
 TEST := $(PYTHON)
 else
 TEST := .venv/bin/python

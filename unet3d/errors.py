@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from unet3d.text import escape_unprintable
 
@@ -105,3 +107,15 @@ def summarize_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return describe_os_error(error)
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def need_packages(what: object, *packages: str) -> Generator[None]:
+    """Import optional packages in the body; say how to install them where that fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{what} needs {', '.join(packages)}: pip install {' '.join(packages)} "
+            f"({summarize_error(error)})"
+        ) from error

@@ -260,7 +260,7 @@ def test_missing_packages_are_named_with_the_install_command(
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx"}
     code, _, error = export(capsys, **words)
     assert code == 2
-    assert "format=onnx needs onnx, onnxscript, onnxruntime: pip install 'unet3d[export]'" in error
+    assert "pip install onnx onnxscript onnxruntime (" in error
 
 
 def test_a_patch_size_that_the_network_cannot_take_is_an_error(small, tmp_path, capsys):

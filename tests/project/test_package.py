@@ -46,7 +46,9 @@ def list_files(*folders: str) -> set[str]:
 
 def test_a_wheel_has_the_package_its_kernels_configs_slurm_script_and_the_license(built):
     names = set(zipfile.ZipFile(built["wheel"]).namelist())
-    metadata = {name for name in names if name.startswith(f"unet3d-{__version__}.dist-info/")}
+    metadata = {
+        name for name in names if name.startswith(f"unet3d_lightning-{__version__}.dist-info/")
+    }
     others = {f"unet3d/{name}" for name in list_files("conf")} | {"unet3d/slurm.sh"}
     assert names - metadata == list_files("unet3d") | others
     assert {
@@ -54,8 +56,8 @@ def test_a_wheel_has_the_package_its_kernels_configs_slurm_script_and_the_licens
         "unet3d/pool/kernels/cpp/pool.cpp",
         "unet3d/conf/train.yaml",
     } <= names
-    assert f"unet3d-{__version__}.dist-info/licenses/LICENSE" in metadata
-    scripts = f"unet3d-{__version__}.dist-info/entry_points.txt"
+    assert f"unet3d_lightning-{__version__}.dist-info/licenses/LICENSE" in metadata
+    scripts = f"unet3d_lightning-{__version__}.dist-info/entry_points.txt"
     assert b"unet3d = unet3d.cli.main:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
 
 
@@ -71,7 +73,7 @@ def test_an_sdist_has_everything_for_building_and_testing(built):
 
 
 def test_the_description_for_package_indexes_has_no_links_to_files(built):
-    name = f"unet3d-{__version__}.dist-info/METADATA"
+    name = f"unet3d_lightning-{__version__}.dist-info/METADATA"
     metadata = message_from_bytes(zipfile.ZipFile(built["wheel"]).read(name))
     text = metadata.get_payload()
     assert metadata["Description-Content-Type"] == "text/markdown"

@@ -16,7 +16,7 @@ from torch import Tensor
 from unet3d.atomic_write import name_file
 from unet3d.checkpoint_archive import MAX_STRUCTURE_BYTES, check_values
 from unet3d.checkpoint_file import check_format_version
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError, need_packages, summarize_error
 from unet3d.json_file import read_json
 
 REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
@@ -208,11 +208,9 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read weights, with the prefix that checkpoints have."""
-    try:
+    with need_packages(path, "safetensors"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    except ImportError as error:
-        raise UsageError(f"{path} needs safetensors: pip install 'unet3d[bundle]'") from error
     if not path.is_file():
         raise UsageError(f"{path} is not there: the bundle is incomplete")
     try:

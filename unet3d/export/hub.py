@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 from unet3d.export.bundle import DESCRIPTION_FILE
 
 PREFIX = "hf:/"
@@ -37,10 +37,8 @@ def parse_hub_reference(path: Path) -> HubReference | None:
 
 def download_bundle(reference: HubReference) -> Path:
     """Return the folder of a bundle with what is read of it, downloaded unless it is there."""
-    try:
+    with need_packages("hf://", "huggingface_hub", "safetensors"):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise UsageError("hf:// needs huggingface_hub: pip install 'unet3d[hub]'") from error
     previous_level = logging.root.manager.disable
     logging.disable(logging.INFO)  # every request is logged
     try:

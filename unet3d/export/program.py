@@ -12,7 +12,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
-from unet3d.errors import RunError, UsageError, summarize_error
+from unet3d.errors import RunError, need_packages
 from unet3d.types import Triple
 
 INPUT, OUTPUT = "image", "logits"
@@ -55,17 +55,11 @@ def check_operators(graph: torch.fx.GraphModule) -> None:
             )
 
 
-def require_packages(key: str, packages: Sequence[str], extra: str) -> None:
-    """Refuse what `key` asks for if packages of this extra are not installed."""
-    try:
-        with suppress_output():
-            for package in packages:
-                import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"{key} needs {', '.join(packages)}: pip install 'unet3d[{extra}]' "
-            f"({summarize_error(error)})"
-        ) from error
+def require_packages(key: str, packages: Sequence[str]) -> None:
+    """Refuse what `key` asks for if one of these packages is not installed."""
+    with need_packages(key, *packages), suppress_output():
+        for package in packages:
+            import_module(package)
 
 
 @contextmanager

@@ -32,7 +32,8 @@ def make_model_card(
 
 
 USAGE = """\
-With unet3d (`pip install 'unet3d[bundle]'`): `unet3d.load("FOLDER").predict_file("scan.nii.gz",
+With unet3d (its distribution is `unet3d-lightning`; the `unet3d` on package indexes is another
+project) and `pip install safetensors`: `unet3d.load("FOLDER").predict_file("scan.nii.gz",
 "labels.nii.gz")`, or `unet3d predict checkpoint=FOLDER input=SCANS output=LABELS`.
 
 With MONAI (`pip install 'monai[fire,ignite,nibabel]'`), for all scans of a folder, in this folder:

@@ -23,9 +23,8 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_spacing_mm,
-    need_extra,
 )
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 
 SUFFIX = ".dcm"
 
@@ -46,7 +45,7 @@ MIN_FRAME_BYTES = 8
 
 def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
-    with need_extra("dicom", file):
+    with need_packages(file, "pydicom", "highdicom"):
         import highdicom
     if not file.is_file():
         raise UnreadableFileError("is missing")
@@ -136,7 +135,7 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
 
     Slices without labels are written too, so that the file has the grid of the images.
     """
-    with need_extra("dicom", path):
+    with need_packages(path, "pydicom", "highdicom"):
         import highdicom
         from pydicom.sr.codedict import codes
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step

@@ -15,8 +15,8 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_spacing_mm,
-    need_extra,
 )
+from unet3d.errors import need_packages
 from unet3d.text import join_first
 
 TAGS = [
@@ -113,7 +113,7 @@ def list_dicom_files(folder: Path) -> list[Path]:
 
 def read_dataset(file: Path, **options: Any) -> Any:
     """Read a file; values that break the standard are read as they are."""
-    with need_extra("dicom", file):
+    with need_packages(file, "pydicom", "highdicom"):
         import pydicom
         from pydicom.config import IGNORE, settings
         from pydicom.filereader import read_file_meta_info

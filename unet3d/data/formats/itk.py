@@ -17,9 +17,8 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     iter_slabs,
-    need_extra,
 )
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 from unet3d.text import is_utf8
 
 ORTHOGONAL = 1e-4
@@ -115,7 +114,7 @@ class Itk:
 
     def check_target(self, path: Path, like: Path) -> None:
         """Refuse axes that are not orthogonal."""
-        with need_extra("itk", path):
+        with need_packages(path, "SimpleITK"):
             import SimpleITK  # noqa: F401
         if not is_utf8(str(path.absolute())):
             raise UsageError(
@@ -167,7 +166,7 @@ class Itk:
             check_compressed(data_file, *stream, prod(header.shape) * header.dtype.itemsize)
 
     def _open(self, file: Path) -> Any:
-        with need_extra("itk", file):
+        with need_packages(file, "SimpleITK"):
             import SimpleITK
         if not file.is_file():
             raise UnreadableFileError("is missing")

@@ -18,8 +18,8 @@ from unet3d.data.formats.volume_format import (
     get_number_type,
     iter_slabs,
     make_scaled_affine,
-    need_extra,
 )
+from unet3d.errors import need_packages
 
 MM_PER_UNIT = {
     "angstrom": 1e-7,
@@ -130,7 +130,7 @@ class OmeZarr:
 
     def check_target(self, path: Path, like: Path) -> None:
         """Refuse a grid that is not along the axes."""
-        with need_extra("zarr", path):
+        with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
         check_straight(path, self.open_header(like), like)
 
@@ -177,7 +177,7 @@ class OmeZarr:
 
 def open_level(file: Path) -> Level:
     """Open the full resolution of an image."""
-    with need_extra("zarr", file):
+    with need_packages(file, "zarr", "numcodecs"):
         import zarr
 
         from unet3d.data.formats.zarr_codecs import limit_chunks

@@ -20,9 +20,8 @@ from unet3d.data.formats.volume_format import (
     describe_read_errors,
     get_number_type,
     make_scaled_affine,
-    need_extra,
 )
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 
 MM_PER_UNIT = {
     **dict.fromkeys(("nm", "nanometer", "nanometers"), 1e-6),
@@ -179,7 +178,7 @@ class Tiff:
 
     def check_target(self, path: Path, like: Path) -> None:
         """Refuse a grid that is not along the axes, or has a position."""
-        with need_extra("tiff", path):
+        with need_packages(path, "tifffile", "imagecodecs"):
             import tifffile  # noqa: F401
         header = self.open_header(like)
         check_straight(path, header, like)
@@ -212,7 +211,7 @@ class Tiff:
 @contextmanager
 def open_stack(file: Path) -> Generator[Stack]:
     """Open a file; tifffile logs damage and reads on, which is an error here."""
-    with need_extra("tiff", file):
+    with need_packages(file, "tifffile", "imagecodecs"):
         import tifffile
     if not file.is_file():
         raise UnreadableFileError("is missing")

@@ -110,17 +110,6 @@ def get_spacing_mm(affine: np.ndarray) -> tuple[float, float, float]:
 
 
 @contextmanager
-def need_extra(extra: str, file: Path) -> Generator[None]:
-    """Import packages of an extra in the body; say how to install it if one is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f'{file} needs {error.name}: install it with pip install "unet3d[{extra}]"'
-        ) from error
-
-
-@contextmanager
 def describe_read_errors() -> Generator[None]:
     """Turn the errors of a library that reads a file into UnreadableFileError."""
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.errors import UsageError
+from unet3d.errors import need_packages
 from unet3d.lit.loggers.held_rows import HeldRowsLogger, Row
 from unet3d.lit.loggers.run_logger import RunFacts
 
@@ -31,10 +31,8 @@ class RunMlflowLogger(HeldRowsLogger):
     ):
         folder = Path(save_dir)
         super().__init__(folder / "mlflow", experiment)
-        try:
+        with need_packages("logger=mlflow", "mlflow"):
             from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise UsageError("logger=mlflow needs pip install 'unet3d[mlflow]'") from error
         self.folder, self.experiment, self.run_name = folder, experiment, run_name
         self.tracking_uri = tracking_uri or f"sqlite:///{self.folder.absolute() / 'mlflow.db'}"
         self.make_client, self.client = MlflowClient, None

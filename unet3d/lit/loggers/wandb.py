@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.loggers.held_rows import HeldRowsLogger, Row, from_json, to_json
 from unet3d.lit.loggers.run_logger import RunFacts
@@ -36,10 +36,8 @@ class RunWandbLogger(HeldRowsLogger):
     ):
         folder = Path(save_dir)
         super().__init__(folder / "wandb" / "held", project)
-        try:
+        with need_packages("logger=wandb", "wandb"):
             import wandb
-        except ImportError as error:
-            raise UsageError("logger=wandb needs pip install 'unet3d[wandb]'") from error
         if mode not in ("online", "offline"):
             raise UsageError(f"logger.wandb.mode is online or offline, got {mode}")
         self.wandb, self.folder = wandb, folder

@@ -45,7 +45,6 @@ class ExportFormat:
     """How a format is written and run."""
 
     packages: tuple[str, ...]  # that it needs
-    extra: str  # of unet3d, which installs them
     write: Callable[[Sequence[TrainedNetwork], Path], str]  # returns what it is
     open_sessions: Callable[[Path, int], list[Network]]  # a network in every runtime, by number
     holds_several: bool = False  # networks
@@ -78,25 +77,21 @@ def write_bundle(networks: Sequence[TrainedNetwork], path: Path) -> str:
 FORMATS = {
     "onnx": ExportFormat(
         onnx_format.REQUIRED_PACKAGES,
-        "export",
         write_onnx,
         lambda path, _: [onnx_format.OnnxSession(path)],
     ),
     "torch_export": ExportFormat(
         torch_export_format.REQUIRED_PACKAGES,
-        "export",
         write_torch_export,
         lambda path, _: [torch_export_format.ExportedSession(path)],
     ),
     "nnunet": ExportFormat(
         nnunet_folder.REQUIRED_PACKAGES,
-        "nnunet",
         lambda networks, path: nnunet_folder.write_model_folder(networks[0], path),
         lambda path, _: [nnunet_folder.NnUnetSession(path)],
     ),
     "bundle": ExportFormat(
         bundle_format.REQUIRED_PACKAGES,
-        "bundle",
         write_bundle,
         bundle.open_bundle,
         holds_several=True,
@@ -133,7 +128,7 @@ def export(settings: ExportSettings) -> ExportResult:
     """Write the file, and keep it only if its outputs are the network's."""
     format, output = FORMATS[settings.format], settings.output
     check_output(output)
-    require_packages(f"format={settings.format}", format.packages, format.extra)
+    require_packages(f"format={settings.format}", format.packages)
     with temporary_output(output) as draft:
         networks = load_trained(settings)
         if len(networks) > 1 and not format.holds_several:

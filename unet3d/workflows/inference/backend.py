@@ -27,9 +27,9 @@ def resolve_backend_precision(backend: str, device: str, precision: Precision) -
     if device != "cpu":
         raise UsageError(f"backend={backend} computes on the CPU: add device=cpu")
     if backend == "onnx":
-        require_packages("backend=onnx", onnx_format.REQUIRED_PACKAGES, "export")
+        require_packages("backend=onnx", onnx_format.REQUIRED_PACKAGES)
     else:
-        require_packages("backend=openvino", openvino_session.REQUIRED_PACKAGES, "openvino")
+        require_packages("backend=openvino", openvino_session.REQUIRED_PACKAGES)
     is_mixed = precision.used == "bf16" and backend == "openvino"
     if precision.used == "32" or is_mixed:
         return precision

@@ -11,17 +11,15 @@ from types import TracebackType
 from typing import Any
 
 from unet3d.config.settings.search import Range, SearchSettings
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, need_packages
 
 FILE = "search.db"
 
 
 def import_optuna() -> Any:
     """Import Optuna, which an extra installs."""
-    try:
+    with need_packages("search", "optuna"):
         import optuna
-    except ImportError as error:
-        raise UsageError(f'{error}: install it with pip install "unet3d[search]"') from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

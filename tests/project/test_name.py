@@ -1,0 +1,52 @@
+"""The distribution is unet3d-lightning: `unet3d` on package indexes is another project."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SHIPPED = ("unet3d", "conf", "docs", "notebooks", "scripts", "container", "data", ".github", ".ci")
+TEXT = ("", ".py", ".md", ".yaml", ".ipynb", ".toml", ".txt", ".sh", ".json")
+
+BY_NAME = re.compile(
+    r"install [^`\n]*?(?<![\w/.-])[\"']?unet3d(-lightning)?(\[|==|>=|[\"'`)\s]|$)|"
+    r"[\"'`]unet3d(-lightning)?\[[a-z{]",
+    re.MULTILINE,
+)
+"""Commands that install the package from an index."""
+
+
+def test_the_search_finds_commands_that_install_from_an_index():
+    found = (
+        *("pip install unet3d", "pip install 'unet3d[bundle]'", 'f"pip install unet3d[{x}]"'),
+        *('(`"unet3d[export]"`)', "uv pip install -U unet3d==0.1", "pip install unet3d-lightning"),
+    )
+    others = (
+        "pip install -e .",
+        "pip install -r /opt/unet3d/a.txt",
+        "install it, then unet3d.load",
+    )
+    assert [text for text in (*found, *others) if BY_NAME.search(text)] == list(found)
+
+
+def test_no_file_tells_anybody_to_install_unet3d_from_an_index():
+    folders = [path for name in SHIPPED for path in (ROOT / name).rglob("*")]
+    files = [path for path in (*ROOT.iterdir(), *folders) if path.is_file()]
+    lines = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in files
+        if path.suffix in TEXT and path.name != "pyproject.toml" and path.name != ".git"
+        for line in path.read_text(errors="replace").splitlines()
+        if BY_NAME.search(line)
+    ]
+    assert not lines, "\n".join(lines)
+
+
+def test_every_reference_to_the_distribution_has_its_name():
+    assert PROJECT["name"] == "unet3d-lightning"
+    assert "urls" not in PROJECT
+    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    own = [line.partition("[")[0] for line in extras if line.startswith("unet3d")]
+    checked = re.findall(r"call has,(\S+?)[ )]", (ROOT / "Makefile").read_text())
+    assert {*own, *checked} == {PROJECT["name"]}
