@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,13 +56,18 @@ class HasInputGradient(Protocol):
         ...
 
 
-@runtime_checkable
 class HasBlocks(Protocol):
     """A network that lists its blocks, for checkpointing and for memory by level."""
 
     def blocks(self) -> Iterable[tuple[int, nn.Module]]:
         """Yield (level, module) for each block in forward order; level 0 is full resolution."""
         ...
+
+
+def has_blocks(model: object) -> TypeGuard[HasBlocks]:
+    """Return whether a network lists its blocks; `blocks` of others is often an nn.ModuleList."""
+    method = getattr(model, "blocks", None)
+    return inspect.ismethod(method) and not inspect.signature(method).parameters
 
 
 @runtime_checkable

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import pytest
@@ -24,3 +25,10 @@ def test_libraries_are_not_imported_where_memory_is_limited_to_less_than_they_ne
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     with pytest.raises(OSError, match="allocate memory"):
         import_within_limits()
+
+
+def test_python_m_unet3d_is_the_command():
+    command = [sys.executable, "-m", "unet3d", "trian"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "unknown command 'trian'; did you mean train?" in ended.stderr

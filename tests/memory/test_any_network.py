@@ -12,7 +12,7 @@ import unet3d
 from tests.memory.helpers.oracle import measure
 from unet3d.errors import UsageError
 from unet3d.memory.any_network import ModelStep, sum_means
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, MIB
 
 CUBE = (1, 1, 32, 32, 32)
 
@@ -169,3 +169,39 @@ def test_the_import_needs_neither_hydra_nor_lightning():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class BlocksOfItsOwn(nn.Sequential):
+    """A network whose attribute `blocks` has another meaning, as in timm and MONAI."""
+
+    def __init__(self, blocks):
+        super().__init__(nn.Conv3d(1, 2, 1))
+        self.blocks = blocks
+
+    def forward(self, x):
+        return self[0](x)
+
+
+@pytest.mark.parametrize(
+    "blocks", [nn.ModuleList([nn.Identity()]), nn.Sequential(nn.Identity()), 4, lambda x: x]
+)
+def test_an_attribute_blocks_of_another_network_is_not_called(blocks):
+    estimate = unet3d.estimate_memory(BlocksOfItsOwn(blocks), CUBE, device="cpu")
+    assert estimate.peak > 32**3 * 4
+    assert estimate.details.levels == {}
+
+
+def test_monais_vit_is_estimated():
+    network = make_monai(
+        *("ViT", 1, (16, 16, 16), (8, 8, 8)), hidden_size=12, mlp_dim=12, num_layers=1, num_heads=2
+    )
+    assert unet3d.estimate_memory(network, (1, 1, 16, 16, 16), device="cpu").peak > 0
+
+
+@pytest.mark.parametrize(("device", "where"), [("cpu", "on a CPU"), ("cuda", "on a GPU, ")])
+def test_a_printed_estimate_is_three_lines_with_the_peak(device, where):
+    estimate = unet3d.estimate_memory(nn.Conv3d(1, 32, 1), (1, 1, 64, 64, 64), device=device)
+    first, phases, kinds = repr(estimate).splitlines()
+    assert f"{estimate.peak / MIB:.0f} MiB {where}" in first
+    assert "forward " in phases
+    assert "activation gradients " in kinds

@@ -7,7 +7,7 @@ from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
-from unet3d.types import HasBlocks
+from unet3d.types import has_blocks
 
 
 def make_unet(**options):
@@ -119,7 +119,7 @@ def test_blocks_of_the_naive_network_have_the_levels_of_their_resolution():
 
 def test_blocks_yields_every_level_twice_except_the_coarsest():
     network = make_unet(depth=3, width=2)
-    assert isinstance(network, HasBlocks)
+    assert has_blocks(network)
     assert [level for level, _ in network.blocks()] == [0, 1, 2, 1, 0]
 
 

@@ -148,6 +148,14 @@ def test_all_axes_that_training_flipped_are_flipped_without_naming_them(trained,
         unet3d.load(tmp_path / "never.ckpt", device="cpu", flip_axes=[1])
 
 
+def test_a_printed_segmenter_is_one_line_with_networks_channels_and_classes(trained):
+    text = str(unet3d.load(trained[0], device="cpu"))
+    assert text.startswith("Segmenter: UNet3D, ")
+    assert text.endswith(
+        " parameters on cpu; channels synthetic; classes background, ball, tube, box"
+    )
+
+
 def test_nothing_is_printed(trained, capsys):
     run, scans, _ = trained
     array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
@@ -166,6 +174,14 @@ def test_nothing_is_printed(trained, capsys):
         (
             lambda s, a: s.predict(np.stack([a, a]), spacing_mm=(1, 1, 1)),
             "the image has 2 channels",
+        ),
+        (
+            lambda s, a: s.predict(np.where(np.arange(8) < 2, np.nan, a), spacing_mm=(1, 1, 1)),
+            "channel synthetic of the image has 128 voxels that are NaN or infinite",
+        ),
+        (
+            lambda s, a: s.predict(a.astype(float) + 1e300, spacing_mm=(1, 1, 1)),
+            "channel synthetic of the image has 512 voxels that are NaN or infinite",
         ),
         (lambda s, a: s.predict_file("missing.nii", "x.nii"), "no file missing.nii"),
         (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from unet3d.types import HasBlocks
+from unet3d.types import has_blocks
 
 MONAI_BLOCKS = (
     *("ResBlock", "SegResBlock"),  # SegResNet, SegResNetDS
@@ -20,7 +20,7 @@ MONAI_BLOCKS = (
 
 def find_blocks(model: nn.Module) -> list[tuple[int, nn.Module]]:
     """Return (level, block) in forward order; MONAI's networks have one level, others none."""
-    if isinstance(model, HasBlocks):
+    if has_blocks(model):
         return list(model.blocks())
     return [(0, block) for block in dict.fromkeys(_iter_blocks(model))]  # DynUNet names some twice
 

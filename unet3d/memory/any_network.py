@@ -16,7 +16,7 @@ from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
 from unet3d.memory.plots import plot_timeline
-from unet3d.memory.tables import format_peaks
+from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
 from unet3d.simulated_cuda import choose_foreach
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
@@ -75,6 +75,9 @@ class NetworkEstimate:
     def __init__(self, estimate: Callable[[int], MemoryEstimate], batch: int):
         self._estimate = cache(estimate)
         self.details = self._estimate(batch)
+
+    def __repr__(self) -> str:
+        return format_short(self.details)
 
     @property
     def peak(self) -> int:

@@ -18,7 +18,7 @@ from unet3d.memory.conv_backend import COLUMNS
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
 from unet3d.simulated_cuda import simulate_cuda
-from unet3d.types import HasBlocks
+from unet3d.types import has_blocks
 
 STEPS = 2
 """The first step allocates the optimizer's state and gradients; the second is like all others."""
@@ -268,6 +268,6 @@ def estimate_step(
         model = step.model
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         paths = {module: path for path, module in model.named_modules()}
-        blocks = model.blocks() if isinstance(model, HasBlocks) else ()
+        blocks = model.blocks() if has_blocks(model) else ()
         levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=parameters, levels=levels)

@@ -34,6 +34,19 @@ def format_peaks(estimate: MemoryEstimate) -> str:
     return "\n\n".join(parts)
 
 
+def format_short(estimate: MemoryEstimate) -> str:
+    """Format the peak of a step, of its phases and of the largest kinds in three lines."""
+    reserved, allocated = estimate.peak.reserved, estimate.peak.allocated or 0
+    rest = "on a CPU" if reserved is None else f"on a GPU, {format_bytes(reserved)} reserved"
+    phases = [f"{name} {format_bytes(r.allocated or 0)}" for name, r in estimate.phases.items()]
+    largest = sorted(estimate.kinds.items(), key=lambda item: -item[1])[:3]
+    kinds = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in largest]
+    return (
+        f"estimated peak of a training step: {format_bytes(allocated)} {rest}\n"
+        f"by phase: {', '.join(phases)}\nmost of it: {', '.join(kinds)}"
+    )
+
+
 def format_layers(layers: Sequence[Layer]) -> str:
     """Format one row per call of a module."""
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]

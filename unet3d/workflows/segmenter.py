@@ -17,6 +17,7 @@ from unet3d.workflows.export.export_checkpoint import export
 from unet3d.workflows.inference.build import (
     build_predictor,
     describe_mirroring,
+    describe_networks,
     plan_outputs,
     resolve_flip_axes,
 )
@@ -40,6 +41,13 @@ class Segmenter:
     ):
         self._predictor = predictor
         self._checkpoints, self._allow_targets = tuple(checkpoints), tuple(allow_targets)
+
+    def __repr__(self) -> str:
+        networks = describe_networks(self._predictor.ensemble)
+        return (
+            f"Segmenter: {networks} on {self._predictor.device}; "
+            f"channels {', '.join(self.channels)}; classes {', '.join(self.classes)}"
+        )
 
     @property
     def channels(self) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     parts, affine = [], np.eye(4)
     for index, file in enumerate(files):
         channels, file_affine = read_volume(file)
-        if not all(_is_finite(channel) for channel in channels):
+        if any(map(count_nonfinite, channels)):
             raise UsageError(f"{file} holds NaN or infinite values")
         if index and channels.shape[1:] != parts[0].shape[1:]:
             raise UsageError(
@@ -235,9 +235,10 @@ def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts, out=channels)
 
 
-def _is_finite(channel: np.ndarray) -> bool:
+def count_nonfinite(channel: np.ndarray) -> int:
+    """Return how many voxels are NaN or infinite in float32."""
     with np.errstate(over="ignore"):  # values beyond float32 become infinite
-        return bool(np.isfinite(channel.astype(np.float32, copy=False)).all())
+        return int((~np.isfinite(channel.astype(np.float32, copy=False))).sum())
 
 
 def read_label(file: Path, grid: Grid) -> np.ndarray:

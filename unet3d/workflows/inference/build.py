@@ -211,10 +211,7 @@ def plan_outputs(
 
 def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision) -> str:
     """Say which networks predict, on which device and in which precision."""
-    networks = ensemble.networks
-    parameters = sum(p.numel() for network in networks for p in network.parameters())
-    name = type(networks[0]).__name__ if len(networks) == 1 else f"{len(networks)} networks"
-    summary = f"{name}, {parameters:,} parameters, precision {precision.used}"
+    summary = f"{describe_networks(ensemble)}, precision {precision.used}"
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"
     patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(predictor.window_bytes)
@@ -225,3 +222,11 @@ def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision
         f"{summary}, on {device}; windows of {patch} take {window}\n"
         f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
     )
+
+
+def describe_networks(ensemble: Ensemble) -> str:
+    """Say which networks an ensemble has, and how large they are."""
+    networks = ensemble.networks
+    parameters = sum(p.numel() for network in networks for p in network.parameters())
+    name = type(networks[0]).__name__ if len(networks) == 1 else f"{len(networks)} networks"
+    return f"{name}, {parameters:,} parameters"

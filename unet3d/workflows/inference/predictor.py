@@ -16,7 +16,7 @@ from unet3d.data.formats.volumes import check_target, open_probability_file, wri
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.nifti.writer import get_probability_bytes
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
-from unet3d.data.preprocessing.pipeline import PreprocessedScan
+from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite
 from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
@@ -168,6 +168,12 @@ class Predictor:
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         self._check_channels("the image", len(channels))
+        for name, channel in zip(self.ensemble.channels, channels, strict=True):
+            if count := count_nonfinite(channel):
+                raise UsageError(
+                    f"channel {name} of the image has {pluralize(count, 'voxel')} that are NaN or "
+                    "infinite: replace them"
+                )
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
         return self._plan("the image", None, scan, 0)
 
