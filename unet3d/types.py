@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypedDict, TypeGuard, runtime_checkable
@@ -14,11 +15,32 @@ if TYPE_CHECKING:
 IGNORE_LABEL = 255
 """Label of voxels that losses and metrics skip, whatever value the files use for it."""
 
-PRECISIONS = ("32", "16", "bf16", "16-true", "bf16-true")
+LIGHTNING_PRECISIONS = {
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "16-true": "16-true",
+    "bf16-true": "bf16-true",
+}
+"""Lightning's name for each value of `precision=`."""
+
+PRECISIONS = tuple(LIGHTNING_PRECISIONS)
 """Values of `precision=`: full, mixed (16, bf16) and pure half precision."""
 
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
-"""Values of `trainer.accelerator=`."""
+
+def find_precision(value: object) -> str | None:
+    """Return the precision that a name of ours or of Lightning's, or a number, stands for.
+
+    >>> find_precision(16), find_precision("bf16-mixed"), find_precision("64")
+    ('16', 'bf16', None)
+    """
+    names = LIGHTNING_PRECISIONS.items()
+    return next((own for own, lightning in names if str(value) in (own, lightning)), None)
+
+
+DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?|mps")
+DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
+"""Values of `device=` and, with Lightning's gpu for cuda, of `trainer.accelerator=`."""
 
 BACKENDS = ("torch", "onnx", "openvino")
 """Values of `backend=`: what runs networks in inference."""

@@ -563,8 +563,8 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"tta": "yes"}, "tta must be true, false or a list"),
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
-        ({"device": "gpu"}, "device=gpu"),
-        ({"device": "tpu"}, "device must be one of auto"),
+        ({"device": "cuda"}, "device=cuda"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps"),
         ({"memory_gib": -1}, "memory_gib must be"),
         ({"backend": "tensorrt"}, "backend must be one of torch, onnx, openvino"),
         ({"skip_background": "true"}, "skip_background must be null or a number in [0, 1)"),
@@ -586,7 +586,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
 def test_a_usage_error_is_one_line_with_exit_code_2(
     predict, checkpoint, images, tmp_path, capsys, words, message
 ):
-    if words.get("device") == "gpu" and torch.cuda.is_available():
+    if words.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     images("a.nii", "b.nii")
     made = {

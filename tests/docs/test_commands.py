@@ -34,7 +34,7 @@ ELSEWHERE = ("torchrun", "sbatch", "srun", "docker", "podman", "apptainer", "sin
 
 COMPOSED = (
     *("download", "trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
-    *("trainer.accelerator=gpu", "device=gpu", "budget_gib=auto", "compile=true"),
+    *("trainer.accelerator=cuda", "device=cuda", "budget_gib=auto", "compile=true"),
 )
 """A download, several processes, a GPU, minutes of compiling: only composed as well, like view,
 which serves until Ctrl-C."""

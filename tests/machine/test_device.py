@@ -41,7 +41,24 @@ def test_a_missing_gpu_is_rejected(monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     assert device.resolve_device("auto") == "cpu"
     with pytest.raises(UsageError, match="finds no CUDA device"):
-        device.resolve_device("gpu")
+        device.resolve_device("cuda")
+    with pytest.raises(
+        UsageError, match="device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"
+    ):
+        device.resolve_device("gpu", "device")
+
+
+def test_a_gpu_is_chosen_by_its_number(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert device.resolve_device("cuda:1") == "cuda"
+    for requested in ("cuda:1", "cuda", "cpu", "auto"):
+        device.select_gpu(requested)
+    assert chosen == [1]
+    with pytest.raises(UsageError, match="cuda:2: torch finds 2 GPUs, and counts them from 0"):
+        device.select_gpu("cuda:2")
 
 
 def test_an_apple_gpu_runs_plain_modules_in_float32(monkeypatch):

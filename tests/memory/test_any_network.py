@@ -144,7 +144,8 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     ("options", "message"),
     [
         ({"precision": "12"}, "precision must be one of 32, 16, bf16, got '12'"),
-        ({"device": "tpu"}, "device must be cuda or cpu, got 'tpu'"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        ({"device": "mps"}, "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
     ],
 )
 def test_what_cannot_be_estimated_is_refused(options, message):
@@ -169,6 +170,24 @@ def test_the_import_needs_neither_hydra_nor_lightning():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("same", "options"),
+    [
+        ({"precision": "16"}, {"precision": 16}),
+        ({"precision": "16"}, {"precision": "16-mixed"}),
+        ({"precision": "bf16"}, {"precision": "bf16-mixed", "device": "auto"}),
+        ({"device": "cuda"}, {"device": "cuda:0", "precision": "32-true"}),
+        ({"device": "cpu"}, {"device": torch.device("cpu")}),
+    ],
+)
+def test_devices_and_precisions_have_the_names_that_torch_and_lightning_give_them(same, options):
+    peaks = {
+        unet3d.estimate_memory(small(), (2, 1, 16, 16, 16), **given).peak
+        for given in (same, options)
+    }
+    assert len(peaks) == 1
 
 
 class BlocksOfItsOwn(nn.Sequential):

@@ -54,7 +54,7 @@ SMALL = ["data.patch_size=[32,32,32]", "model.depth=2", "model.width=8", "precis
 
 
 def test_the_command_prints_a_table_that_says_it_is_a_model(capsys):
-    assert main(["memory", "view=time", "device=a100", *SMALL]) == 0
+    assert main(["memory", "view=time", "gpu=a100", *SMALL]) == 0
     shown = capsys.readouterr().out
     assert "on NVIDIA A100 80 GB" in shown
     assert "A model, not a measurement" in shown
@@ -71,7 +71,7 @@ def test_the_command_writes_json_with_launches_flops_bytes_and_both_times(capsys
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["device=h101"], "device must be one of h200, h100"),
+        (["gpu=h101"], "gpu must be one of h200, h100"),
         (["vary=batch"], "remove format=png, vary= and measure="),
         (["measure=true"], "remove format=png, vary= and measure="),
     ],

@@ -156,6 +156,17 @@ def test_a_printed_segmenter_is_one_line_with_networks_channels_and_classes(trai
     )
 
 
+@pytest.mark.parametrize("precision", [32, "32-true"])
+def test_a_precision_is_a_number_or_lightnings_name_too(trained, precision):
+    run, scans, _ = trained
+    array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
+    segmenters = [
+        unet3d.load(run, device=torch.device("cpu"), precision=p) for p in (precision, "32")
+    ]
+    first, second = (segmenter.predict(array, affine=affine) for segmenter in segmenters)
+    assert np.array_equal(first, second)
+
+
 def test_nothing_is_printed(trained, capsys):
     run, scans, _ = trained
     array, affine = read(sorted(scans.glob("*.nii.gz"))[0])
@@ -200,7 +211,8 @@ def test_what_cannot_be_segmented_is_named(trained, call, message):
     ("options", "message"),
     [
         ({"checkpoint": []}, "load needs a checkpoint"),
-        ({"device": "tpu"}, "device must be auto, cpu or gpu, got 'tpu'"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'"),
+        ({"device": "gpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
         ({"precision": "8"}, "precision must be one of"),
         ({"flip_axes": [3]}, "flip_axes are of 0, 1 and 2"),
         ({"overlap": 1.0}, r"load needs overlap in \[0, 1\)"),

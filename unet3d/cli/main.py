@@ -121,6 +121,11 @@ def run_command_line(args: Sequence[str], signals: SignalListener | None = None)
         module = import_command(command)
         if signals is not None:
             signals.is_idle = False
+        accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
+        if accelerator.startswith("cuda:"):
+            from unet3d.machine.device import select_gpu
+
+            select_gpu(accelerator)
         return module.main(composed, folder)
 
     def print_sweep_summary(folder: Path) -> None:

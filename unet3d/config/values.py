@@ -9,7 +9,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.errors import UsageError
-from unet3d.types import Triple
+from unet3d.types import DEVICE, DEVICE_NAMES, Triple
 
 KeyPath = tuple[Any, ...]
 """The keys and indices that lead to a value."""
@@ -195,6 +195,14 @@ def read_devices(config: DictConfig, key: str) -> int | Literal["auto"]:
     if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_PROCESSES):
         bound = f">= 1 and <= {MAX_PROCESSES}"
         raise UsageError(f"{key} must be auto or an int {bound}, got {value!r}")
+    return value
+
+
+def read_device(config: DictConfig, key: str) -> str:
+    """Read a device."""
+    value = read(config, key)
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise UsageError(f"{key} must be {DEVICE_NAMES}, got {shorten(value)}")
     return value
 
 

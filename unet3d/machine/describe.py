@@ -15,8 +15,9 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     """Return the device and the versions of what runs on it; no names of users or folders."""
     software = inspect_software()
     versions = {"torch": software.torch, "cuda": software.cuda, "cudnn": software.cudnn}
-    gpus = [gpu for gpu in list_gpus() if gpu.index == 0] if device.type == "cuda" else []
-    gpu = gpus[0] if gpus else None
+    gpu = None
+    if device.type == "cuda":
+        gpu = next((g for g in list_gpus() if g.index == torch.cuda.current_device()), None)
     return {
         "device": device.type,
         "gpu": None if gpu is None else gpu.name,

@@ -5,36 +5,48 @@ from dataclasses import dataclass
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.types import ACCELERATORS, PRECISIONS
-
-LIGHTNING_PRECISIONS = {
-    "32": "32-true",
-    "16": "16-mixed",
-    "bf16": "bf16-mixed",
-    "16-true": "16-true",
-    "bf16-true": "bf16-true",
-}
-"""Lightning's name for each value of `precision=`."""
+from unet3d.text import pluralize
+from unet3d.types import (
+    DEVICE,
+    DEVICE_NAMES,
+    LIGHTNING_PRECISIONS,
+    PRECISIONS,
+    find_precision,
+)
 
 
 def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
-    """Resolve auto, cpu, gpu, cuda or mps to cpu, cuda or mps; `key` names the option in messages.
+    """Resolve auto, cpu, cuda, cuda:N or mps to cpu, cuda or mps; `key` names it in messages.
 
     ROCm's devices are called cuda, too.
     """
-    if requested not in ACCELERATORS:
-        raise UsageError(f"{key} must be auto, cpu, gpu or mps, got {requested!r}")
+    if not DEVICE.fullmatch(requested):
+        raise UsageError(f"{key} must be {DEVICE_NAMES}, got {requested!r}")
     if requested == "mps":
         if not torch.backends.mps.is_available():
             raise UsageError(f"{key}=mps needs a Mac with an Apple GPU: use {key}=cpu")
         return "mps"
+    kind, _, index = requested.partition(":")
     has_gpu = torch.cuda.is_available()
-    if requested in ("gpu", "cuda") and not has_gpu:
+    if kind == "cuda" and not has_gpu:
         raise UsageError(
             f"{key}={requested}: torch {torch.__version__} finds no CUDA device: use "
             f"{key}=cpu, or run unet3d doctor to see why"
         )
+    if index and int(index) >= torch.cuda.device_count():
+        count = pluralize(torch.cuda.device_count(), "GPU")
+        raise UsageError(f"{key}={requested}: torch finds {count}, and counts them from 0")
     return "cuda" if has_gpu and requested != "cpu" else "cpu"
+
+
+def select_gpu(requested: str) -> None:
+    """Make the GPU of cuda:N the one that all of this process uses; do nothing for other devices.
+
+    Where there is no GPU, a step can still be estimated.
+    """
+    if requested.startswith("cuda:") and torch.cuda.is_available():
+        resolve_device(requested)
+        torch.cuda.set_device(int(requested.partition(":")[2]))
 
 
 def describe_missing_kernels(device: str) -> str | None:
@@ -74,9 +86,9 @@ class Precision:
 
 def resolve_precision(requested: object, device: str) -> Precision:
     """Resolve `precision=` to what a device supports, with the reason if that differs."""
-    name = str(requested)
-    if name not in PRECISIONS:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+    name = find_precision(requested)
+    if name is None:
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {requested!r}")
     if device == "mps":
         reason = "half precision is not supported on Apple GPUs"
         return Precision(name, "32", "" if name == "32" else reason)

@@ -19,12 +19,13 @@ from unet3d.memory.plots import plot_timeline
 from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
 from unet3d.simulated_cuda import choose_foreach
+from unet3d.types import DEVICE, find_precision
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PRECISIONS = ("32", *AUTOCAST_TYPES)
+MIXED_PRECISIONS = ("32", *AUTOCAST_TYPES)
 
 Loss = Callable[[Any], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -36,8 +37,8 @@ def estimate_memory(
     *,
     loss: Loss | None = None,
     optimizer: MakeOptimizer = torch.optim.AdamW,
-    precision: str = "32",
-    device: str = "cuda",
+    precision: str | int = "32",
+    device: str | torch.device = "cuda",
 ) -> "NetworkEstimate":
     """Estimate the memory of a training step before it runs; no GPU is needed.
 
@@ -47,8 +48,8 @@ def estimate_memory(
         loss: computes a number from the network's outputs. Tensors that it creates are counted.
             By default the sum of the outputs' means.
         optimizer: makes an optimizer from the parameters.
-        precision: 32, or mixed precision: 16 or bf16.
-        device: "cuda" or "cpu".
+        precision: 32, or mixed precision: 16 or bf16, or Lightning's name, such as "16-mixed".
+        device: "cuda" (or "auto", "cuda:1": what a step takes is the same) or "cpu".
 
     Example::
 
@@ -57,14 +58,17 @@ def estimate_memory(
         >>> estimate.peak
         822200
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    if device not in ("cuda", "cpu"):
-        raise UsageError(f"device must be cuda or cpu, got {device!r}")
+    name = find_precision(precision)
+    if name not in MIXED_PRECISIONS:
+        names = ", ".join(MIXED_PRECISIONS)
+        raise UsageError(f"precision must be one of {names}, got {precision!r}")
+    kind = str(device).partition(":")[0]
+    if not DEVICE.fullmatch(str(device)) or kind == "mps":
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
 
     def estimate(batch: int) -> MemoryEstimate:
         shape = (batch, *input_shape[1:])
-        return _estimate(model, shape, loss or sum_means, optimizer, precision, device)
+        return _estimate(model, shape, loss or sum_means, optimizer, name, cuda=kind != "cpu")
 
     return NetworkEstimate(estimate, input_shape[0])
 
@@ -151,17 +155,18 @@ def _estimate(
     loss: Loss,
     make_optimizer: MakeOptimizer,
     precision: str,
-    device: str,
+    *,
+    cuda: bool,
 ) -> MemoryEstimate:
     def make_step() -> ModelStep:
         fake = _copy_as_fake(model).train()
         optimizer = make_optimizer(p for p in fake.parameters() if p.requires_grad)
-        if device == "cuda":
+        if cuda:
             choose_foreach(optimizer)
         return ModelStep(fake, shape, loss, optimizer, AUTOCAST_TYPES.get(precision))
 
     with refuse_untraceable():
-        return estimate_step(make_step, cuda=device == "cuda")
+        return estimate_step(make_step, cuda=cuda)
 
 
 def _copy_as_fake(model: nn.Module) -> nn.Module:

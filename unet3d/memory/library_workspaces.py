@@ -62,7 +62,7 @@ def get_cublas_bytes() -> int:
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if sizes:
         return sum(int(kib) * 1024 * int(count) for kib, count in sizes)
-    capability = nvml.get_compute_capability(torch.device("cuda", 0))
+    capability = nvml.get_compute_capability(torch.device("cuda"))
     return HOPPER_CUBLAS_BYTES if capability and capability[0] >= 9 else CUBLAS_BYTES
 
 

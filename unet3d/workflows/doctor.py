@@ -103,7 +103,8 @@ def inspect_run(
         processes = count_local_processes(settings.trainer)
     if device is not None and precision is not None:
         cuda = device == "cuda"
-        available = get_available_device_bytes(device, report.gpus[:processes])
+        first = int(requested.partition(":")[2] or 0)  # of cuda:N
+        available = get_available_device_bytes(device, report.gpus[first:][:processes])
         with collect_errors(problems):
             settings = complete_settings(with_device(settings, device))
             settings = resolve_strategy(settings, precision, cuda=cuda)
@@ -152,8 +153,7 @@ def collect_errors(problems: list[Problem]) -> Generator[None]:
 
 def with_device(settings: TrainingSettings, device: str) -> TrainingSettings:
     """Return the settings with `auto` resolved, so that the estimate is for this device."""
-    accelerator = "gpu" if device == "cuda" else device
-    return replace(settings, trainer=replace(settings.trainer, accelerator=accelerator))
+    return replace(settings, trainer=replace(settings.trainer, accelerator=device))
 
 
 def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:

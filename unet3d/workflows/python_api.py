@@ -13,6 +13,7 @@ from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
+from unet3d.machine.device import select_gpu
 from unet3d.machine.distributed_env import read_process_rank
 from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.workflows.evaluation.score_cases import build_evaluation
@@ -54,6 +55,7 @@ def train(
     directory = None if config_dir is None else Path(config_dir).expanduser()
     composed, run_folder = compose_call("train", given, directory)
     settings = parse_training(composed)
+    select_gpu(settings.trainer.accelerator)
     process = read_process_rank(settings.trainer.launch)
     if process.world_size == 1 and count_local_processes(settings.trainer) > 1:
         raise UsageError(

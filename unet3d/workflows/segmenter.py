@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from unet3d.config.settings.export import ExportSettings
+from unet3d.config.settings.training import parse_precision
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
+from unet3d.machine.device import resolve_device
 from unet3d.text import join_first, pluralize
-from unet3d.types import ACCELERATORS, BACKENDS, PRECISIONS
+from unet3d.types import BACKENDS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
 from unet3d.workflows.inference.build import (
@@ -170,8 +173,8 @@ class Segmenter:
 def load(
     checkpoint: PathLike | Sequence[PathLike],
     *,
-    device: str = "auto",
-    precision: str | None = None,
+    device: str | torch.device = "auto",
+    precision: str | int | None = None,
     overlap: float = 0.5,
     batch_size: int = 1,
     flip_axes: Sequence[int] | None = (),
@@ -187,9 +190,9 @@ def load(
         checkpoint: a checkpoint file, a run folder (its best checkpoint, else the last one), the
             folder of a bundle, or ``hf://OWNER/NAME``, a bundle on Hugging Face's hub; several
             make an ensemble.
-        device: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        precision: ``"32"``, ``"16"``, ``"bf16"``, ``"16-true"`` or ``"bf16-true"``; by default that
-            of training.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or one GPU, such as ``"cuda:1"``.
+        precision: ``"32"``, ``"16"``, ``"bf16"``, ``"16-true"`` or ``"bf16-true"``, or Lightning's
+            name, such as ``"16-mixed"``; by default that of training.
         overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
         batch_size: windows per forward pass.
         flip_axes: axes of test-time augmentation by flipping, of those that training flipped; None
@@ -205,10 +208,8 @@ def load(
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
-    if device not in ACCELERATORS or device == "mps":
-        raise UsageError(f"device must be auto, cpu or gpu, got {device!r}")
-    if precision is not None and precision not in PRECISIONS:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    resolve_device(str(device), "device")
+    used = None if precision is None else parse_precision(precision)
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
@@ -227,8 +228,8 @@ def load(
         warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
     predictor, _ = build_predictor(
         ensemble,
-        device=device,
-        precision=precision,
+        device=str(device),
+        precision=used,
         overlap=overlap,
         batch_size=batch_size,
         flip_axes=axes,

@@ -49,7 +49,11 @@ def test_a_value_is_parsed(values, field, expected):
         ("batch_size", [0], "batch_size must be an int >= 1"),
         ("tta", ["x", 3, [0, 0], [-1], [True], [[0]]], "tta must be true, false or a list of"),
         ("precision", [17, "half"], "precision must be one of 32, 16, bf16, 16-true, bf16-true"),
-        ("device", ["tpu"], "device must be one of auto, cpu, gpu, cuda"),
+        (
+            "device",
+            ["tpu", "gpu", "h100", "cuda:", 0],
+            "device must be auto, cpu, cuda, cuda:N or mps",
+        ),
         (
             "memory_gib",
             [0, -1, "much", True, None, float("inf"), float("nan")],

@@ -78,6 +78,20 @@ def test_numbers_of_batches_that_cannot_be_trained_or_validated_are_refused(key,
         parse({f"trainer.{key}": value})
 
 
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [(n, n) for n in ("auto", "cpu", "cuda", "cuda:3", "mps")] + [("gpu", "cuda")],
+)
+def test_accelerators_have_the_names_of_all_devices_and_lightnings_gpu(given, parsed):
+    assert parse({"trainer.accelerator": given}).trainer.accelerator == parsed
+
+
+@pytest.mark.parametrize("processes", [{"trainer.devices": 2}, {"trainer.launch": "torchrun"}])
+def test_one_gpu_is_not_for_several_processes(processes):
+    with pytest.raises(UsageError, match=r"accelerator=cuda:1 is one GPU: for several processes"):
+        parse({"trainer.accelerator": "cuda:1", **processes})
+
+
 def test_the_trainer_gets_no_key_that_lightning_does_not_have():
     arguments = parse().trainer.factory.arguments
     assert "log_every_n_steps" in arguments
@@ -89,6 +103,10 @@ def test_the_trainer_gets_no_key_that_lightning_does_not_have():
     [
         ("precision", 16, "precision", "16"),
         ("precision", "bf16-true", "precision", "bf16-true"),
+        ("precision", "16", "precision", "16"),
+        ("precision", "16-mixed", "precision", "16"),
+        ("precision", "bf16-mixed", "precision", "bf16"),
+        ("precision", "32-true", "precision", "32"),
         ("fold", "none", "fold", None),
         ("fold", 4, "fold", 4),
         ("resume", "auto", "resume", "auto"),
@@ -121,7 +139,11 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("memory.estimate", ["x"], "memory.estimate must be true or false"),
         ("memory.if_too_large", ["x"], "memory.if_too_large must be one of warn, error, ignore"),
         ("memory.snapshot", ["x"], "memory.snapshot must be true or false"),
-        ("trainer.accelerator", ["tpu"], "trainer.accelerator must be one of auto, cpu, gpu, cuda"),
+        (
+            "trainer.accelerator",
+            ["tpu", None, 0],
+            "trainer.accelerator must be auto, cpu, cuda, cuda:N",
+        ),
         ("trainer.devices", [0, "all", True], "trainer.devices must be auto or an int >= 1"),
         ("trainer.launch", ["mpi"], "trainer.launch must be one of local, torchrun, slurm"),
         ("trainer.timeout_seconds", [0, None], "trainer.timeout_seconds must be a number above 0"),

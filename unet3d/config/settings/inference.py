@@ -15,6 +15,7 @@ from unet3d.config.values import (
     read,
     read_bool,
     read_choice,
+    read_device,
     read_devices,
     read_path,
     read_paths,
@@ -55,6 +56,9 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     """Check and parse the config of `unet3d predict`."""
     config = composed.config
     precision, devices = read(config, "precision"), read_devices(config, "devices")
+    device = read_device(config, "device")
+    if ":" in device and devices != 1:
+        raise UsageError(f"device={device} is one GPU: use device=cuda for devices={devices}")
     return InferenceSettings(
         checkpoints=read_paths(config, "checkpoint"),
         input=read_path(config, "input"),
@@ -62,7 +66,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         windows=parse_windows(config),
         flip_axes=_parse_flip_axes(read(config, "tta")),
         precision=None if precision is None else parse_precision(precision),
-        device=read_choice(config, "device", ("auto", "cpu", "gpu", "cuda")),
+        device=device,
         devices=None if devices == "auto" else devices,
         backend=read_choice(config, "backend", BACKENDS),
         skip_background=_parse_level(read(config, "skip_background")),

@@ -64,7 +64,7 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         measure=read_bool(config, "measure"),
         recording=read_optional_path(config, "recording"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
-        gpu=GPUS[read_choice(config, "device", tuple(GPUS))],
+        gpu=GPUS[read_choice(config, "gpu", tuple(GPUS))],
         torch=read_version(config, "torch"),
         cudnn=read_version(config, "cudnn"),
     )

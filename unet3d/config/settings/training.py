@@ -20,6 +20,7 @@ from unet3d.config.values import (
     read,
     read_bool,
     read_choice,
+    read_device,
     read_devices,
     read_duration,
     read_float,
@@ -31,7 +32,7 @@ from unet3d.config.values import (
     to_plain,
 )
 from unet3d.errors import UsageError
-from unet3d.types import ACCELERATORS, PRECISIONS
+from unet3d.types import PRECISIONS, find_precision
 
 LAUNCHERS = ("local", "torchrun", "slurm")
 
@@ -288,10 +289,11 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
 
 
 def parse_precision(value: Any, key: str = "precision") -> str:
-    """Parse a precision, which may be written as an int."""
-    if str(value) not in PRECISIONS:
+    """Parse a precision, which may be an int or Lightning's name of it."""
+    precision = find_precision(value)
+    if precision is None:
         raise UsageError(f"{key} must be one of {', '.join(PRECISIONS)}, got {value!r}")
-    return str(value)
+    return precision
 
 
 def parse_windows(config: DictConfig, prefix: str = "") -> SlidingWindowSettings:
@@ -309,7 +311,9 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
     if OmegaConf.is_missing(config.data, "root"):
         config = deepcopy(config)
         config.data.layout = MISSING
-    return {str(key): value for key, value in to_plain(config).items()}
+    precision = parse_precision(read(config, "precision"))
+    values = {str(key): value for key, value in to_plain(config).items()}
+    return {**values, "precision": int(precision) if precision.isdecimal() else precision}
 
 
 def _parse_trainer(config: DictConfig) -> TrainerSettings:
@@ -333,7 +337,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         max_epochs = DEFAULT_MAX_EPOCHS
     return TrainerSettings(
         factory=replace(factory, arguments=arguments),
-        accelerator=read_choice(config, "trainer.accelerator", ACCELERATORS),
+        accelerator=_parse_accelerator(config),
         devices=read_devices(config, "trainer.devices"),
         launch=read_choice(config, "trainer.launch", LAUNCHERS),
         timeout_seconds=read_float(
@@ -350,6 +354,19 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         cuda_graph=_parse_bool_or_auto(config, "trainer.cuda_graph"),
         show_progress_bar=_parse_bool_or_auto(config, "trainer.enable_progress_bar"),
     )
+
+
+def _parse_accelerator(config: DictConfig) -> str:
+    if read(config, "trainer.accelerator") == "gpu":  # Lightning's name
+        return "cuda"
+    accelerator = read_device(config, "trainer.accelerator")
+    processes = (read(config, "trainer.launch"), read(config, "trainer.devices"))
+    if ":" in accelerator and processes != ("local", 1):
+        raise UsageError(
+            f"trainer.accelerator={accelerator} is one GPU: for several processes, use "
+            "trainer.accelerator=cuda"
+        )
+    return accelerator
 
 
 def _parse_bool_or_auto(config: DictConfig, key: str) -> bool | Literal["auto"]:

@@ -89,12 +89,14 @@ def build_predictor(
 ) -> tuple[Predictor, Precision]:
     """Build a predictor on a device that exists; also return the precision that it computes in."""
     kind = resolve_device(device, "device")
+    if kind == "mps":
+        raise UsageError("device=mps is for training only: use device=cpu")
     used = resolve_backend_precision(
         backend, kind, resolve_inference_precision(precision, ensemble, kind)
     )
     predictor = Predictor(
         ensemble,
-        device=torch.device(kind),
+        device=torch.device(device if ":" in device else kind),
         precision=used,
         overlap=overlap,
         batch_size=batch_size,

@@ -69,7 +69,7 @@ def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, Memory
 def measure_step(settings: TrainingSettings) -> Measurement:
     """Run the configured step on this machine's GPU."""
     require_gpu()
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda")
     precision = resolve_precision(settings.precision, "cuda")
     settings = resolve_strategy(settings, precision, cuda=True)
     step = make_step_factory(settings, precision, cuda=True, device="cuda")()

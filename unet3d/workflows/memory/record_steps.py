@@ -40,7 +40,7 @@ def record_steps(settings: TrainingSettings) -> Recording:
     require_gpu()
     if get_allocator_settings().expandable_segments:
         raise UsageError("recording= needs segments that do not expand: unset PYTORCH_ALLOC_CONF")
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda")
     precision = resolve_precision(settings.precision, "cuda")
     settings = complete_settings(resolve_strategy(settings, precision, cuda=True))
     job = describe_job(settings)
@@ -104,5 +104,5 @@ def restore_job(job: Mapping[str, Any]) -> TrainingSettings:
     composed = compose_config([f"checkpointing={job['strategy']}"], "train")
     groups = {group: job[group] for group in GROUPS}
     values = {f"{group}.{key}": value for group in VALUES for key, value in job[group].items()}
-    values |= {"precision": job["precision"], "trainer.accelerator": "gpu"}
+    values |= {"precision": job["precision"], "trainer.accelerator": "cuda"}
     return parse_training(replace_values(composed, groups | values))

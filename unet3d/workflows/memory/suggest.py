@@ -45,7 +45,7 @@ def get_budget_bytes(budget_gib: float | None) -> int:
     if budget_gib is None:
         if not torch.cuda.is_available():
             raise UsageError("budget_gib=auto: torch finds no GPU; give the GPU's memory in GiB")
-        available = get_available_bytes(torch.device("cuda", 0))
+        available = get_available_bytes(torch.device("cuda"))
         assert available is not None
         return available
     if budget_gib * GIB <= CUDA_CONTEXT_BYTES:

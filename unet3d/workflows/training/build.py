@@ -172,7 +172,7 @@ def build_data_loaders(
         foreground_fraction=settings.data.foreground_fraction,
         augment=augment,
         num_workers=settings.data.num_workers,
-        device=torch.device(device, process.gpu_index)
+        device=torch.device(device, torch.cuda.current_device())
         if device == "cuda"
         else torch.device(device),
         seed=settings.seed,

@@ -18,4 +18,4 @@ def choose_recorder(
     obstacle = find_cuda_graph_obstacle(settings, device, several_processes=several_processes)
     if obstacle is not None:
         return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"]
-    return CudaGraphs(torch.device(device, process.gpu_index)), []
+    return CudaGraphs(torch.device(device, torch.cuda.current_device())), []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
@@ -44,11 +45,12 @@ def build_trainer(
             "num_nodes": process.num_nodes,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
+    is_one_gpu = device == "cuda" and process.world_size == 1
     loggers = [logger(save_dir=folder) for logger in settings.loggers.values()]
     try:
         return trainer.factory(
             accelerator=device,
-            devices=process.visible_devices,
+            devices=[torch.cuda.current_device()] if is_one_gpu else process.visible_devices,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=-1,
             max_time=None,
