@@ -22,7 +22,7 @@ endif
 # One process per core; the slowest tests are listed at the end.
 PYTEST := -m pytest -n auto --dist worksteal --durations=25
 
-.PHONY: train test check format lint types layers docs gpu long clean
+.PHONY: train test slow check format lint types layers docs gpu long clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
@@ -30,9 +30,11 @@ train: $(TRAIN_NEEDS)
 test: $(TEST_NEEDS)
 	$(TEST) $(PYTEST) -m "not gpu and not slow" $(ARGS)
 
-# What CI runs: every test that needs no GPU.
-check: lint types layers docs $(TEST_NEEDS)
-	$(TEST) $(PYTEST) -m "not gpu" $(ARGS)
+# What CI runs: `make test`, the slow tests, and everything that needs no run.
+check: lint types layers docs test slow
+
+slow: $(TEST_NEEDS)
+	$(TEST) $(PYTEST) -m "slow and not gpu" $(ARGS)
 
 lint: $(TEST_NEEDS)
 	$(TEST) -m ruff format --check .
