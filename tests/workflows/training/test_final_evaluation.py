@@ -83,8 +83,8 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     assert "largest component" not in capsys.readouterr().out
     assert main([*words, "resume=auto"]) == 0  # finished, but not evaluated
     line = (
-        "of organ, speckled, judged by the labels of 6 training cases: at least 99% of the class "
-        "is one component in every case that has it, and 5 or more do (organ 6, speckled 6)"
+        "of organ, speckled, judged by 6 training labels: at least 99% of the class is one "
+        "component in all that have it (organ 6, speckled 6)"
     )
     out = capsys.readouterr().out
     assert f"keeping only the largest component {line}\n" in out

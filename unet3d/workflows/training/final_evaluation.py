@@ -101,19 +101,21 @@ def derive_postprocessing(
     classes, volumes = run.dataset.classes, run.data.training
     cases = {} if run.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
     for volume in volumes:
-        cleaned = np.array(volume.label)
+        if not cases:
+            break
+        labels = volume.label
+        cleaned = np.array(labels)
         keep_largest_component(cleaned, list(cases))
         for label in list(cases):
-            size, kept = (np.count_nonzero(array == label) for array in (volume.label, cleaned))
+            size, kept = (np.count_nonzero(array == label) for array in (labels, cleaned))
             cases[label] += bool(size)
             if kept < MIN_SHARE * size:
                 del cases[label]
     chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
     counts = ", ".join(f"{name} {count}" for name, count in chosen.items())
     evidence = (
-        f"the labels of {pluralize(len(volumes), 'training case')}: at least {MIN_SHARE:.0%} of "
-        f"the class is one component in every case that has it, and {MIN_CASES} or more do"
-        + (f" ({counts})" if counts else "")
+        f"{pluralize(len(volumes), 'training label')}: at least {MIN_SHARE:.0%} of the class is "
+        f"one component in all that have it ({counts or f'at least {MIN_CASES}'})"
     )
     return record_postprocessing(list(chosen), evidence, checkpoints, log)
 
