@@ -76,7 +76,7 @@ def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    "limit", ["trainer.max_steps=3", "trainer.max_steps=null trainer.max_time=00:00:00:01"]
+    "limit", ["trainer.max_steps=3", "trainer.max_steps=null trainer.max_time=00:00:00:04"]
 )
 def test_a_run_that_ends_within_an_epoch_validates_its_last_step(composed, tmp_path, limit):
     overrides = [*limit.split(), "trainer.check_val_every_n_epoch=999"]
@@ -178,6 +178,7 @@ def test_a_run_killed_after_its_last_step_is_evaluated_when_resumed(unet3d, tmp_
     assert "Dice, mean" in capsys.readouterr().out
     report = read_report(tmp_path / "run")
     assert (report["finished"], report["steps"]) == (True, 2)
+    assert report["evaluation"]["best_of"] == 1
     assert (tmp_path / "run" / "report.html").exists()
 
 

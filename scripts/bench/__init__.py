@@ -1,1 +1,1 @@
-"""Benchmarks of speed, memory and held-out Dice, whose results are in benchmarks/."""
+"""Benchmarks of speed, memory and Dice, whose results are in benchmarks/."""

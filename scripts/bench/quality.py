@@ -1,4 +1,4 @@
-"""Compare held-out Dice over seeds: our network, MONAI's DynUNet and nnU-Net's network.
+"""Compare validation Dice over seeds: our network, MONAI's DynUNet and nnU-Net's network.
 
     python -m scripts.bench.quality                         # all jobs and variants, three seeds
     python -m scripts.bench.quality --jobs hard --variants ours nnunet --seeds 0 1 2 --steps 400

@@ -40,7 +40,7 @@ def read_report(report: Row) -> Row:
 
 
 def read_run(folder: Path, report: Row) -> Row:
-    """Return a run's row: Dice of the held-out evaluation if there is one, else of validation."""
+    """Return a run's row: Dice of the final evaluation if there is one, else of validation."""
     row = read_report(report)
     del row["evaluation"]
     evaluation = report.get("evaluation") or {}
@@ -65,7 +65,7 @@ def read_run(folder: Path, report: Row) -> Row:
 
 
 def read_cases(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return the Dice of each class of each held-out case."""
+    """Return the Dice of each class of each validation case."""
     cases = json.loads((folder / "evaluation" / "evaluation.json").read_text())["cases"]
     return {
         case: {name: scores["dice"] for name, scores in classes.items()}

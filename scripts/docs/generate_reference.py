@@ -62,7 +62,9 @@ FILES = {
             "report.json": "results and resources of the run: `finished`, `steps`, `metrics`, "
             "`memory` in bytes by phase, `speed`, `evaluation`, `postprocessing`, `parameters`, "
             "`skipped_cases`, `skipped_steps`, `warnings`, `precision`, `choices`, `config`, "
-            "`versions`, `device`",
+            "`versions`, `device`. "
+            "`evaluation.best_of` is the number of checkpoints that the evaluated one was chosen "
+            "from, by the same cases; null if it is the last one",
             "report.html": "the same for people, in one file without network: curves, memory, "
             "scores, the worst cases in a viewer, config, machine and command",
             "curves.json": "loss, learning rate and scores of validations over the steps, at most "
@@ -127,7 +129,8 @@ FILES = {
     "Scores": (
         "`unet3d evaluate` writes into `output`:",
         {
-            "evaluation.json, .csv, .png, worst/": "as in `evaluation/` of a run",
+            "evaluation.json, .csv, .png, worst/": "as in `evaluation/` of a run; `roles` has the "
+            "names of training, validation and held-out cases if `checkpoint=` is given",
             "report.html": "the same for people, with the worst cases in a viewer",
         },
     ),
@@ -146,9 +149,10 @@ FILES = {
 CODES = {
     "0": "success",
     "1": "some cases failed, `check` found problems, or some runs of a sweep failed",
-    "2": "invalid usage: a key, value, file or folder is invalid",
+    "2": "invalid usage: an invalid key, value, file or folder, or a `trainer.max_time` too short",
     "3": "out of memory, or estimated to run out of memory with `memory.if_too_large=error`",
-    "4": "error at run time: NaN, a dead data worker, a full disk, a lost process",
+    "4": "error at run time: NaN, a training that diverged and learned nothing, a dead data "
+    "worker, a full disk, a lost process",
     "130": "stopped by Ctrl-C; resume with `resume=auto`",
     "143": "stopped by SIGTERM, SIGUSR1 or a closed terminal (SIGHUP); resume with `resume=auto`",
 }

@@ -236,17 +236,17 @@ def hippocampus(folder: Path) -> str:
 
 
 def quality(folder: Path) -> str:
-    """Compare held-out Dice of each job after its full training."""
+    """Compare validation Dice of each job after its full training."""
     return quality_table(folder, "cpu-quality")
 
 
 def quality_screen(folder: Path) -> str:
-    """Compare held-out Dice of short runs with other settings and networks."""
+    """Compare validation Dice of short runs with other settings and networks."""
     return quality_table(folder, "cpu-screen-quality")
 
 
 def quality_table(folder: Path, name: str) -> str:
-    """Compare held-out Dice of each job and network."""
+    """Compare validation Dice of each job and network."""
     if not (folder / f"{name}.json").is_file():
         return ""
     lines = [

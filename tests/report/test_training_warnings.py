@@ -50,6 +50,25 @@ def test_spikes_and_non_finite_losses_do_not_hide_a_falling_loss():
     assert make_history(losses).detect_plateau() is None
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [[], [20.0], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0], [900, 800, 90]],
+)
+def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses):
+    assert make_history(losses).detect_divergence() is None
+
+
+@pytest.mark.parametrize("count", [3, 63, 64, 1000])
+def test_a_loss_that_diverges_in_the_first_step_is_detected_however_long_the_run(count):
+    history = make_history([1.5] + [1e15] * count)
+    assert history.detect_divergence() == (1.5, 1e15)
+    earlier = history.state_dict()
+    del earlier["lowest"]  # a checkpoint from before it was recorded
+    resumed = LossHistory()
+    resumed.load_state_dict(earlier)
+    resumed.add(1e15)
+
+
 def test_a_few_steps_are_too_few_to_judge_the_loss():
     assert make_history([1.0] * (PARTS - 1)).detect_plateau() is None
     assert make_history([1.0] * PARTS).detect_plateau() == (1, 1)

@@ -1,4 +1,4 @@
-"""Fixtures for scripts: held-out quality with a fake training, and a rehearsed GPU report."""
+"""Fixtures for scripts: quality with a fake training, and a rehearsed GPU report."""
 
 import json
 import shutil

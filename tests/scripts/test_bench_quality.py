@@ -1,4 +1,4 @@
-"""Held-out quality: what is trained, what is kept, and how runs are summarized."""
+"""Dice of validation cases: what is trained, what is kept, and how runs are summarized."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tables of the documents from results of held-out quality and of the GPU report."""
+"""Tables of the documents from Dice of validation cases and of the GPU report."""
 
 import json
 import shutil

@@ -7,7 +7,7 @@ from pathlib import Path
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.data.layouts.groups import describe_groups, find_likely_groups
-from unet3d.report.evaluation import make_score_rows
+from unet3d.report.evaluation import describe_roles, make_score_rows
 from unet3d.text import escape_unprintable, format_columns, join_first
 from unet3d.workflows.evaluation.evaluate import run_evaluation
 from unet3d.workflows.evaluation.score_cases import CaseScores, build_evaluation
@@ -35,6 +35,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     elif likely := find_likely_groups([pair.name for pair in evaluation.pairs]):
         option = likely.option.removeprefix("data.")
         warn(f"{likely.message}: add {option} to resample patients for confidence intervals")
+    if roles := describe_roles(result.content["roles"]):
+        print(f"cases, by their names in the run: {roles}")
     if errors := list(result.errors):
         print(f"{len(errors)} of {total} cases have errors: {join_first(errors)}")
     if result.files:

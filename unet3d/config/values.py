@@ -300,6 +300,18 @@ def parse_duration(value: Any, key: str) -> float:
     return float(duration)
 
 
+def format_duration(seconds: float) -> str:
+    """Format a duration as DD:HH:MM:SS.
+
+    >>> format_duration(147600)
+    '01:17:00:00'
+    """
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    d, h = divmod(hours, 24)
+    return f"{d:02}:{h:02}:{m:02}:{s:02}"
+
+
 def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
     """Read a path or a pattern, several separated by commas, or a list of these."""
     value = read(config, key)

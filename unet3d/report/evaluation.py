@@ -50,6 +50,20 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
+    """Say whether the cases were held out; nothing if that is not known.
+
+    >>> describe_roles({"training": [], "validation": [], "held out": ["a", "b"]})
+    'held out'
+    >>> describe_roles({"training": ["c"], "validation": [], "held out": ["a", "b"]})
+    '1 training, 2 held out'
+    """
+    counts = {role: len(names) for role, names in (roles or {}).items() if names}
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
 def is_additional(score: str) -> bool:
     """Return whether a score is that of a metric that the config has added."""
     return score not in SCORE_LABELS and not score.endswith("_ml")

@@ -12,7 +12,7 @@ from typing import Any
 
 from unet3d import __version__
 from unet3d.atomic_write import atomic_write
-from unet3d.text import format_columns
+from unet3d.text import format_columns, pluralize
 from unet3d.units import MIB
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
@@ -85,15 +85,27 @@ def make_validation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def make_evaluation_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the scores of the best checkpoint."""
+    """List the scores of the best checkpoint, and say that the same cases chose it."""
     if not evaluation["per_class"]:
         return [("Dice", "no validation case could be evaluated")]
     rows = []
     for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
         text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
-        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text))
+        note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
+        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))
     return rows
+
+
+def describe_selection(evaluation: Mapping[str, Any]) -> str:
+    """Say which cases were scored, and how many checkpoints they had chosen the best one from.
+
+    >>> describe_selection({"best_of": 20}), describe_selection({"best_of": None})
+    ('validation, best of 20 checkpoints', 'validation, last checkpoint')
+    """
+    count = evaluation["best_of"]
+    chosen = "last checkpoint" if count is None else f"best of {pluralize(count, 'checkpoint')}"
+    return f"validation, {chosen}"
 
 
 def format_tensorboard_command(folder: str) -> str:

@@ -29,6 +29,12 @@ FALL = 0.05
 LEARNED_DICE = 0.5
 """From this Dice on, a loss that does not fall was low from the start, as after init_from=."""
 
+DIVERGED = 10.0
+"""A loss that ends above this, and this many times as high as its lowest value, has diverged."""
+
+EARLY_FRACTION = 0.1
+"""A run that time ended before this fraction of its steps is no result yet."""
+
 PARTS = 64
 """Number of means in a loss history at which pairs of them are merged."""
 
@@ -40,6 +46,8 @@ class SuggestedOverrides:
     run_too_short: Sequence[str] = ()
     class_not_learned: Sequence[str] = ()
     loss_not_falling: Sequence[str] = ()
+    cheaper_step: Sequence[str] = ()
+    lower_rate: str = "lower the learning rate"
 
 
 class LossHistory:
@@ -49,11 +57,13 @@ class LossHistory:
         self.means: list[float] = []
         self.batches = 1  # per part
         self.pending: list[float] = []  # losses of the incomplete part
+        self.lowest = math.inf  # of all batches
 
     def add(self, loss: float) -> None:
         """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""
         if not math.isfinite(loss):
             return
+        self.lowest = min(self.lowest, loss)
         self.pending.append(loss)
         if len(self.pending) < self.batches:
             return
@@ -66,12 +76,18 @@ class LossHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {"means": list(self.means), "batches": self.batches, "pending": list(self.pending)}
+        return {
+            "means": list(self.means),
+            "batches": self.batches,
+            "pending": list(self.pending),
+            "lowest": self.lowest,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.means, self.pending = list(state["means"]), list(state["pending"])
         self.batches = state["batches"]
+        self.lowest = state.get("lowest", min([*self.means, *self.pending], default=math.inf))
 
     def detect_plateau(self) -> tuple[float, float] | None:
         """Return the medians of the first and last eighth if the loss has not fallen, else None.
@@ -83,6 +99,16 @@ class LossHistory:
         eighth = len(self.means) // 8
         first, last = median(self.means[:eighth]), median(self.means[-eighth:])
         return (first, last) if first - last < FALL * abs(first) else None
+
+    def detect_divergence(self) -> tuple[float, float] | None:
+        """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
+
+        The lowest of single batches: where the first step diverges, every mean has diverged.
+        """
+        if not self.means:
+            return None
+        last = median(self.means[-max(3, len(self.means) // 8) :])
+        return (self.lowest, last) if last > DIVERGED * max(abs(self.lowest), 1) else None
 
 
 def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
@@ -170,6 +196,35 @@ def format_loss_plateau_warning(first: float, last: float, suggested: SuggestedO
         f"and {last:.4g} in the last"
     )
     return append_overrides(message, suggested.loss_not_falling)
+
+
+def format_divergence_warning(
+    rise: tuple[float, float] | None, steps: int, skipped: int, suggested: SuggestedOverrides
+) -> str | None:
+    """Return the warning about what `detect_divergence` found, or about skipped steps, or None."""
+    if rise is not None:
+        return (
+            f"the training diverged: its loss rose from {rise[0]:.4g} to {rise[1]:.4g}; "
+            f"{suggested.lower_rate}"
+        )
+    if 2 * skipped <= steps:
+        return None
+    return (
+        f"{skipped:,} of {steps:,} steps were skipped, since their loss or gradients were not "
+        f"finite; {suggested.lower_rate}, or check the cases that the log names"
+    )
+
+
+def format_ended_early_warning(
+    steps: int, planned: float, time_for_all: str, suggested: SuggestedOverrides
+) -> str:
+    """Return the warning about a run that time ended before EARLY_FRACTION of its steps."""
+    message = (
+        f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume it with "
+        f"more time (resume=auto trainer.max_time={time_for_all} for all steps), or start a run "
+        "with cheaper steps"
+    )
+    return append_overrides(message, suggested.cheaper_step)
 
 
 def append_overrides(message: str, overrides: Sequence[str]) -> str:

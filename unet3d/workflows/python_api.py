@@ -70,6 +70,7 @@ def evaluate(
     predictions: PathLike | Sequence[PathLike],
     references: PathLike,
     *,
+    checkpoint: PathLike | Sequence[PathLike] | None = None,
     output: PathLike | None = None,
     images: PathLike | None = None,
     classes: Sequence[str] | None = None,
@@ -89,6 +90,8 @@ def evaluate(
     Args:
         predictions: a file, a folder, or several folders.
         references: a file or a folder; files are matched by name.
+        checkpoint: checkpoint or run folder that made the predictions, or several; says which cases
+            were held out.
         output: folder to write files and figures of the worst cases to; by default none.
         images: file or folder of the images to draw the worst cases on.
         classes: names of the labels, background first; by default from a dataset.json near the
@@ -110,6 +113,7 @@ def evaluate(
     values = {
         "predictions": [str(path) for path in predictions] if several else str(predictions),
         "references": str(references),
+        "checkpoint": to_plain(checkpoint),
         "output": None if output is None else str(output),
         "images": None if images is None else str(images),
         "classes": None if classes is None else list(classes),

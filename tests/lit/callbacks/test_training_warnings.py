@@ -29,11 +29,15 @@ class Validations:
     """A run of 20 steps with a validation after each."""
 
     def __init__(self, regions=None):
-        self.warnings = TrainingWarnings(StoppingLimits(max_steps=20), SUGGESTED)
+        self.warnings = TrainingWarnings(
+            StoppingLimits(max_steps=20), lambda out_of_time: SUGGESTED
+        )
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
         self.module = SimpleNamespace(
-            metric=self.metric, print=self.lines.append, nonfinite_guard=SimpleNamespace(loss=1.0)
+            metric=self.metric,
+            print=self.lines.append,
+            nonfinite_guard=SimpleNamespace(loss=1.0, skipped=0),
         )
         rates = {"lr": torch.tensor(1.0), "initial_lr": 1.0}
         optimizer = SimpleNamespace(param_groups=[rates])

@@ -35,6 +35,7 @@ def make_result(name="liver"):
     return {
         "predictions": f"out/{ATTACK}",
         "references": "labelsTr",
+        "roles": None,
         "classes": {name: (1,), "tumor": (2,)},
         "mean": mean,
         "per_class": {

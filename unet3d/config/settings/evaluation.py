@@ -35,6 +35,7 @@ class EvaluationSettings:
     predictions: tuple[Path, ...]
     references: Path
     skip_missing_predictions: bool
+    checkpoints: tuple[Path, ...]  # that made the predictions; none: unknown
     output: Path | None  # None: no files are written
     images: Path | None
     classes: tuple[str, ...] | None  # names of the labels 0, 1, 2, ...
@@ -68,6 +69,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         predictions=read_paths(config, "predictions"),
         references=read_path(config, "references"),
         skip_missing_predictions=missing == "skip",
+        checkpoints=() if read(config, "checkpoint") is None else read_paths(config, "checkpoint"),
         output=output,
         images=images,
         classes=_parse_classes(read(config, "classes")),

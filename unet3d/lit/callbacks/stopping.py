@@ -1,24 +1,47 @@
 """The limits of a run, and the fraction that is done: by steps, epochs or time."""
 
 import time
+from collections.abc import Sequence
+from math import inf
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.config.values import format_duration
+from unet3d.errors import UsageError
 from unet3d.lit.distributed import is_set_on_any_rank
 from unet3d.lit.state_types import is_duration
+from unet3d.report.training_warnings import EARLY_FRACTION, append_overrides
+
+MIN_STEPS = 20
+"""Steps that must fit into the time of a new run, unless it has fewer: fewer learn nothing."""
+
+MEASURED_STEPS = 3
+"""Steps after which a run knows how long a step takes; the first one is warmup."""
 
 
 class StoppingLimits(Callback):
     """Stop a run at `max_steps` or `max_seconds`, after a last validation.
 
     With Lightning's own step and time limits, a run that is interrupted within that validation
-    could not resume it. Epochs are left to Lightning (trainer.max_epochs).
+    could not resume it. Epochs are left to Lightning (trainer.max_epochs). A new run is refused
+    when its time is too short for `MIN_STEPS` of the duration that was measured.
     """
 
-    def __init__(self, *, max_steps: int | None = None, max_seconds: float | None = None):
+    def __init__(
+        self,
+        *,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        step_seconds: Sequence[float] = (),
+        cheaper_step: Sequence[str] = (),
+    ):
         self.max_steps, self.max_seconds = max_steps, max_seconds
+        self.step_seconds = step_seconds  # of this process; another callback appends to it
+        self.cheaper_step = cheaper_step  # overrides
+        self.out_of_time = False  # whether time ended the run, not another limit
+        self.planned_steps = inf  # of the other limits
         self.previous_seconds = 0.0  # of the runs that this one resumes
         self.start: float | None = None
 
@@ -45,6 +68,10 @@ class StoppingLimits(Callback):
             fractions.append(self.elapsed / self.max_seconds)
         return fractions
 
+    def ended_early(self, steps: int) -> bool:
+        """Return whether time has ended the run long before the steps that were planned."""
+        return self.out_of_time and steps < EARLY_FRACTION * self.planned_steps < inf
+
     def is_reached(self, steps: int) -> bool:
         """Return whether the run has reached its limit of steps or time."""
         by_steps = self.max_steps is not None and steps >= self.max_steps
@@ -57,9 +84,33 @@ class StoppingLimits(Callback):
         reached = self.is_reached(trainer.global_step)
         if self.max_seconds is not None:  # the ranks' clocks differ
             reached = is_set_on_any_rank(trainer, reached)
+            self._check_time(trainer, self.max_seconds, reached=reached)
         if reached or trainer.should_stop:
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1
+
+    def _check_time(self, trainer: pl.Trainer, max_seconds: float, *, reached: bool) -> None:
+        steps, is_resumed = trainer.global_step, self.previous_seconds > 0
+        if not reached and (is_resumed or steps != MEASURED_STEPS):
+            return
+        self.planned_steps = min(
+            inf if self.max_steps is None else self.max_steps,
+            trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf,
+        )
+        self.out_of_time = reached and steps < self.planned_steps
+        needed = min(MIN_STEPS, self.planned_steps)
+        if is_resumed or steps >= needed:
+            return
+        # Where time has run out, with validations; else at the speed of the fastest step.
+        step_seconds = self.elapsed / max(steps, 1) if reached else min(self.step_seconds[1:])
+        if is_set_on_any_rank(trainer, reached or needed * step_seconds > max_seconds):
+            enough = format_duration(1.1 * needed * step_seconds + 1)
+            message = (
+                f"trainer.max_time={format_duration(max_seconds)} is too short for {needed} steps, "
+                f"as a step takes {step_seconds:.3g} s here: set trainer.max_time={enough} or "
+                "more, or make a step cheaper"
+            )
+            raise UsageError(append_overrides(message, self.cheaper_step))
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if not trainer.sanity_checking and self.is_reached(trainer.global_step):

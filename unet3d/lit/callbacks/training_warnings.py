@@ -1,11 +1,12 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.config.values import format_duration
 from unet3d.lit.callbacks.lr import get_rate_fraction
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
@@ -19,6 +20,8 @@ from unet3d.report.training_warnings import (
     LossHistory,
     SuggestedOverrides,
     detect_late_rise,
+    format_divergence_warning,
+    format_ended_early_warning,
     format_ended_rising_warning,
     format_loss_plateau_warning,
     format_low_dice_warning,
@@ -29,14 +32,17 @@ from unet3d.report.training_warnings import (
 class TrainingWarnings(Callback):
     """Print a line when a problem appears or is gone; `warnings` lists those that remain.
 
-    `absent` holds sentences about classes that no label contains. All ranks have the same confusion
-    matrices but their own losses; rank 0 prints.
+    `suggest(out_of_time=...)` returns what to try; `absent` holds sentences about classes that no
+    label contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
     """
 
     def __init__(
-        self, limits: StoppingLimits, suggested: SuggestedOverrides, absent: Sequence[str] = ()
+        self,
+        limits: StoppingLimits,
+        suggest: Callable[..., SuggestedOverrides],
+        absent: Sequence[str] = (),
     ):
-        self.limits, self.suggested, self.absent = limits, suggested, list(absent)
+        self.limits, self.suggest, self.absent = limits, suggest, list(absent)
         self.losses = LossHistory()
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
@@ -59,8 +65,16 @@ class TrainingWarnings(Callback):
             low = scores[f"dice/{name}"] < LOW_DICE  # False for NaN
             self.low[name] = self.low.get(name, 0) + 1 if low else 0
         lr_factor = get_rate_fraction(trainer.optimizers[0])
+        steps, skipped = trainer.global_step, pl_module.nonfinite_guard.skipped
+        divergence = self._describe_divergence(steps, skipped)
+        if self._appears("divergence", divergence is not None, due=True):
+            pl_module.print(f"step {steps}: {divergence}")
+        if self._disappears("divergence", divergence is None):
+            pl_module.print(f"step {steps}: the training no longer diverges")
+        if divergence is not None:
+            return
         for line in self._describe_changes(self.limits.fraction_done(trainer), lr_factor, voxels):
-            pl_module.print(f"step {trainer.global_step}: {line}")
+            pl_module.print(f"step {steps}: {line}")
 
     def _describe_changes(
         self, done: float, lr_factor: float, voxels: dict[str, tuple[int, int]]
@@ -105,22 +119,51 @@ class TrainingWarnings(Callback):
         self.active.remove(problem)
         return True
 
+    @property
+    def suggested(self) -> SuggestedOverrides:
+        """Return what to try."""
+        return self.suggest(out_of_time=self.limits.out_of_time)
+
+    @property
+    def has_learned(self) -> bool:
+        """Return whether any validation reached a Dice that a network without training does not."""
+        return any(value >= LEARNED_DICE for value in self.dice)
+
     def _find_flat_loss(self) -> tuple[float, float] | None:
-        learned = any(value >= LEARNED_DICE for value in self.dice)
-        return None if learned else self.losses.detect_plateau()
+        return None if self.has_learned else self.losses.detect_plateau()
+
+    def _describe_divergence(self, steps: int, skipped: int) -> str | None:
+        rise = self.losses.detect_divergence()
+        return format_divergence_warning(rise, steps, skipped, self.suggested)
+
+    def find_failure(self, steps: int, skipped: int) -> str | None:
+        """Return why nothing was learned in a finished run, if so."""
+        return None if self.has_learned else self._describe_divergence(steps, skipped)
 
     def _describe_loss(self) -> Iterator[str]:
         medians = self._find_flat_loss()
         if medians is not None:
             yield format_loss_plateau_warning(*medians, self.suggested)
 
-    def warnings(self, *, done: bool) -> list[str]:
-        """Return all current problems of a finished run; of another, those already printed."""
+    def warnings(self, *, done: bool, steps: int = 0, skipped: int = 0) -> list[str]:
+        """Return all current problems of a finished run; of another, those already printed.
+
+        A run that has diverged has no other problem: more steps or channels would not help.
+        """
 
         def is_due(problem: str) -> bool:
             return done or problem in self.active
 
         warnings = list(self.absent)
+        divergence = self._describe_divergence(steps, skipped)
+        if divergence is not None:
+            return [*warnings, divergence]
+        if done and self.limits.ended_early(steps):
+            planned = self.limits.planned_steps
+            time_for_all = format_duration(self.limits.elapsed * planned / steps)
+            warnings.append(
+                format_ended_early_warning(steps, planned, time_for_all, self.suggested)
+            )
         missing = {k: n for k, n in self.unpredicted.items() if n and is_due(f"unpredicted {k}")}
         low = [k for k, n in self.low.items() if n and k not in missing and is_due(f"low {k}")]
         if missing:
@@ -132,8 +175,9 @@ class TrainingWarnings(Callback):
             warnings.append(format_ended_rising_warning(*rise, self.suggested))
         return warnings + (list(self._describe_loss()) if is_due("loss") else [])
 
+    LOSSES: ClassVar = {"means": list[float], "batches": is_positive, "pending": list[float]}
     STATE: ClassVar = {
-        "losses": {"means": list[float], "batches": is_positive, "pending": list[float]},
+        "losses": ({**LOSSES, "lowest": float}, LOSSES),  # the second one of earlier runs
         "dice": list[float],
         "unpredicted": {str: int},
         "low": {str: int},

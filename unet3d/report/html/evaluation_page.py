@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unet3d.report.evaluation import make_score_rows
+from unet3d.report.evaluation import describe_roles, make_score_rows
 from unet3d.report.html.charts import Spread, draw_bar, draw_spreads
 from unet3d.report.html.elements import Html, fold, join, make_pairs, make_table, tag
 from unet3d.report.html.page import Section, make_cards, make_empty, render_page
@@ -56,8 +56,9 @@ def render_evaluation(
 def make_headline(result: Mapping[str, Any]) -> list[Section]:
     """Return the means in large letters, and what went wrong."""
     mean, cases = result["mean"], pluralize(len(result["cases"]), "case")
+    remarks = [describe_roles(result["roles"]), format_interval(mean, "dice", 4)]
     cards = [
-        ("Dice", format_mean(mean, "dice", 4), format_interval(mean, "dice", 4)),
+        ("Dice", format_mean(mean, "dice", 4), "; ".join(filter(None, remarks))),
         ("HD95 (mm)", format_mean(mean, "hd95_mm", 2), format_interval(mean, "hd95_mm", 2)),
         ("Surface Dice", format_mean(mean, "surface_dice", 4), "within the tolerance"),
         ("Classes", str(len(result["classes"])), f"in {cases}"),

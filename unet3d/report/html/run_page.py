@@ -19,7 +19,11 @@ from unet3d.report.html.evaluation_page import (
 )
 from unet3d.report.html.page import Section, make_cards, make_empty, render_page
 from unet3d.report.html.viewer import Viewer
-from unet3d.report.run_report import format_report_table, select_headline_metrics
+from unet3d.report.run_report import (
+    describe_selection,
+    format_report_table,
+    select_headline_metrics,
+)
 from unet3d.units import GIB, MIB
 
 MAX_CONFIG = 300_000
@@ -83,16 +87,22 @@ def make_headline(report: Mapping[str, Any], result: Mapping[str, Any] | None) -
     """Return the metrics by which runs are compared."""
     metrics = select_headline_metrics(report)
     mean = {} if result is None else result["mean"]
-    remark = "of the last validation" if result is None else ""
+    remark = "of the last validation"
+    if result is not None:
+        remark = describe_selection(report["evaluation"])
     peak, seconds = metrics.get("peak_mib"), metrics.get("step_seconds")
     kind = "allocated" if "allocated" in find_step(report["memory"]) else "of the process"
     waiting = report.get("speed", {}).get("median_data_wait_fraction")
     cards = [
-        ("Dice", format_score(metrics.get("dice")), format_interval(mean, "dice", 4) or remark),
+        (
+            "Dice",
+            format_score(metrics.get("dice")),
+            "; ".join(filter(None, [remark, format_interval(mean, "dice", 4)])),
+        ),
         (
             "HD95 (mm)",
             format_score(metrics.get("hd95_mm"), 2),
-            format_interval(mean, "hd95_mm", 2) or remark,
+            "; ".join(filter(None, [remark, format_interval(mean, "hd95_mm", 2)])),
         ),
         ("Peak memory", "-" if peak is None else format_mib(peak), kind),
         (

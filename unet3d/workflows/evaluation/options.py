@@ -1,7 +1,9 @@
-"""Resolve which classes an evaluation scores, and how far apart surfaces may be."""
+"""Resolve what an evaluation scores: classes, tolerances, metrics, and which cases are held out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
@@ -82,6 +84,36 @@ def resolve_tolerance(
             f"{', '.join(tolerance)}"
         )
     return tolerance
+
+
+def resolve_roles(checkpoints: Sequence[Path], names: Iterable[str]) -> dict[str, list[str]] | None:
+    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name.
+
+    None: the predictions may be of any checkpoint.
+    """
+    if not checkpoints:
+        return None
+    roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
+    known = [_read_cases(path) for path in checkpoints]
+    for name in names:
+        used = (part for part in ("training", "validation") if any(name in c[part] for c in known))
+        roles[next(used, "held out")].append(name)
+    return roles
+
+
+def _read_cases(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the cases of a checkpoint's run by part; their digests need the images, too."""
+    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    file = next((file for file in files if file.is_file()), path)
+    content = load_checkpoint(file)
+    try:
+        cases = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+        return {part: dict(cases[part]) for part in ("training", "validation")}
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
+            "then nothing is said about held-out cases"
+        ) from error
 
 
 def _number_classes(classes: tuple[str, ...]) -> LabelNames:

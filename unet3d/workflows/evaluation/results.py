@@ -46,6 +46,7 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
     return {
         "predictions": evaluation.predictions,
         "references": evaluation.references,
+        "roles": evaluation.roles,
         "definitions": evaluation.scores | RULES | {"means": bootstrap.DEFINITION},
         "classes": classes,
         "ignore_labels": list(evaluation.ignore_labels),

@@ -24,6 +24,7 @@ from unet3d.workflows.evaluation.options import (
     resolve_classes,
     resolve_ignore_labels,
     resolve_metrics,
+    resolve_roles,
     resolve_tolerance,
 )
 from unet3d.workflows.evaluation.ram_budget import RamBudget
@@ -80,6 +81,7 @@ class Evaluation:
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
     groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
+    roles: Mapping[str, Sequence[str]] | None = None  # training, validation, held out; of cases
     ram: RamBudget = field(default_factory=RamBudget)
     command: str | None = None  # that asked for it; None: part of a run, which has the page
 
@@ -218,6 +220,7 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         groups=None
         if settings.group_by is None
         else read_groups(settings.group_by, [pair.name for pair in pairs], "group_by"),
+        roles=resolve_roles(settings.checkpoints, [pair.name for pair in pairs]),
         command=settings.command,
     )
 

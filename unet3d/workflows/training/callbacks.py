@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,12 @@ def build_callbacks(
     signals: SignalListener | None,
 ) -> RunCallbacks:
     """Build the callbacks; `spacing_mm` holds the spacing of each validation case."""
+    timing = StepTimer(settings.data.num_workers)
     limits = StoppingLimits(
-        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+        max_steps=settings.trainer.max_steps,
+        max_seconds=settings.trainer.max_seconds,
+        step_seconds=timing.seconds,
+        cheaper_step=suggest_overrides(settings).cheaper_step,
     )
     recorded_pass = module.recorded_pass
     memory = StepMemory(
@@ -82,7 +87,6 @@ def build_callbacks(
         None if estimate is None else estimate.peak,
         None if recorded_pass is None else recorded_pass.peaks,
     )
-    timing = StepTimer(settings.data.num_workers)
     hparams = select_hparams(settings, config)
     dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
     curves = Curves()
@@ -90,7 +94,7 @@ def build_callbacks(
         module.metric.scored_classes,
         *([v.summary.classes for v in part] for part in (data.training, data.validation)),
     )
-    training_warnings = TrainingWarnings(limits, suggest_overrides(settings), absent)
+    training_warnings = TrainingWarnings(limits, partial(suggest_overrides, settings), absent)
     resume_state = ResumeState(
         train_loader,
         limits,

@@ -82,8 +82,11 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
         log(escape_unprintable(f"{name} is not scored: {reason}"))
+    is_best = checkpoints[0].stem == "best"
+    dice = run.callbacks.training_warnings.dice
     evaluation = {
         "checkpoint": str(checkpoints[0]),
+        "best_of": sum(value == value for value in dice) if is_best else None,
         "mean": result.mean,
         "per_class": result.per_class,
         "errors": {**failures, **result.errors},
@@ -209,5 +212,6 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         ignore_labels=run.dataset.ignore_labels,
         groups=run.data.groups,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
+        roles={"validation": [pair.name for pair in pairs]},
         metrics=select_class_metrics(build_metrics(run.settings.metrics, ensemble.regions)),
     )

@@ -154,16 +154,17 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     is_main = run.process.rank == 0
     if start.is_finished:
         report = read_report(path)
-        if report.get("finished") and not needs_evaluation(run, report):
+        failed = report.pop("error", None) is not None
+        if report.get("finished") and not failed and not needs_evaluation(run, report):
             log(
                 f"{start.checkpoint}: this run is already finished; raise trainer.max_epochs, "
                 "max_steps or max_time, or the patience of early stopping, to continue"
             )
             return make_result(run, report)
         if not report.get("finished"):  # a run that was killed after its last step
-            report.pop("error", None)
-            report = build_report(run, finished=True) | report
-            report |= {"finished": True, "steps": start.steps}
+            rebuilt = build_report(run, steps=start.steps, finished=True)
+            known = ("finished", "steps", "skipped_steps", "warnings")  # from the checkpoint
+            report = rebuilt | report | {key: rebuilt[key] for key in known}
         unwritten = try_write_report(report, path) if is_main else []
     else:
         if is_main:
@@ -186,11 +187,12 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
             )
             stop.is_reported = True
             raise
-        except RunError as error:
+        except (RunError, UsageError) as error:
             message = str(error)
             raise
         finally:
-            report = build_report(run, finished=finished, error=message)
+            steps = run.trainer.global_step
+            report = build_report(run, steps=steps, finished=finished, error=message)
             unwritten = run.list_unwritten_checkpoints()
             unwritten += try_write_report(report, path) if is_main else []
             if not goes_on:
@@ -200,15 +202,21 @@ def run_training(run: TrainingRun, signals: SignalListener, log: Log) -> Trainin
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not is_main:
         return make_result(run, report)
-    if run.settings.evaluation.enabled and not unwritten:
+    problems, skipped = list(unwritten), run.module.nonfinite_guard.skipped
+    failure = run.callbacks.training_warnings.find_failure(report["steps"], skipped)
+    if failure is not None:
+        report["error"] = failure
+        problems.append(failure)
+    elif run.settings.evaluation.enabled and not unwritten:
         report |= evaluate_best_checkpoint(run, log=log)
-        unwritten = try_write_report(report, path)
+    if not unwritten:
+        problems += try_write_report(report, path)
     result = make_result(run, report)
     run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)
     log("\n" + run_report.format_report_table(report))
     write_page(run, report, log)
-    if unwritten:
-        raise RunError("; ".join(unwritten))
+    if problems:
+        raise RunError("; ".join(problems))
     return result
 
 

@@ -122,14 +122,19 @@ def resolve_start(run: TrainingRun) -> Start:
                 checkpoint.messages.extend(best.copy_from(path.parent, state))
         purge_events_after(run.trainer, logged)
         epochs = run.trainer.max_epochs or -1
+        finished = is_finished(
+            *(content, callbacks.limits, callbacks.resume_state, epochs),
+            [c for c in callbacks.ordered if isinstance(c, EarlyStopping)],
+        )
+        warnings = callbacks.training_warnings
+        if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
+            warnings.load_state_dict(content["callbacks"][warnings.state_key])
+            run.module.on_load_checkpoint(content)
         # Lightning loads the file itself: the content must not stay in memory while it trains.
         return Start(
             checkpoint=path,
             steps=content["global_step"],
-            is_finished=is_finished(
-                *(content, callbacks.limits, callbacks.resume_state, epochs),
-                [c for c in callbacks.ordered if isinstance(c, EarlyStopping)],
-            ),
+            is_finished=finished,
             messages=checkpoint.messages,
         )
     if is_main:
@@ -168,8 +173,12 @@ def summarize_run(run: TrainingRun) -> str:
     return "\n".join(lines)
 
 
-def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) -> dict[str, Any]:
+def build_report(
+    run: TrainingRun, *, steps: int, finished: bool, error: str | None = None
+) -> dict[str, Any]:
     """Return the content of report.json."""
+    skipped = run.module.nonfinite_guard.skipped
+    warnings = run.callbacks.training_warnings
     device = run.trainer.strategy.root_device
     metrics = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
     groups = list_config_groups()
@@ -177,13 +186,13 @@ def build_report(run: TrainingRun, *, finished: bool, error: str | None = None) 
         "finished": finished,
         **({} if error is None else {"error": error}),
         "folder": str(run.folder),
-        "steps": run.trainer.global_step,
-        "skipped_steps": run.module.nonfinite_guard.skipped,
+        "steps": steps,
+        "skipped_steps": skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
         "warnings": [
             *filter(None, [run.data.shared_patients]),
-            *run.callbacks.training_warnings.warnings(done=finished),
+            *warnings.warnings(done=finished, steps=steps, skipped=skipped),
         ],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),
