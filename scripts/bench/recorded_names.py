@@ -26,7 +26,7 @@ def get_current_name(name: str, recorded: Iterable[str]) -> str:
     for old, new in RENAMED.items():
         if new not in strategies:
             name = re.sub(rf"(?:^|(?<=, )|(?<=checkpointing=)){old}$", new, name)
-    return re.sub(r"^ours\b", "unet3d", re.sub(r"\bas written$", "plain modules", name))
+    return re.sub(r"^ours\b", "unet3d", re.sub(r"\bas written\b", "plain modules", name))
 
 
 def use_current_names(rows: dict[str, Row]) -> dict[str, Row]:

@@ -2,7 +2,7 @@
 
     pip install '.[peers]'
     python -m scripts.bench.residual_encoder predict    # needs no GPU; a minute
-    python -m scripts.bench.residual_encoder time       # on this machine's CPU; about 15 minutes
+    python -m scripts.bench.residual_encoder time       # on this machine's CPU; half an hour
 
 The network is ResEnc L's: 6 levels of 1, 3, 4, 6, 6 and 6 blocks, 32 to 320 channels. Results are
 written to benchmarks/<name>-step.json.
@@ -19,11 +19,13 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet, Resi
 from torch import nn
 
 from scripts.bench.step import (
+    CHANNELS_LAST,
     Factory,
     TrainOnlyStep,
     build_cuda_step,
     build_ours,
     get_result_path,
+    list_variants,
     make_parser,
     to_mib,
     update_results,
@@ -104,12 +106,14 @@ def predict() -> dict[str, Any]:
 
 
 def time_networks() -> dict[str, Any]:
-    """Time a step of ours and of nnU-Net's in turns on a CPU, in float32."""
-    names = (THEIRS, "plain modules", "fused", "lean")
-    networks = {name: make for name, make in list_networks().items() if name in names}
-    seconds = time_in_turns(networks, TIMED_SIZE, 1, ROUNDS, "32")
+    """Time a step of ours and of nnU-Net's in turns on a CPU, in float32 and one thread."""
+    networks = list_networks()
+    last = THEIRS + CHANNELS_LAST
+    timed = {THEIRS: networks[THEIRS], last: list_variants(THEIRS, networks[THEIRS])[last]}
+    timed |= {name: networks[name] for name in ("plain modules", "fused", "lean")}
+    seconds = time_in_turns(timed, TIMED_SIZE, 1, ROUNDS)
     rows = {}
-    for name in names:
+    for name in timed:
         ratios = [own / base for own, base in zip(seconds[name], seconds[THEIRS], strict=True)]
         rows[name] = {
             "median_seconds": round(statistics.median(seconds[name]), 3),
@@ -117,8 +121,7 @@ def time_networks() -> dict[str, Any]:
             "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
         }
         print(name, rows[name], flush=True)
-    threads = torch.get_num_threads()
-    return {"size": TIMED_SIZE, "batch": 1, "rounds": ROUNDS, "threads": threads, "rows": rows}
+    return {"size": TIMED_SIZE, "batch": 1, "rounds": ROUNDS, "threads": 1, "rows": rows}
 
 
 def main() -> int:

@@ -16,7 +16,6 @@ OUTSIDE = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "benchmarks/README.md",
-    "benchmarks/cpu-step.png",
     "benchmarks/cpu-pool.png",
 )
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")

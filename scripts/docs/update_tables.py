@@ -9,16 +9,19 @@ missing.
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from scripts.bench.recorded_names import get_current_name, use_current_names
+from scripts.bench.step import CHANNELS_LAST, VARIANTS
+from scripts.gpu.steps import GRID, PATCHES
 from unet3d.memory.recording import read_recording
-from unet3d.units import GIB, MIB
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, MIB
 from unet3d.workflows.memory.record_steps import compare_with_estimate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +46,13 @@ NETWORKS = {
 }
 """Recorded variants of scripts.bench.quality, and their names in the documents."""
 
+SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
+"""Networks that their project compiles on a GPU, with cudnn.benchmark; on a CPU it does not."""
+
+ESTIMATED_PARTS = ("forum", "tile_size", "peers", "residual", "predict")
+PLAIN_NETWORK = re.compile(f"plain modules|blocks|{FORUM_RUN}|nnU-Net|MONAI|pytorch-3dunet")
+"""Rows of these parts without blocks of unet3d."""
+
 ERRORS = ("allocated_error_percent", "reserved_error_percent")
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 
@@ -52,26 +62,111 @@ Rows = dict[str, Row]
 
 def front(folder: Path) -> str:
     """Compare one network in four implementations: peak memory, and time of a step."""
-    content, measured = result(folder, "cpu-step"), gpu(folder, "peers")
-    rows, times = get_estimated(content, "peers"), get_times(content)
     labels = {
         "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
         "MONAI DynUNet": "MONAI's DynUNet",
         "unet3d, fused": "**unet3d**, default",
         "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
     }
-    on_gpu = {name: measured[name] for name in labels if name in measured}
-    is_measured = len(on_gpu) == len(labels)
-    titles = ["peak GPU memory, estimated"]
-    if is_measured:
-        titles = ["peak GPU memory, measured (estimated)", "step on that GPU"]
-    titles.append("relative time on a CPU")
-    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " --- |" * len(titles)]
+    return compare_networks(folder, labels)
+
+
+def peers(folder: Path) -> str:
+    """Compare the same channels in networks of other projects."""
+    names = get_estimated(result(folder, "cpu-step"), "peers")
+    return compare_networks(folder, {name: name for name in names})
+
+
+def compare_networks(folder: Path, labels: dict[str, str]) -> str:
+    """Compare networks of the peers' size; those of plain modules as shipped and at their best."""
+    content = result(folder, "cpu-step")
+    estimated, times = get_estimated(content, "peers"), get_times(content)
+    measured, tuned = gpu(folder, "peers"), gpu(folder, "tuned")
+    lines = [
+        "| | peak GPU memory, measured (estimated) | step on that GPU | relative time on a CPU |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, label in labels.items():
-        cells = [f"{rows[name]['peak_allocated_mib']} MiB"]
-        if is_measured:
-            cells = [peak(on_gpu[name]), f"{1000 * on_gpu[name]['step_seconds']:.0f} ms"]
-        lines.append(f"| {' | '.join([label, *cells, format_time(times[name])])} |")
+        estimate = format_mib(estimated[name]["peak_allocated_mib"] * MIB)
+        own = [f"{OPEN} ({estimate})", OPEN]
+        if name in measured:
+            own = describe_gpu_step(measured[name])
+        variants = [name + variant for variant in VARIANTS if name + variant in times]
+        if not variants:
+            lines.append(f"| {' | '.join([label, *own, format_time(times[name])])} |")
+            continue
+        if name in SHIPPED_COMPILED:
+            row = tuned.get(f"{name}, compiled")
+            own = describe_gpu_step(row) if row else [f"{cell}, eager" for cell in own]
+        lines.append(f"| {' | '.join([f'{label}, as shipped', *own, format_time(times[name])])} |")
+        rows = {n: tuned[n] for n in (name + variant for variant in VARIANTS) if n in tuned}
+        best = [OPEN, OPEN]
+        if rows and name in measured:
+            rows[name] = measured[name]
+            fastest = min(rows, key=lambda n: rows[n]["step_seconds"])
+            best = describe_gpu_step(rows[fastest])
+            best[1] += name_way(fastest, name)
+        fastest = min([name, *variants], key=lambda n: times[n]["time_ratio"])
+        best.append(format_time(times[fastest]) + name_way(fastest, name))
+        lines.append(f"| {' | '.join([f'{label}, at its best', *best])} |")
+    return "\n".join(lines)
+
+
+def describe_gpu_step(row: Row) -> list[str]:
+    """Format the peak and the time of a step on a GPU."""
+    return [peak(row), f"{1000 * row['step_seconds']:.0f} ms"]
+
+
+def name_way(variant: str, name: str) -> str:
+    """Name the way in which a network runs.
+
+    >>> name_way("DynUNet, channels-last, compiled", "DynUNet")
+    ', channels-last, compiled'
+    """
+    return variant.removeprefix(name) or ", eager"
+
+
+def front_limits(folder: Path) -> str:
+    """List what the tables of the front page do not show."""
+    plans = result(folder, "predicted-nnunet-fused")["rows"]
+    shares = {
+        kind: [
+            row["strategies"]["fused"]["peak_allocated_bytes"]
+            / row["strategies"]["plain modules"]["peak_allocated_bytes"]
+            for name, row in plans.items()
+            if name.startswith(kind)
+        ]
+        for kind in ("nnU-Net org", "ResEnc")
+    }
+    ranges = {kind: f"{min(x):.2f}x to {max(x):.2f}x" for kind, x in shares.items()}
+    pools = result(folder, "cpu-hippocampus")["pools"]
+    dice = {pool: f"{mean['dice']['mean']:.4f}" for pool, mean in pools["mean"].items()}
+    runs = list(pools["rows"]["median"].values())
+    lines = [
+        "- This network is the most favorable one. In nnU-Net's own plans for data like AMOS and "
+        f"KiTS, fused blocks are estimated to need {ranges['nnU-Net org']} of the memory of "
+        f"nnU-Net's eager network, and {ranges['ResEnc']} of its residual encoders'.",
+        f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
+        f"pooling (hippocampus, fold 0, {runs[0]['steps']} steps, means of {len(runs)} runs).",
+    ]
+    cases = result(folder, "cpu-step")["times, 32"]["cases"]
+    sizes = [cases[case]["rows"] for case in ("96x64x32", "64x64x64, width 32")]
+    plain, fused = (
+        " and ".join(f"{rows[name]['time_ratio']:.2f}x" for rows in sizes)
+        for name in (f"plain modules{CHANNELS_LAST}", "fused")
+    )
+    lines.append(
+        "- On a CPU, one line (`channels_last_3d`) gives plain modules much of the speed of fused "
+        f"blocks: {plain} at two sizes, against {fused}."
+    )
+    errors = list_errors(folder)
+    if "reserved" in errors:
+        low, high = (f"{f(errors['reserved']):+.0f}%" for f in (min, max))
+        lines.append(
+            f"- Over {len(errors['reserved'])} steps on that GPU, the estimate was off by "
+            f"{min(errors['allocated']):+.1f}% to {max(errors['allocated']):+.1f}% for allocated "
+            f"memory, and by {low} to {high} for reserved memory, which decides what fits."
+        )
     return "\n".join(lines)
 
 
@@ -286,11 +381,13 @@ def step(folder: Path) -> str:
         small, large = (rows[f"{net}, {name}"] for net in ("small", "large"))
         time = format_time(times[name])
         label = name if name == "plain modules" else f"`{name}`"
-        batch = small["largest_batch_in_7000_mib"] or "1"
+        batch = small["largest_batch_in_7000_mib"] or "below 2"
         lines.append(
             f"| {label} | {small['peak_allocated_mib']} MiB | {small['extra_work'] * 100:.0f}% "
             f"| {batch} | {large['peak_allocated_mib']} MiB | {time} |"
         )
+    time = format_time(times[f"plain modules{CHANNELS_LAST}"])
+    lines.insert(3, f"| plain modules{CHANNELS_LAST} | | 0% | | | {time} |")
     return "\n".join(lines)
 
 
@@ -311,30 +408,18 @@ def modeled(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def peers(folder: Path) -> str:
-    """Compare the same channels in networks of other projects."""
-    content = result(folder, "cpu-step")
-    rows, times = get_estimated(content, "peers"), get_times(content)
-    lines = ["| | peak | time of a step on a CPU |", "| --- | --- | --- |"]
-    for name, row in rows.items():
-        time = format_time(times[name])
-        lines.append(f"| {name} | {row['peak_allocated_mib']} MiB | {time} |")
-    return "\n".join(lines)
-
-
 def step_times(folder: Path) -> str:
     """Compare times of a step on a CPU at several sizes."""
     cases = result(folder, "cpu-step")["times, 32"]["cases"]
     titles = {
         "96x64x32": "2 x 96x64x32, 16 channels",
-        "96x64x32, width 32": "the same, 32 channels",
-        "64x64x64": "1 x 64x64x64, 16 channels",
-        "64x64x64, width 32": "the same, 32 channels",
+        "64x64x64, width 32": "1 x 64x64x64, 32 channels",
         "patches of 32": "default run, 2 x 32x32x32",
         "patches of 16": "default run, 2 x 16x16x16",
     }
     titles = {case: title for case, title in titles.items() if case in cases}
-    names = list(cases["64x64x64"]["rows"])
+    compared = cases["64x64x64, width 32"]["rows"]
+    names = [n for n in cases["96x64x32"]["rows"] if n in compared or n.endswith("compiled")]
     lines = ["| | " + " | ".join(titles.values()) + " |", "| --- " * (len(titles) + 1) + "|"]
     for name in names:
         cells = [cases[case]["rows"].get(name) for case in titles]
@@ -367,19 +452,61 @@ def gpu_device(folder: Path) -> str:
 
 
 def gpu_error(folder: Path) -> str:
-    """State how far estimates are from measured peaks."""
-    errors, parts = gpu_part(folder, "predict").get("summary", {}), []
-    for kind in ("allocated", "reserved"):
-        if kind in errors:
-            of = errors[kind]
-            parts.append(
-                f"{kind} memory is off by {of['median_percent']:.1f}% in the median, by at most "
-                f"{of['p95_percent']:.1f}% in 95 of 100, at the worst "
-                f"{-of['worst_too_low_percent']:.1f}% too low"
-            )
-    if not parts:
+    """Compare estimates with all peaks of a GPU, and name the tests that failed in that run."""
+    everything = list_errors(folder)
+    if not everything:
         return ""
-    return f"On a GPU, over {errors['configurations']} configurations, {'; '.join(parts)}."
+    groups = {
+        "": everything,
+        "own blocks": list_errors(folder, plain=False),
+        "plain modules": list_errors(folder, plain=True),
+    }
+    lines = [
+        "| error of the estimate | cases | median | 95th percentile | lowest | highest "
+        "| beyond 8% |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind, group in product(everything, groups):
+        if errors := sorted(groups[group].get(kind, [])):
+            sizes = sorted(map(abs, errors))
+            cells = [
+                f"{kind}, {group}" if group else f"**{kind}**",
+                str(len(errors)),
+                f"{median(sizes):.1f}%",
+                f"{sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))]:.1f}%",
+                f"{errors[0]:+.1f}%",
+                f"{errors[-1]:+.1f}%",
+                str(sum(size > 8 for size in sizes)),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    notes = []
+    if gpu_part(folder, "predict").get("state") == "cut off":
+        total = len(PATCHES) * prod(map(len, GRID.values()))
+        measured = len(gpu(folder, "predict"))
+        notes.append(f"The part *predict* was cut off after {measured} of {total} combinations.")
+    tests = gpu(folder, "tests").values()
+    if tests:
+        passed, failed = (sum(row.get(k, 0) for row in tests) for k in ("passed", "failed"))
+        names = {re.split(r"::|\[", line)[1]: None for row in tests for line in row["failures"]}
+        named = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
+        notes.append(f"Of the tests in the same run, {passed} passed and {failed} failed{named}.")
+    return "\n".join([*lines, *(["", " ".join(notes)] if notes else [])])
+
+
+def list_errors(folder: Path, *, plain: bool | None = None) -> dict[str, list[float]]:
+    """Return the signed errors in percent of all estimates, or of those of plain modules or not."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for part in ESTIMATED_PARTS:
+        for name, row in gpu(folder, part).items():
+            if plain not in (None, PLAIN_NETWORK.search(name) is not None):
+                continue
+            for kind in ("allocated", "reserved"):
+                if f"{kind}_error_percent" in row:
+                    errors[kind].append(row[f"{kind}_error_percent"])
+            if "process" in row["measured"]:
+                estimate = row["predicted"]["reserved"] + CUDA_CONTEXT_BYTES
+                errors["process"].append(100 * (estimate / row["measured"]["process"] - 1))
+    return errors
 
 
 def gpu_evidence(folder: Path) -> str:
@@ -437,23 +564,6 @@ def recordings(folder: Path) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def front_residual(folder: Path) -> str:
-    """Compare two implementations of nnU-Net's residual encoder: peak memory, time of a step."""
-    content = result(folder, "cpu-step")
-    rows = content["residual encoder"]["rows"]
-    times = content["residual encoder times"]["rows"]
-    labels = {
-        "nnU-Net ResidualEncoderUNet": "nnU-Net's ResidualEncoderUNet",
-        "fused": "**unet3d**, `model=unet_resenc`",
-        "lean": "**unet3d**, `model=unet_resenc checkpointing=lean`",
-    }
-    lines = ["| | peak GPU memory, estimated | relative time on a CPU |", "| --- | --- | --- |"]
-    for name, label in labels.items():
-        peak = f"{rows[name]['peak_allocated_mib']:,} MiB"
-        lines.append(f"| {label} | {peak} | {format_time(times[name])} |")
-    return "\n".join(lines)
-
-
 def residual_encoder(folder: Path) -> str:
     """Compare nnU-Net's residual encoder with ours by strategy: memory, FLOPs and time."""
     content = result(folder, "cpu-step")
@@ -470,6 +580,9 @@ def residual_encoder(folder: Path) -> str:
         more = f"{100 * row['convolution_flops'] / base - 100:.1f}%" if ours else ""
         time = format_time(times[name]) if name in times else ""
         lines.append(f"| {label} | {row['peak_allocated_mib']:,} MiB | {more} | {time} |")
+        if f"{name}{CHANNELS_LAST}" in times:
+            time = format_time(times[f"{name}{CHANNELS_LAST}"])
+            lines.append(f"| {name}{CHANNELS_LAST} | | | {time} |")
     return "\n".join(lines)
 
 
@@ -608,6 +721,7 @@ def gpu_tiles(folder: Path) -> str:
 def gpu_step(folder: Path) -> str:
     """Compare peaks with their estimates on a GPU, with batch sizes and times."""
     rows, batches = gpu(folder, "forum"), gpu(folder, "batch")
+    estimated = get_estimated(result(folder, "cpu-step"), "forum")
     if not rows and not batches:
         return ""
     lines = [
@@ -622,19 +736,18 @@ def gpu_step(folder: Path) -> str:
             cells += [peak(row), seconds(row)]
             if net == "small":
                 tried = batches.get(f"{net}, {name}")
+                batch = estimated.get(f"{net}, {name}", {}).get("largest_batch_in_7000_mib")
                 cells.append(
-                    OPEN if tried is None else f"{tried['largest']} ({tried['predicted']})"
+                    OPEN if tried is None else f"{tried['largest']} ({batch or 'below 2'})"
                 )
         if name == FORUM_RUN:
             cells[2] = ""  # it is what everything is compared with
         label = f"`{name}`" if name in STRATEGIES[1:] else name
         lines.append(f"| {label} | {' | '.join(cells)} |")
+    for name, row in gpu(folder, "tuned").items():
+        if name.startswith("small, "):
+            lines.append(f"| {name.removeprefix('small, ')} | {peak(row)} | {seconds(row)} | | | |")
     return "\n".join(lines)
-
-
-def gpu_peers(folder: Path) -> str:
-    """Compare the same channels in networks of other projects on a GPU."""
-    return gpu_table(gpu(folder, "peers"))
 
 
 def gpu_residual(folder: Path) -> str:
@@ -688,7 +801,8 @@ def unmeasured(folder: Path) -> str:
     missing = {
         "estimation error": gpu_error(folder),
         "peak, largest batch size and time of each strategy": gpu_step(folder),
-        "other projects' networks": gpu_peers(folder),
+        "other projects' networks": gpu(folder, "peers"),
+        "other projects' networks compiled and channels-last": gpu(folder, "tuned"),
         "residual encoders": gpu(folder, "residual"),
         "pooling": gpu(folder, "pool"),
         "hippocampus training": gpu_hippocampus(folder),
@@ -702,11 +816,12 @@ def unmeasured(folder: Path) -> str:
 
 
 def peak(row: Row | None) -> str:
-    """Format the measured peak of a step, with the estimate in brackets."""
+    """Format the measured peak of a step, with the estimate in brackets where there is one."""
     if row is None:
         return OPEN
-    found, expected = row["measured"].get("allocated"), row["predicted"]["allocated"]
-    return f"{OPEN if found is None else format_mib(found)} ({format_mib(expected)})"
+    found = row["measured"].get("allocated")
+    estimate = f" ({format_mib(row['predicted']['allocated'])})" if "predicted" in row else ""
+    return f"{OPEN if found is None else format_mib(found)}{estimate}"
 
 
 def seconds(row: Row | None) -> str:
@@ -953,6 +1068,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     for table in (
         *(
             front,
+            front_limits,
             unmeasured,
             pooling_bytes,
             pooling,
@@ -964,7 +1080,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
             quality_screen,
             step,
             step_times,
-            front_residual,
             residual_encoder,
             modeled,
             host_time,
@@ -998,7 +1113,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
             bundle_labels,
             nnunet_patches,
             recordings,
-            gpu_peers,
             gpu_residual,
             gpu_hippocampus,
             gpu_callbacks,

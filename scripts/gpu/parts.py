@@ -148,6 +148,13 @@ PARTS = {
         limit_seconds=240,
         summary=summarize_steps,
     ),
+    "tuned": Part(
+        module="scripts.gpu.steps",
+        about="plain modules compiled, channels-last and with cudnn.benchmark",
+        limit_seconds=480,
+        min_seconds=60,
+        summary=summarize_steps,
+    ),
     "residual": Part(
         module="scripts.gpu.steps",
         about="residual encoders of nnU-Net and ours",

@@ -15,6 +15,7 @@ from scripts.bench.step import (
     estimate,
     list_comparable_networks,
     list_forum_networks,
+    list_variants,
     set_tile_size,
 )
 from scripts.gpu.rows import Context, Row
@@ -46,6 +47,7 @@ PATCHES = ("[64,64,64]", "[160,144,32]")
 FORUM_SIZE = [320, 150, 26]
 PEERS_SIZE = [320, 160, 32]
 TILE_MIB = (4, 16, 64, 256)
+TUNED_PEERS = ("nnU-Net PlainConvUNet", "MONAI DynUNet")
 
 Steps = dict[str, tuple[Factory, list[int]]]
 """Networks and the sizes of their volumes, by row."""
@@ -105,13 +107,18 @@ def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecor
 
 def compare_peaks(predicted: MemoryEstimate, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
     """Return estimated and measured peaks of a step and of its phases, with errors in percent."""
+    row = describe_peaks(phases)
+    return row | describe_errors(predicted, row["measured"])
+
+
+def describe_peaks(phases: dict[str, MemoryRecord]) -> dict[str, Any]:
+    """Return measured peaks of a step and of its phases."""
     peak = MemoryRecord()
     for record in phases.values():
         peak |= record
     return {
         "measured": peak.known(),
         "measured_by_phase": {k: v.known() for k, v in phases.items()},
-        **describe_errors(predicted, peak.known()),
     }
 
 
@@ -188,6 +195,18 @@ def list_peer_steps(*, tiny: bool = False) -> Steps:
     return {name: (make, size) for name, make in networks.items()}
 
 
+def list_tuned_steps(*, tiny: bool = False) -> Steps:
+    """Return plain modules, and peers of the front page, in the ways of VARIANTS."""
+    peers, forum = list_peer_steps(tiny=tiny), list_forum_steps(tiny=tiny)
+    steps = {name: peers[name] for name in TUNED_PEERS if name in peers}
+    steps |= {"small, plain modules": forum[f"small, {AS_WRITTEN}"]}
+    return {
+        variant: (make_variant, size)
+        for name, (make, size) in steps.items()
+        for variant, make_variant in list_variants(name, make).items()
+    }
+
+
 def list_residual_steps(*, tiny: bool = False) -> Steps:
     """Return nnU-Net's residual encoder and ours; nothing where nnU-Net's package is missing."""
     try:
@@ -235,6 +254,28 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
     return measure_steps(context, list_peer_steps(tiny=context.tiny))
+
+
+def tuned(context: Context) -> dict[str, Row]:
+    """Measure plain modules as nnU-Net's users run them, compiled, and channels-last."""
+    rows: dict[str, Row] = {
+        name: partial(measure_tuned, context, make, size)
+        for name, (make, size) in list_tuned_steps(tiny=context.tiny).items()
+    }
+    return shorten(context, rows)
+
+
+def measure_tuned(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
+    """Measure a step with cudnn.benchmark, as nnU-Net sets it; its workspaces are not estimated."""
+    context.free_memory()
+    torch.manual_seed(0)
+    precision = "16" if context.cuda else "32"
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        step = build_step(make, size, 2, precision, context.device.type)
+        return describe_peaks(measure_peaks(context, step)) | time_step(context, step)
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def residual(context: Context) -> dict[str, Row]:

@@ -30,11 +30,20 @@ def run_quality(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """A folder with four parts of the GPU report in their smallest form, measured on the CPU."""
+    """A folder with five parts of the GPU report in their smallest form, measured on the CPU."""
     folder = tmp_path_factory.mktemp("rehearsed")
     assert (
         report.main(
-            ["--rehearse", "--output", str(folder), "forum", "predict", "callbacks", "nccl"]
+            [
+                "--rehearse",
+                "--output",
+                str(folder),
+                "forum",
+                "predict",
+                "tuned",
+                "callbacks",
+                "nccl",
+            ]
         )
         == 0
     )

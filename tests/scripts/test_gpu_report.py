@@ -2,12 +2,17 @@
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from scripts.gpu import report
+from scripts.bench.step import list_variants
+from scripts.gpu import report, steps
 from scripts.gpu.parts import Part, summarize_checks
+from scripts.gpu.rows import Context
 
 pytestmark = pytest.mark.slow
 
@@ -75,12 +80,36 @@ def test_without_a_gpu_the_report_exits_with_2(monkeypatch, capsys):
     assert "needs a GPU" in capsys.readouterr().err
 
 
+def test_networks_are_tuned_as_their_users_run_them(monkeypatch, tmp_path):
+    seen = []
+
+    def compile_eagerly(model):
+        seen.append((torch.backends.cudnn.benchmark, model[1].weight.is_contiguous()))
+        model._compiled_call_impl = torch.compile(model._call_impl, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
+    layers = partial(nn.Conv3d, kernel_size=3, padding=1)
+    networks = list_variants("net", lambda: nn.Sequential(layers(1, 4), layers(4, 5)))
+    context = Context(
+        device=torch.device("cpu"), tiny=True, deadline=0, scratch=tmp_path, data=tmp_path
+    )
+    for make in networks.values():
+        row = steps.measure_tuned(context, make, [8, 8, 8])
+        assert row["step_seconds"] > 0
+    assert seen == [(True, True), (True, False)]  # compiled, and also channels-last
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_a_rehearsal_measures_on_a_cpu_and_writes_nothing_to_benchmarks(rehearsed):
     content = json.loads((rehearsed / "rehearsal.json").read_text())
     assert content["device"] == "rehearsal"
     assert {part["state"] for part in content["parts"].values()} == {"done"}
     assert content["parts"]["forum"]["rows"]["small, as written"]["step_seconds"] > 0
     assert content["parts"]["predict"]["summary"]["allocated"]["median_percent"] > 0
+    (tuned,) = content["parts"]["tuned"]["rows"].items()
+    assert tuned[0] == "nnU-Net PlainConvUNet, channels-last"
+    assert tuned[1]["step_seconds"] > 0
+    assert "predicted" not in tuned[1]
     trace = content["parts"]["callbacks"]["rows"]["trace of prefetching"]
     assert trace["prefetch_us"] > 0
     assert content["parts"]["nccl"]["summary"] == {"good": 1, "bad": []}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench.recorded_names import use_current_names
 from scripts.docs import update_tables as tables
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,64 @@ def test_the_hippocampus_table_has_folds_and_poolings(run_quality, tmp_path):
     assert lines[3].startswith("| `pool=max`, 2 runs | 0.8000 / 0.7000 | 0.7250 ± 0.0354 | 1 |")
 
 
+def write_gpu(folder, **parts):
+    """Write a GPU report of these parts' rows."""
+    content = {name: {"rows": rows} for name, rows in parts.items()}
+    (folder / "gpu-1.json").write_text(json.dumps({"parts": {"environment": {}, **content}}))
+
+
+def make_row(error, *, seconds=0.1):
+    errors = {"allocated_error_percent": error, "reserved_error_percent": 10 * error}
+    predicted = {"allocated": 2**30, "reserved": 2**30}
+    return {"measured": predicted, "predicted": predicted, "step_seconds": seconds, **errors}
+
+
+def test_the_error_of_the_estimate_is_of_all_rows_and_has_both_extremes(tmp_path):
+    tests = {"gpu": {"passed": 4, "failed": 1, "failures": ["FAILED tests/a.py::test_b[c-d]"]}}
+    predict = {f"checkpointing=fused {n}": make_row(0.0) for n in range(8)}
+    peers = {"MONAI DynUNet": make_row(-2.0), "ours, fused": make_row(3.0)}
+    write_gpu(tmp_path, predict=predict, peers=peers, tests=tests)
+    lines = tables.gpu_error(tmp_path).splitlines()
+    assert "| **allocated** | 10 | 0.0% | 3.0% | -2.0% | +3.0% | 0 |" in lines
+    assert "| **reserved** | 10 | 0.0% | 30.0% | -20.0% | +30.0% | 2 |" in lines
+    assert "| reserved, plain modules | 1 | 20.0% | 20.0% | -20.0% | -20.0% | 1 |" in lines
+    assert lines[-1] == "Of the tests in the same run, 4 passed and 1 failed (`test_b`)."
+
+
+@pytest.fixture
+def timed_peers(tmp_path):
+    """A folder with times of nnU-Net's network and ours on a CPU."""
+    ratios = {"": 0.8, ", channels-last": 0.6, ", compiled": 0.7}
+    times = {f"nnU-Net PlainConvUNet{way}": ratio for way, ratio in ratios.items()}
+    rows = {
+        name: {"time_ratio": ratio, "time_ratio_range": [ratio, ratio]}
+        for name, ratio in {**times, "ours, fused": 0.5}.items()
+    }
+    estimated = {name: {"peak_allocated_mib": 7000} for name in ("ours, fused", *list(times)[:1])}
+    content = {
+        "predicted": {"peers": {"rows": estimated}},
+        "times, 32": {"cases": {"96x64x32": {"rows": use_current_names(rows)}}},
+    }
+    (tmp_path / "cpu-step.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_a_network_that_its_project_compiles_is_marked_eager_until_it_is_measured(timed_peers):
+    name = "nnU-Net PlainConvUNet"
+    write_gpu(timed_peers, peers={name: make_row(0.0)})
+    assert tables.peers(timed_peers).splitlines()[2:] == [
+        "| unet3d, fused | not measured yet (7,000 MiB) | not measured yet | 0.50x |",
+        f"| {name}, as shipped | 1,024 MiB (1,024 MiB), eager | 100 ms, eager | 0.80x |",
+        f"| {name}, at its best | not measured yet | not measured yet | 0.60x, channels-last |",
+    ]
+    tuned = {f"{name}, compiled": {"measured": {"allocated": 2**29}, "step_seconds": 0.05}}
+    write_gpu(timed_peers, peers={name: make_row(0.0)}, tuned=tuned)
+    assert tables.peers(timed_peers).splitlines()[3:] == [
+        f"| {name}, as shipped | 512 MiB | 50 ms | 0.80x |",
+        f"| {name}, at its best | 512 MiB | 50 ms, compiled | 0.60x, channels-last |",
+    ]
+
+
 def test_figures_of_a_gpu_come_from_its_file(rehearsed, tmp_path):
     for file in (ROOT / "benchmarks").glob("[!n]*-*.json"):  # all but those of NVIDIA GPUs
         shutil.copy(file, tmp_path)
@@ -54,7 +113,7 @@ def test_figures_of_a_gpu_come_from_its_file(rehearsed, tmp_path):
         "| `median` | 0.28x / 0.22x | 0.79x / 1.24x | 1 | 41 / 21 | 0.25x / not measured yet |",
         "| 6 (7) |",
         "a Dice of 0.88 reached after 61 s, 0.8912 at the end of 900 steps of 0.020 s.",
-        "over 1 configurations, allocated memory is off by",
+        "| **allocated** | 2 |",
     ):
         assert sentence in after
         assert sentence not in before

@@ -22,14 +22,14 @@ def test_a_ratio_is_the_median_over_processes_of_medians_over_rounds():
         {"plain modules": [1.0, 1.0, 1.0], "fused": [0.6, 0.6, 0.6], "lean": [1.0, 1.0, 1.0]},
         {"plain modules": [1.0, 1.0, 1.0], "fused": [0.9, 0.9, 0.9], "lean": [1.0, 1.0, 1.0]},
     ]
-    result = step_times.summarize(case, runs, "32")
+    result = step_times.summarize(case, runs)
     fused = result["rows"]["fused"]
     assert (fused["time_ratio"], fused["time_ratio_range"]) == (0.6, [0.5, 0.9])
     assert (result["processes"], result["rounds"]) == (3, 3)
 
 
 def test_networks_are_timed_in_processes_of_their_own(tmp_path):
-    words = ["--cases", "patches of 16", "--processes", "2", "--rounds", "1", "--threads", "1"]
+    words = ["--cases", "patches of 16", "--processes", "2", "--rounds", "1"]
     run("scripts.bench.step_times", *words, "--output", str(tmp_path))
     content = json.loads((tmp_path / "cpu-step.json").read_text("utf-8"))
     rows = content["times, 32"]["cases"]["patches of 16"]["rows"]
