@@ -98,9 +98,11 @@ def serve(files):
     with build_server(files[0], files[1:], channel=0, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @needs_browser
