@@ -23,7 +23,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_run(folder, dice, *, volumes=None, **config):
+def write_run(folder, dice, *, volumes=None, groups=None, **config):
     """Write a run whose cases have these Dice, and reference labels of these volumes (1 ml)."""
     folder.mkdir(parents=True)
     report = make_report(sum(dice.values()) / len(dice), 100, 1.0, **config)
@@ -31,7 +31,9 @@ def write_run(folder, dice, *, volumes=None, **config):
     volumes = dict.fromkeys(dice, 1.0) | (volumes or {})
     cases = {n: {"a": {"dice": value, "reference_ml": volumes[n]}} for n, value in dice.items()}
     (folder / "evaluation").mkdir()
-    (folder / "evaluation" / "evaluation.json").write_text(json.dumps({"cases": cases}))
+    (folder / "evaluation" / "evaluation.json").write_text(
+        json.dumps({"cases": cases, "groups": groups})
+    )
 
 
 def test_runs_are_compared_in_pairs_of_the_same_cases(tmp_path, capsys):
@@ -45,6 +47,16 @@ def test_runs_are_compared_in_pairs_of_the_same_cases(tmp_path, capsys):
     best, worse = json.loads(capsys.readouterr().out)
     assert best["against_best"] is None
     assert worse["against_best"] == pytest.approx({"mean": -0.07 / 3, "low": -0.04, "high": -0.01})
+
+
+def test_scans_of_a_patient_are_resampled_together(tmp_path, capsys):
+    groups = {"one": "p1", "two": "p2", "three": "p2"}
+    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7}, groups=groups)
+    write_run(tmp_path / "worse", {"one": 0.88, "two": 0.49, "three": 0.66}, groups=groups)
+    assert main(["compare", str(tmp_path), "format=json"]) == 0
+    _, worse = json.loads(capsys.readouterr().out)
+    expected = {"mean": -0.07 / 3, "low": -0.025, "high": -0.02}  # only p2 to only p1
+    assert worse["against_best"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

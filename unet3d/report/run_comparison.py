@@ -41,6 +41,7 @@ class RunSummary:
     report: Mapping[str, Any]
     differs: Mapping[str, str] = field(default_factory=dict)  # key: this run's value
     cases: Mapping[str, Any] = field(default_factory=dict)  # evaluated case -> class -> score
+    groups: Mapping[str, str] = field(default_factory=dict)  # of the cases, such as patients
     data: str = ""  # the same for runs whose Dice can be compared
     against_best: Mapping[str, float] | None = None  # paired difference of Dice, and its interval
 
@@ -104,24 +105,25 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     differences = find_config_differences(list(reports.values()))
     runs = []
     for (folder, report), differs in zip(reports.items(), differences, strict=True):
-        cases = read_cases(folder / "evaluation" / "evaluation.json")
+        cases, groups = read_cases(folder / "evaluation" / "evaluation.json")
         data = identify_data(report["config"], cases)
-        runs.append(
-            RunSummary(folder=folder, report=report, differs=differs, cases=cases, data=data)
-        )
+        found = {"cases": cases, "groups": groups, "data": data}
+        runs.append(RunSummary(folder=folder, report=report, differs=differs, **found))
     runs.sort(key=lambda run: -run.headline_metrics.get("dice", -1))
     return [run for same in group_by_data(runs) for run in same], problems
 
 
-def read_cases(path: Path) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return Dice and volume of the reference per case and class; none without an evaluation."""
+def read_cases(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return Dice and reference volume per case and class, and groups; none if not evaluated."""
     try:
-        return {
+        evaluation = read_json(path)
+        cases = {
             case: {name: {k: s[k] for k in ("dice", "reference_ml")} for name, s in scores.items()}
-            for case, scores in read_json(path)["cases"].items()
+            for case, scores in evaluation["cases"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return {}, {}
+    return cases, evaluation.get("groups") or {}
 
 
 def identify_data(config: Mapping[str, Any], cases: Mapping[str, Any]) -> str:

@@ -37,7 +37,9 @@ def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
         ]
         return np.array(dice, float)  # None becomes NaN
 
-    return compute_bootstrap_means(get_dice(run.cases) - get_dice(best.cases))[1]
+    known = best.groups or run.groups
+    groups = [known[case] for case in best.cases] if known else None
+    return compute_bootstrap_means(get_dice(run.cases) - get_dice(best.cases), groups)[1]
 
 
 def try_write_comparison_page(
