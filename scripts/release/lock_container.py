@@ -4,7 +4,7 @@ Needs pip-tools, and the Python version of the Dockerfile's BASE. It writes name
 hashes of all files of each version, for every platform, and no addresses, so that mirrors of the
 package index work too:
 
-container/requirements.txt  what unet3d[export] needs at run time, without torch, which is an
+container/requirements.txt  what the extra export needs at run time, without torch, which is an
                             argument of the Dockerfile, and without the CUDA packages and Triton,
                             which torch pins itself
 container/build.txt         what builds wheels from sources

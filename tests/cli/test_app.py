@@ -90,7 +90,7 @@ def test_a_mistyped_override_is_an_error_that_suggests_the_nearest_name(
         ("logger=[csv,pencil]", "no option logger=pencil. Options: csv, mlflow, none, tensorboard"),
         ("model=dynunet checkpointing=lean", "DynUNet has no fused blocks"),
         ("model.channels=[4,8] model.depth=3", "remove model.depth"),
-        ("pool=approx_median pool.tau=0", "pool.tau"),
+        ("pool=approx_median pool.tau=0", "tau must be greater than 0"),
         ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
         ("init_from=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
         ("resume=x init_from=y", "not both"),

@@ -576,7 +576,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"memory_gib": "much"}, "memory_gib must be"),
         (
             {"keep_largest_component": "lung"},
-            "none, or a list of these classes: ball",
+            "keep_largest_component must be some of the classes ball",
         ),
         ({"overwrte": "true"}, "did you mean overwrite?"),
         ({"data": "synthetic"}, "no key or group 'data'"),

@@ -90,3 +90,8 @@ def test_compiled_and_plain_results_are_equal(window, layout, dtype):
     torch.testing.assert_close(y, approx_median(x, windows, 0.3))
     tolerance = {"rtol": torch.finfo(dtype).eps * 8, "atol": torch.finfo(dtype).eps * 8}
     torch.testing.assert_close(g, approx_median_gradient(upper, x, windows, 0.3), **tolerance)
+
+
+def test_an_invalid_tau_is_named_as_the_argument_that_it_is():
+    with pytest.raises(UsageError, match=r"^tau must be greater than 0, got 0"):
+        ApproxMedianPool3d(2, tau=0)

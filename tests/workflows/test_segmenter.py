@@ -1,6 +1,7 @@
 """`unet3d.load(...)` segments arrays, files and folders as `unet3d predict` does."""
 
 import gzip
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -195,6 +196,8 @@ def test_nothing_is_printed(trained, capsys):
             "channel synthetic of the image has 512 voxels that are NaN or infinite",
         ),
         (lambda s, a: s.predict_file("missing.nii", "x.nii"), "no file missing.nii"),
+        (lambda s, a: s.predict_files("missing", "x"), "^no file or folder of scans at .*missing$"),
+        (lambda s, a: s.save(Path(__file__).parent), "^.*workflows exists: name a new folder"),
         (
             lambda s, a: s.predict_file(__file__, "x.txt"),
             r"output must end in \.nii\.gz, \.nii, \.nrrd",
@@ -216,7 +219,7 @@ def test_what_cannot_be_segmented_is_named(trained, call, message):
         ({"precision": "8"}, "precision must be one of"),
         ({"flip_axes": [3]}, "flip_axes are of 0, 1 and 2"),
         ({"overlap": 1.0}, r"load needs overlap in \[0, 1\)"),
-        ({"keep_largest_component": ["x"]}, "keep_largest_component must be"),
+        ({"keep_largest_component": ["x"]}, "keep_largest_component must be some of the classes"),
         ({"checkpoint": "missing"}, "missing"),
     ],
 )

@@ -36,7 +36,7 @@ class ApproxMedianPool3d(nn.Module):
         super().__init__()
         if not tau > 0:
             raise UsageError(
-                f"pool.tau must be greater than 0, got {tau}; pool=median is the limit tau -> 0"
+                f"tau must be greater than 0, got {tau}: the median pooling is the limit tau -> 0"
             )
         self.windows = PoolWindows.from_args(kernel_size, stride, padding)
         self.tau = float(tau)

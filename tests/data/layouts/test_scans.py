@@ -86,7 +86,7 @@ def test_links_that_lead_nowhere_and_folders_are_named_and_others_are_scans(fold
     (root / "more").mkdir()
     assert list(get_names(find_scans(root, ["CT"]))) == ["a", "loop"]
     ignored = describe_ignored(root)
-    assert ignored.startswith(f"input={root}: ignoring b.NII (is not named .nii.gz, .nii")
+    assert ignored.startswith(f"{root}: ignoring b.NII (is not named .nii.gz, .nii")
     assert "dangling (is a link that leads nowhere), more (is a folder without DICOM" in ignored
     assert ignored.endswith("and 1 more")
     assert describe_ignored(folder("x.nii") / "x.nii") is None

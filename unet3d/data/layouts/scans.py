@@ -38,18 +38,18 @@ class ScanFiles:
 def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
     """Return the scans of a folder, sorted by name, or the scan that a file belongs to."""
     if not source.exists():
-        raise UsageError(f"input={source}: no file or folder {source.absolute()}")
+        raise UsageError(f"no file or folder of scans at {source.absolute()}")
     if source.is_dir() and not is_volume(source):
         scans = group_channels(list_volumes(source), len(channels))
         if not scans:
             raise UsageError(
-                f"input={source}: no {SUFFIX_LIST}, nor a folder of DICOM images, in "
+                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in "
                 f"{source.absolute()}{describe_pictures(file.name for file in source.iterdir())}"
             )
         return scans
     if not is_volume(source):
         hint = describe_pictures([source.name])
-        raise UsageError(f"input={source} must be a folder, or end in {SUFFIX_LIST}{hint}")
+        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}{hint}")
     if len(channels) == 1:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))
@@ -61,7 +61,7 @@ def describe_ignored(source: Path) -> str | None:
     if not source.is_dir() or is_volume(source):
         return None
     reasons = [f"{path.name} ({reason})" for path, reason in describe_skipped(source).items()]
-    return f"input={source}: ignoring {join_first(reasons, 3)}" if reasons else None
+    return f"{source}: ignoring {join_first(reasons, 3)}" if reasons else None
 
 
 def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
@@ -82,7 +82,7 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
         if match:
             other = numbered[match[1]].setdefault(int(match[2]), image)
             if other != image:
-                raise UsageError(f"input: {other} and {image} are the same channel of {match[1]}")
+                raise UsageError(f"{other} and {image} are the same channel of {match[1]}")
         else:
             add(split_suffix(image)[0], image)
     for name, files in numbered.items():
@@ -95,7 +95,7 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
     for name, same_name in scans.items():
         if len(same_name) > 1:
             files = " and ".join(str(scan.files[0]) for scan in same_name)
-            raise UsageError(f"input: {files} have the same case name {name}")
+            raise UsageError(f"{files} have the same case name {name}")
     return sorted((same_name[0] for same_name in scans.values()), key=lambda scan: scan.name)
 
 

@@ -128,7 +128,7 @@ def export(settings: ExportSettings) -> ExportResult:
     """Write the file, and keep it only if its outputs are the network's."""
     format, output = FORMATS[settings.format], settings.output
     check_output(output)
-    require_packages(f"format={settings.format}", format.packages)
+    require_packages(f"the format {settings.format}", format.packages)
     with temporary_output(output) as draft:
         networks = load_trained(settings)
         if len(networks) > 1 and not format.holds_several:
@@ -158,11 +158,11 @@ def get_size(path: Path) -> int:
 def check_output(output: Path) -> None:
     """Refuse what cannot become the file, or the folder, before anything is computed."""
     if output.is_dir() and output.suffix:
-        raise UsageError(f"output={output} is a folder: name a file in it")
+        raise UsageError(f"{output} is a folder: name a file in it")
     if output.exists() and not output.suffix:
-        raise UsageError(f"output={output} exists: name a new folder")
+        raise UsageError(f"{output} exists: name a new folder")
     if not output.parent.is_dir():
-        raise UsageError(f"output={output}: the folder {output.parent.absolute()} does not exist")
+        raise UsageError(f"{output}: the folder {output.parent.absolute()} does not exist")
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def temporary_output(output: Path) -> Generator[Path]:
         folder = TemporaryDirectory(prefix=f".{shorten_name(output.name, 240)}-", dir=output.parent)
     except OSError as error:
         where = output.parent.absolute()
-        raise UsageError(f"output={output}: cannot write to {where}: {error.strerror}") from error
+        raise UsageError(f"{output}: cannot write to {where}: {error.strerror}") from error
     with folder as name, name_file(output):
         yield Path(name) / output.name
 

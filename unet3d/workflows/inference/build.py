@@ -125,8 +125,8 @@ def find_largest_component_labels(classes: Sequence[str] | None, ensemble: Ensem
     for name in names:
         if name not in known:
             raise UsageError(
-                "keep_largest_component must be auto, none, or a list of these classes: "
-                f"{', '.join(known)}; got {name!r}"
+                f"keep_largest_component must be some of the classes {', '.join(known)}; "
+                f"got {name!r}"
             )
     return [ensemble.classes.index(name) for name in names]
 
