@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,8 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     runs = []
     for (folder, report), differs in zip(reports.items(), differences, strict=True):
         cases, groups = read_cases(folder / "evaluation" / "evaluation.json")
-        data = identify_data(report["config"], cases)
-        found = {"cases": cases, "groups": groups, "data": data}
-        runs.append(RunSummary(folder=folder, report=report, differs=differs, **found))
+        run = RunSummary(folder=folder, report=report, differs=differs, cases=cases, groups=groups)
+        runs.append(replace(run, data=identify_data(report["config"], cases)))
     runs.sort(key=lambda run: -run.headline_metrics.get("dice", -1))
     return [run for same in group_by_data(runs) for run in same], problems
 
