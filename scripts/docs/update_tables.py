@@ -143,9 +143,9 @@ def front_limits(folder: Path) -> str:
     dice = {pool: f"{mean['dice']['mean']:.4f}" for pool, mean in pools["mean"].items()}
     runs = list(pools["rows"]["median"].values())
     lines = [
-        "- This network is the most favorable one. In nnU-Net's own plans for data like AMOS and "
-        f"KiTS, fused blocks are estimated to need {ranges['nnU-Net org']} of the memory of "
-        f"nnU-Net's eager network, and {ranges['ResEnc']} of its residual encoders'.",
+        "- This network is the most favorable one. In nnU-Net's own plans, fused blocks are "
+        f"estimated to need {ranges['nnU-Net org']} of the memory of its eager network, and "
+        f"{ranges['ResEnc']} of its residual encoders.",
         f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
         f"pooling (hippocampus, fold 0, {runs[0]['steps']} steps, means of {len(runs)} runs).",
     ]
@@ -163,9 +163,9 @@ def front_limits(folder: Path) -> str:
     if "reserved" in errors:
         low, high = (f"{f(errors['reserved']):+.0f}%" for f in (min, max))
         lines.append(
-            f"- Over {len(errors['reserved'])} steps on that GPU, the estimate was off by "
+            f"- In {len(errors['reserved'])} steps on that GPU, the estimate was off by "
             f"{min(errors['allocated']):+.1f}% to {max(errors['allocated']):+.1f}% for allocated "
-            f"memory, and by {low} to {high} for reserved memory, which decides what fits."
+            f"memory, and {low} to {high} for reserved memory, which decides what fits."
         )
     return "\n".join(lines)
 
