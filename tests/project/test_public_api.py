@@ -23,9 +23,10 @@ SIGNATURES = {
     "fused=True)",
     "estimate_memory": "(model, input_shape, *, loss=None, optimizer=<AdamW>, precision='32', "
     "device='cuda')",
-    "evaluate": "(predictions, references, *, output=None, images=None, classes=None, "
-    "regions=None, annotated=None, group_by=None, ignore_label=None, tolerance_mm=1.0, metrics=(), "
-    "missing_predictions='error', draw_worst=5, workers=1, allow_targets=())",
+    "evaluate": "(predictions, references, *, checkpoint=None, output=None, images=None, "
+    "classes=None, regions=None, annotated=None, group_by=None, ignore_label=None, "
+    "tolerance_mm=1.0, metrics=(), missing_predictions='error', draw_worst=5, workers=1, "
+    "allow_targets=())",
     "load": "(checkpoint, *, device='auto', precision=None, overlap=0.5, batch_size=1, "
     "flip_axes=(), memory_gib=None, keep_largest_component=None, allow_targets=(), "
     "backend='torch', skip_background=None)",
