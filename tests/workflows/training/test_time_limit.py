@@ -32,11 +32,11 @@ def slow(unet3d, tmp_path, monkeypatch):
 
 
 def test_a_time_in_which_fewer_than_20_steps_fit_is_refused_with_what_would_fit(slow, capsys):
-    status, report = slow("trainer.max_steps=50000", "trainer.max_time=00:00:00:01")
+    status, report = slow("trainer.max_steps=50000", "trainer.max_time=00:00:00:02")
     (line,) = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert "trainer.max_time=00:00:00:01 is too short for 20 steps, as a step takes 0." in line
-    assert "set trainer.max_time=00:00:00:0" in line
+    assert "trainer.max_time=00:00:00:02 is too short for 20 steps, as a step takes 0." in line
+    assert "set trainer.max_time=00:00:00:" in line
     assert "try data.batch_size=1, model.width=4 or a smaller data.patch_size" in line
     assert (report["finished"], report["steps"]) == (False, 3)
     assert report["error"] in line
@@ -51,7 +51,7 @@ def test_a_time_that_ends_before_steps_were_measured_is_refused_too(slow, capsys
 
 
 def test_a_run_of_few_steps_may_have_little_time(slow):
-    status, report = slow("trainer.max_steps=4", "trainer.max_time=00:00:00:01")
+    status, report = slow("trainer.max_steps=4", "trainer.max_time=00:00:00:02")
     assert (status, report["steps"]) == (0, 4)
 
 
