@@ -95,7 +95,7 @@ def main(more: Sequence[str]) -> None:
         for name in sorted(names)
     } | {name: get_object(name) for name in more}
     import_module("wandb")  # makes temporary folders
-    network = UNet3D(in_channels=1, num_classes=2, pool=torch.nn.MaxPool3d)
+    network = UNet3D(in_channels=1, num_classes=2)
     network(VOLUME[:, :1])  # compiles and loads our kernels
     events: list[str] = []
     armed = False
