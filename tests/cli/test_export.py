@@ -227,7 +227,7 @@ def test_the_intensities_of_normalization_are_in_the_metadata():
         ({"output": "/proc/net.onnx"}, "/proc/net.onnx: cannot write to /proc"),
         ({"patch_size": 16}, "patch_size must be three ints"),
         ({"patch_size": "[16,16,0]"}, "patch_size must be three ints"),
-        ({"patch_size": "[16,16,1]"}, "raise data.patch_size"),
+        ({"patch_size": "[16,16,1]"}, "use larger patches (data.patch_size)"),
         ({"input": "nowhere"}, "no file or folder"),
         ({"input": "two.nii"}, "two.nii has 2 channels, but the network takes 1"),
         ({"patchsize": "[8,8,8]"}, "did you mean patch_size?"),

@@ -56,6 +56,7 @@ def import_module(name, globals=None, locals=None, fromlist=(), level=0):
         if name in MISSING_MODULES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         if name in MISSING_NAMES:
+            REAL_IMPORT(name)
             return ModuleOnWindows(sys.modules[name])
     return REAL_IMPORT(name, globals, locals, fromlist, level)
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from unet3d.memory.estimate import Layer
@@ -23,12 +24,11 @@ class LayerRecorder:
     @contextmanager
     def record(self, model: nn.Module) -> Generator["LayerRecorder"]:
         """Record the model's leaf modules while the body runs."""
-        handles = []
-        for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._before_forward))
-            handles.append(
-                module.register_forward_hook(self._make_forward_hook(path, type(module).__name__))
-            )
+        self._paths = {module: path for path, module in model.named_modules()}
+        handles = [  # for all modules: a hook of one of them would switch fused blocks off
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward),
+        ]
         self._before: list[tuple[int, int]] = []
         self._num_calls = 0
         try:
@@ -38,20 +38,21 @@ class LayerRecorder:
                 handle.remove()
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        self._num_calls += 1
-        self._before.append((self.read()[0], self._num_calls))
+        if module in self._paths:
+            self._num_calls += 1
+            self._before.append((self.read()[0], self._num_calls))
 
-    def _make_forward_hook(self, path: str, kind: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            before, call = self._before.pop()
-            if call != self._num_calls:
-                return
-            self._add(path, kind, "forward", before)
-            tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-            for node in dict.fromkeys(t.grad_fn for t in tensors if t.grad_fn is not None):
-                self._watch(node, path, kind)
-
-        return hook
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if module not in self._paths:
+            return
+        before, call = self._before.pop()
+        if call != self._num_calls:
+            return
+        path, kind = self._paths[module], type(module).__name__
+        self._add(path, kind, "forward", before)
+        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        for node in dict.fromkeys(t.grad_fn for t in tensors if t.grad_fn is not None):
+            self._watch(node, path, kind)
 
     def _watch(self, node: Any, path: str, kind: str) -> None:
         """Hook the autograd node: backward hooks on modules forbid in-place operations."""

@@ -54,12 +54,14 @@
     return [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   }
 
-  // The slice with the most voxels that have a label in any layer.
+  // The slice with the most voxels of the last layer that is not empty: errors, else labels.
   function findSlice(volume, axis) {
     const [nx, ny, nz] = volume.shape;
     const counts = new Uint32Array(volume.shape[axis]);
+    const layer = [...volume.layers].reverse().find(({ data }) => data.some((value) => value));
+    const data = layer ? layer.data : [];
     for (let i = 0; i < nx * ny * nz; i++) {
-      if (volume.layers.some((layer) => layer.data[i])) counts[[i % nx, Math.floor(i / nx) % ny, Math.floor(i / (nx * ny))][axis]]++;
+      if (data[i]) counts[[i % nx, Math.floor(i / nx) % ny, Math.floor(i / (nx * ny))][axis]]++;
     }
     const best = counts.indexOf(Math.max(...counts));
     return counts[best] ? best : volume.shape[axis] >> 1;
