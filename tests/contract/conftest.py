@@ -141,3 +141,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Run:
 def seeded() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def train(unet3d: Callable[..., Ended], small: list[str]) -> Callable[..., Ended]:
+    """Train on small volumes, in the folder `run` of the working folder."""
+
+    def train_small(*options: str) -> Ended:
+        return unet3d("train", *small, "hydra.run.dir=run", *options)
+
+    return train_small
