@@ -3,8 +3,8 @@
 import pytest
 
 from tests.config.helpers.configs import SHRUNK
+from unet3d.cli.train import build_training
 from unet3d.config.compose import list_config_groups, list_options
-from unet3d.workflows.training.build import build_training
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_every_option_takes_one_training_step(
         base = [word for word in small if "layout" not in word and "data.root" not in word]
     run = build_training(composed(f"{group}={option}", *overrides, base=base), tmp_path)
     before = [p.clone() for p in run.module.model.parameters()]
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     assert run.trainer.global_step == 1
     after = run.module.model.parameters()
     assert any(not a.equal(b) for a, b in zip(before, after, strict=True))
@@ -50,5 +50,5 @@ def test_an_experiment_wins_over_defaults_and_the_command_line_over_both(compose
 @pytest.mark.parametrize("precision", ["16", "bf16", "bf16-true"])
 def test_every_half_precision_of_a_cpu_takes_a_step(composed, precision, tmp_path):
     run = build_training(composed(f"precision={precision}"), tmp_path)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     assert run.trainer.global_step == 1

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.model.fused.kernels import cpu as fused
 from unet3d.pool.kernels import cpu as pooling
-from unet3d.workflows.training.build import build_training
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 def train_one_step(settings, folder):
     """Return the weights after a step."""
     run = build_training(settings, folder)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     return [parameter.detach() for parameter in run.module.parameters()]
 
 

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
+from unet3d.cli.train import build_training
 from unet3d.lit.callbacks import stopping
 from unet3d.lit.callbacks.step_timing import StepTimer
-from unet3d.workflows.training.build import build_training
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def read_report(run):
 
 
 def fit(run):
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
 
 
 def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, capsys):

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from unet3d.workflows.training.build import build_training
+from unet3d.cli.train import build_training
 
 ALLOWED = ("is_available", "OutOfMemoryError", "Stream", "Event")
 """What needs no GPU: a question, and names of types."""
@@ -35,5 +35,5 @@ def test_a_run_on_a_cpu_does_not_use_cuda(composed, tmp_path, monkeypatch, overr
     monkeypatch.setattr(torch, "cuda", CudaForOthers(torch.cuda))
     options = ("memory.estimate=true", "trainer.max_steps=2", *overrides)
     run = build_training(composed(*options), tmp_path)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     assert run.trainer.global_step == 2

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from unet3d.workflows.evaluation.evaluate import EvaluationResult
     from unet3d.workflows.python_api import evaluate, train
     from unet3d.workflows.segmenter import Segmenter, load
-    from unet3d.workflows.training.fit import TrainingResult
+    from unet3d.workflows.training.run import TrainingResult
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ _MODULES = {
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
     "Segmenter": "unet3d.workflows.segmenter",
-    "TrainingResult": "unet3d.workflows.training.fit",
+    "TrainingResult": "unet3d.workflows.training.run",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
     "evaluate": "unet3d.workflows.python_api",

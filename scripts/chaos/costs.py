@@ -10,14 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from unet3d.workflows.training.fit import fit_model
+
 from scripts.chaos.runs import FAULT_TOLERANCE_CALLBACKS
+from unet3d.cli.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.fit import fit_model
 
 ROUNDS, OVERHEAD_STEPS = 3, 100
 LARGE_JOB = [

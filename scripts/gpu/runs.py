@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from scripts.bench.quality import POOLS
 from scripts.bench.quality_results import read_report
 from scripts.gpu.rows import ROOT, Context, Row
+from unet3d.cli.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
@@ -28,7 +29,7 @@ from unet3d.lit.callbacks.prefetch import Prefetch
 from unet3d.lit.callbacks.resume_state import ResumeState
 from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.lit.nonfinite import NonFiniteGuard
-from unet3d.workflows.training.build import TrainingRun, build_training
+from unet3d.workflows.training.run import TrainingRun
 
 GOAL = 0.88
 """The Dice for `seconds_to_goal`."""
@@ -129,7 +130,7 @@ def time_steps(
     """Train a few steps; return their times and their peak."""
     run = build_run(context, name, *overrides)
     change(run)
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     memory = run.callbacks.memory.peak
     return run.callbacks.timing.summarize() | {"peak": None if memory is None else memory.known()}
 
@@ -140,18 +141,18 @@ def trace_prefetching(context: Context) -> dict[str, Any]:
     from torch.profiler import profile as Profiler
 
     run = build_run(context, "trace")
-    fetch = run.train_loader.prefetch
+    fetch = run.data.train_loader.prefetch
 
     def fetch_recorded() -> None:
         with record_function("prefetch"):
             fetch()
 
-    run.train_loader.prefetch = fetch_recorded
+    run.data.train_loader.prefetch = fetch_recorded
     if not context.cuda:
-        vars(run.trainer)["callbacks"].insert(0, Prefetch(run.train_loader))
+        vars(run.trainer)["callbacks"].insert(0, Prefetch())
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.cuda else [])]
     with Profiler(activities=activities) as profiler:
-        run.trainer.fit(run.module, run.train_loader)
+        run.trainer.fit(run.module, run.data.train_loader)
         context.synchronize()
     events = profiler.events() or []
     spans: dict[str, list[tuple[float, float]]] = {"prefetch": [], "kernels": []}

@@ -14,12 +14,12 @@ import torch
 
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
+from unet3d.cli.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.workflows.export import export_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.training.build import build_training
 
 pytestmark = pytest.mark.slow
 

@@ -111,12 +111,12 @@ def test_a_killed_search_goes_on_with_the_trial_that_was_running(words, tmp_path
 def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, capsys):
     curves = iter([(0.5, 0.6), (0.5, 0.7), (0.1, 0.9), (0.6, 0.8)])
 
-    def train(settings, folder, signals, process, reports, log):
+    def train(settings, folder, signals, callbacks, log):
         for number, value in enumerate(next(curves), start=1):
-            if reports[0].report(number, value):
+            if callbacks[0].report(number, value):
                 raise TrialPruned
 
-    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    monkeypatch.setattr("unet3d.cli.search.train", train)
     assert search("trials=4") == 0
     trials = read_trials(tmp_path)
     assert [t["state"] for t in trials] == ["complete", "complete", "pruned", "complete"]
@@ -128,13 +128,13 @@ def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, caps
 
 
 def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, monkeypatch, capsys):
-    def train(settings, folder, signals, process, reports, log):
+    def train(settings, folder, signals, callbacks, log):
         assert settings.resolved["model"]["width"] == 4
         for epoch in (1, 2):
-            reports[0].report(epoch, 0.5)
+            callbacks[0].report(epoch, 0.5)
         return 0
 
-    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    monkeypatch.setattr("unet3d.cli.search.train", train)
     needed = {}
 
     def predict(settings):
@@ -155,20 +155,20 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
 
 
 def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, capsys):
-    def train(*_, log):
+    def train(*_, callbacks, log):
         raise UsageError("no such thing")
 
-    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    monkeypatch.setattr("unet3d.cli.search.train", train)
     assert search("trials=5") == 2
     captured = capsys.readouterr()
     assert "the first 3 trials failed: no such thing" in captured.err
 
 
 def test_another_search_needs_another_folder(search, monkeypatch, capsys):
-    def train(settings, folder, signals, process, reports, log):
-        reports[0].report(1, 0.5)
+    def train(settings, folder, signals, callbacks, log):
+        callbacks[0].report(1, 0.5)
 
-    monkeypatch.setattr("unet3d.cli.search.train_within_memory", train)
+    monkeypatch.setattr("unet3d.cli.search.train", train)
     assert search("trials=1") == 0
     assert search("trials=2") == 0
     assert search("trials=3", "space={pool:[max,median]}") == 2

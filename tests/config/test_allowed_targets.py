@@ -2,13 +2,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from unet3d.cli.train import build_training
 from unet3d.config.allowed_targets import iter_targets, read_allowed_packages, resolve_target
 from unet3d.config.compose import get_config_dir
 from unet3d.config.instantiate import read_factory
 from unet3d.errors import UsageError
 from unet3d.workflows.inference.ensemble import load_ensemble
 from unet3d.workflows.shared.network import build_saved_network
-from unet3d.workflows.training.build import build_training
 
 
 def build(model, **root):

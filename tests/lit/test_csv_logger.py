@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, capsys):
 
 
 def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed, tmp_path):
-    from unet3d.workflows.training.build import build_training
+    from unet3d.cli.train import build_training
 
     words = ["logger=[tensorboard,csv]", "trainer.max_steps=2"]
     words += [
@@ -75,7 +75,7 @@ def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed
         "+logger.plain.name=plain",
     ]
     run = build_training(composed(*words), tmp_path)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     own, table, plain = list_run_loggers(run.trainer)
     assert isinstance(own, RunLogger)
     assert isinstance(table, CsvLogger)

@@ -20,7 +20,7 @@ def train(composed, folder, monkeypatch, *overrides, recorder=None, callbacks=()
     if recorder is not None:
         recorder.buffers = list(run.module.model.buffers())
     run.trainer.callbacks += callbacks
-    run.trainer.fit(run.module, run.train_loader, run.val_loader if validate else None)
+    run.trainer.fit(run.module, run.data if validate else None)
     return run
 
 
@@ -147,7 +147,7 @@ def test_peaks_of_a_recording_are_logged(composed, tmp_path, monkeypatch):
 def test_validation_uses_the_memory_of_the_recording(composed, tmp_path, monkeypatch):
     recorder = OperationRecorder()
     run = train(composed, tmp_path, monkeypatch, recorder=recorder, validate=True)
-    volumes, validations = len(run.val_loader), run.trainer.current_epoch
+    volumes, validations = len(run.data.val_loader), run.trainer.current_epoch
     assert recorder.borrowed == volumes * validations > 0  # not before there is a recording
 
 

@@ -7,10 +7,10 @@ import subprocess
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 
 from unet3d.lit.callbacks import checkpoints
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.module import SegmentationModule
 

@@ -13,7 +13,11 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.optim import lr_scheduler
+from unet3d.lit.callbacks.lr import TorchSchedule
+from unet3d.lit.optimizer_checks import find_odd_optimizer
+from unet3d.lit.resume_checks import find_odd_callback, find_odd_scaler
 
+from tests.helpers.training import fit
 from tests.lit.helpers.hostile_checkpoints import (
     LAYOUTS,
     TENSORS,
@@ -24,15 +28,11 @@ from tests.lit.helpers.hostile_checkpoints import (
     remove,
 )
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
+from unet3d.cli.train import build_training
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.lit.callbacks.lr import TorchSchedule
-from unet3d.lit.optimizer_checks import find_odd_optimizer
-from unet3d.lit.resume_checks import find_odd_callback, find_odd_scaler
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
@@ -69,7 +69,7 @@ def run_from(small, tmp_path_factory):
                 return None
             training = build(steps, options)
             checkpoint = resolve_start(training).checkpoint
-        fit_model(training, checkpoint, SignalListener())
+        fit(training, checkpoint, SignalListener())
         return load_checkpoint(folder / "run" / "checkpoints" / "last.ckpt", mmap=False)
 
     return run

@@ -8,6 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from unet3d.cli.train import build_training
 from unet3d.errors import RunError
 from unet3d.lit import nonfinite
 from unet3d.lit.nonfinite import (
@@ -16,7 +17,6 @@ from unet3d.lit.nonfinite import (
     get_running_stats,
     locate_nonfinite,
 )
-from unet3d.workflows.training.build import build_training
 
 
 def build(composed, tmp_path, *overrides):
@@ -24,7 +24,7 @@ def build(composed, tmp_path, *overrides):
 
 
 def fit(run):
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     return run
 
 
@@ -255,7 +255,7 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
     spoil_images(run, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(RunError, match="this exceeds max_skipped_steps=1: "):
-        run.trainer.fit(run.module, run.train_loader, ckpt_path=last, weights_only=True)
+        run.trainer.fit(run.module, run.data.train_loader, ckpt_path=last, weights_only=True)
 
 
 def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):

@@ -12,13 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.cli.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted, UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def train(request, folder, *callbacks):
         if start.is_finished:
             return run, True
         try:
-            fit_model(run, start.checkpoint, signals)
+            fit(run, start.checkpoint, signals)
         except (Interrupted, RuntimeError):
             return run, False
         return run, True
@@ -105,7 +105,8 @@ def read_results(folder):
             content["callbacks"]["TrainingWarnings"],
             content["callbacks"]["Curves"],
             content["global_step"],
-            content["callbacks"].get("TorchSchedule"),
+            content["lr_schedulers"],
+            content["loops"]["fit_loop"]["state_dict"],
             content.get("averaged_steps"),
             content.get("trained_weights", {}),
         )
@@ -263,7 +264,7 @@ def test_a_crash_between_a_step_and_its_logging_leaves_no_gap_in_the_curves(
         index = 0 if first else len(run.trainer.callbacks)
         run.trainer.callbacks.insert(index, At("on_train_batch_end", 4, crash))
         with pytest.raises(RuntimeError):
-            fit_model(run, None, signals)
+            fit(run, None, signals)
     _, done = train(request, tmp_path)
     assert done
     assert_same(uninterrupted(), read_results(tmp_path))
@@ -287,7 +288,7 @@ def test_a_raised_limit_cancels_the_pending_last_validation(composed, tmp_path):
     longer = composed(*LONG, "trainer.max_steps=9", "resume=auto")
     run, done = train(longer, tmp_path)
     assert done
-    assert (run.callbacks.resume_state.epoch, run.callbacks.resume_state.batch) == (2, 3)
+    assert run.data.train_loader.state_dict() == {"epoch": 2, "batch": 3}
     assert [step for step, _ in read_results(tmp_path)[1]["val/dice"]] == [2, 5, 8]
 
 

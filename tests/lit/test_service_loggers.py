@@ -8,16 +8,16 @@ import time
 
 import pytest
 
+from tests.helpers.training import fit
 from tests.lit.helpers.read_logs import read_mlflow, read_wandb
 from tests.lit.test_resume import At, crash, send_sigterm
+from unet3d.cli.train import build_training
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
 from unet3d.lit.loggers.held_rows import HeldRows
 from unet3d.lit.loggers.mlflow import RunMlflowLogger
 from unet3d.lit.loggers.run_logger import RunFacts
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.fit import fit_model
 from unet3d.workflows.training.run import resolve_start
 
 READERS = {"wandb": read_wandb, "mlflow": read_mlflow}
@@ -41,7 +41,7 @@ def train(settings, folder, *callbacks, killed=False):
         run.trainer.callbacks[:0] = callbacks
         finished = False
         try:
-            fit_model(run, resolve_start(run).checkpoint, signals)
+            fit(run, resolve_start(run).checkpoint, signals)
             finished = True
         except (Interrupted, RuntimeError):
             pass

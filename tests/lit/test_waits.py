@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unet3d.workflows.training.build import build_training
+from unet3d.cli.train import build_training
 
 aten = torch.ops.aten
 
@@ -78,5 +78,5 @@ def test_a_steady_step_reads_one_number_and_copies_none(composed, tmp_path, monk
     monkeypatch.setattr(torch, "tensor", count_copies)
     monkeypatch.setattr(Tensor, "tolist", count_list)
     with mode:
-        run.trainer.fit(run.module, run.train_loader)
+        run.trainer.fit(run.module, run.data.train_loader)
     assert counted.counts[2:] == [Counter(read=1)] * 4

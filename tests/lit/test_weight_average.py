@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.lit.weight_average import WeightAverage
 from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.training.build import build_training
 
 
 def make_network(dtype=torch.float32):
@@ -86,7 +86,7 @@ def test_a_run_validates_and_predicts_with_the_average(composed, tmp_path):
     run = build_training(composed("ema_decay=0.9", "trainer.max_steps=4"), tmp_path)
     recorder = RecordValidation()
     run.trainer.callbacks.append(recorder)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     trained, validated, after = recorder.seen[-1]
     assert trained.equal(after)
     assert not trained.equal(validated)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, check_loss, choose_arguments
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.types import IGNORE_LABEL
-from unet3d.workflows.training.build import build_training
 
 REGIONS = {"whole": (1, 2), "core": (2,)}
 
@@ -146,6 +146,6 @@ def test_regions_reach_an_adapted_loss(composed, tmp_path):
     words = ["loss=monai_dice_focal", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
     run = build_training(composed(*words), tmp_path)
     assert run.module.loss.regions == [[1, 2, 3], [2, 3], [3]]
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     with pytest.raises(UsageError, match="CrossEntropyLoss takes one class per voxel"):
         build_training(composed("loss=cross_entropy", words[1]), tmp_path)

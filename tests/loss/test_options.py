@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
-from unet3d.workflows.training.build import build_training
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = sorted(file.stem for file in (ROOT / "conf" / "loss").glob("*.yaml"))
@@ -15,7 +15,7 @@ NO_REGIONS = {"cross_entropy": "CrossEntropyLoss takes one class per voxel, not 
 
 def train(settings, folder):
     run = build_training(settings, folder)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     assert run.trainer.global_step > 0
     return run
 

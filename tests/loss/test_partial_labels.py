@@ -4,6 +4,7 @@ import pytest
 import torch
 from monai.losses import DiceFocalLoss
 
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
 from unet3d.loss.adapter import AdaptedLoss
@@ -11,7 +12,6 @@ from unet3d.loss.dice_ce import DiceCE
 from unet3d.loss.partial_labels import PartialLabels
 from unet3d.loss.tversky import Tversky
 from unet3d.types import IGNORE_LABEL
-from unet3d.workflows.training.build import build_training
 
 UNKNOWN = {254: (2, 3), 253: (1,)}
 """The first volume annotates class 1 of 1, 2 and 3, the second 2 and 3."""

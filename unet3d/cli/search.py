@@ -4,19 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.cli.compare import print_sweep_summary
+from unet3d.cli.train import train
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.search import SearchSettings, parse_search
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.trial_report import TrialReport
-from unet3d.machine.distributed_env import ProcessRank
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.workflows.search.trials import run_trials
 from unet3d.workflows.shared.run_folder import TRAINING_MARKERS, open_run_folder, write_records
-from unet3d.workflows.training.check_options import check_search_monitor
-from unet3d.workflows.training.fit import train_within_memory
+from unet3d.workflows.training.callbacks import check_search_monitor
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -35,11 +34,11 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 def search(settings: SearchSettings, folder: Path) -> int:
     """Train trial after trial in a folder that is locked."""
 
-    def train(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
+    def try_settings(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
         with SignalListener().listening() as signals:
-            train_within_memory(training, run_folder, signals, ProcessRank(), [report], log=print)
+            train(training, run_folder, signals, callbacks=[report], log=print)
 
-    trials = run_trials(settings, folder, train, print)
+    trials = run_trials(settings, folder, try_settings, print)
     best = find_best(settings, trials)
     write_report({"best": best, "trials": trials}, folder / "search.json")
     print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))

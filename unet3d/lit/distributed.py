@@ -231,15 +231,6 @@ def run_on_rank_zero(process: ProcessRank, action: Callable[[], str]) -> str:
     return result
 
 
-def is_set_on_any_rank(trainer: pl.Trainer, flag: bool) -> bool:
-    """Return whether the flag is set on any rank; every rank must call this at the same point."""
-    if trainer.world_size == 1:
-        return flag
-    flags = torch.tensor(int(flag), device=trainer.strategy.root_device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return bool(flags)
-
-
 def share_buffers(model: nn.Module, world_size: int) -> None:
     """Give all ranks the statistics of rank 0, as in a checkpoint and in the next training step."""
     for buffer in model.buffers() if world_size > 1 else ():

@@ -1,20 +1,47 @@
-"""Learning-rate schedules over the fraction of the run that is done; conf/scheduler selects one."""
+"""Learning-rate schedules over the fraction of the run that is done, and torch's schedulers."""
 
 import math
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 
 
 class Schedule(Protocol):
-    """What LRSchedule applies."""
+    """What RunSchedule applies."""
 
     def __call__(self, done: float) -> float:
         """Return the factor on the peak learning rate at `done` (0..1) of the run."""
         ...
+
+
+class RunSchedule(LRScheduler):
+    """A scheduler of torch that follows the fraction of the run, which may end by time."""
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: Schedule, fraction_done: Callable[[], float]
+    ):
+        self.schedule, self.fraction_done = schedule, fraction_done
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rate of each group."""
+        factor = self.schedule(self.fraction_done())
+        return [rate * factor for rate in self.base_lrs]
+
+    def refresh(self) -> None:
+        """Apply the schedule where a resumed run begins: its limits may have changed."""
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state without the functions."""
+        state = super().state_dict()
+        return {k: v for k, v in state.items() if k not in ("schedule", "fraction_done")}
 
 
 class Constant:
@@ -73,6 +100,30 @@ class ReduceOnPlateau(ReduceLROnPlateau):
             optimizer, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
         )
         self.monitor = monitor
+
+
+def build_scheduler(
+    factory: Factory, optimizer: Optimizer, fraction_done: Callable[[], float]
+) -> LRScheduler:
+    """Build the scheduler of a schedule of unet3d, or one of torch."""
+    if not issubclass(factory.target, LRScheduler):
+        return RunSchedule(optimizer, factory(), fraction_done)
+    if "max_lr" in factory.arguments:  # OneCycleLR sets it for all groups alike
+        peak = factory.arguments["max_lr"]
+        rates = [peak * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+        factory = factory.bind(max_lr=rates)
+    return factory(optimizer=optimizer)
+
+
+def get_rate(optimizer: Optimizer) -> float:
+    """Return the current learning rate, without the factors of groups that have one."""
+    return max(float(g["lr"]) / (g.get("lr_factor", 1.0) or 1) for g in optimizer.param_groups)
+
+
+def get_rate_fraction(optimizer: Optimizer) -> float:
+    """Return the current learning rate as a fraction of the initial one."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group["initial_lr"] or 1)
 
 
 def check_warmup(warmup: float) -> float:

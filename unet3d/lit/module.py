@@ -1,6 +1,6 @@
 """The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -8,10 +8,13 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from unet3d.errors import RunError
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.lit.cuda_graph import RecordedPass
 from unet3d.lit.distributed import gather_in_case_order, share_buffers
+from unet3d.lit.lr_schedule import RunSchedule, get_rate
 from unet3d.lit.nonfinite import NonFiniteGuard
 from unet3d.lit.step_values import log_values
 from unet3d.metric.case_scores import CaseScores
@@ -24,9 +27,10 @@ class SegmentationModule(pl.LightningModule):
     """Train and validate a segmentation network.
 
     `metadata` is saved in every checkpoint: plain values from which the network and the
-    preprocessing are rebuilt, so that a checkpoint alone is enough to predict. With a
-    `recorded_pass`, forward and backward are replayed as CUDA graphs. `unknown_classes` are those
-    that a label may stand for, besides the background.
+    preprocessing are rebuilt, so that a checkpoint alone is enough to predict. `scheduler` takes
+    the optimizer, and a function that returns the fraction of the run that is done; up to
+    `head_warmup`, only `heads` learn. With a `recorded_pass`, forward and backward are replayed as
+    CUDA graphs. `unknown_classes` are those that a label may stand for, besides the background.
     """
 
     def __init__(
@@ -39,7 +43,10 @@ class SegmentationModule(pl.LightningModule):
         case_scores: CaseScores | None = None,
         sliding_window: SlidingWindow,
         optimizer: Callable[[], Optimizer],
-        metadata: dict[str, Any],
+        scheduler: Callable[[Optimizer, Callable[[], float]], LRScheduler],
+        fraction_done: Callable[[pl.Trainer], float],
+        head_warmup: float = 0.0,
+        heads: Set[nn.Parameter] = frozenset(),
         max_skipped_steps: int = 0,
         recorded_pass: RecordedPass | None = None,
         unknown_classes: Mapping[int, Sequence[int]] = MappingProxyType({}),
@@ -51,11 +58,21 @@ class SegmentationModule(pl.LightningModule):
         self.validation_hd95 = validation_hd95
         self.case_scores = case_scores
         self.sliding_window = sliding_window
-        self.optimizer = optimizer
-        self.metadata = metadata
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.fraction_done = fraction_done
+        self.head_warmup, self.heads = head_warmup, heads
+        self.metadata: dict[str, Any] = {}
         self.nonfinite_guard = NonFiniteGuard(max_skipped_steps)
         self.recorded_pass = recorded_pass
         self.unknown_classes = unknown_classes
+
+    def on_train_start(self) -> None:
+        schedule = self.lr_schedulers()
+        if isinstance(schedule, RunSchedule):
+            schedule.refresh()
+
+    def on_train_batch_start(self, batch: Sample, batch_idx: int) -> None:
+        log_values(self, {"train/lr": get_rate(self.trainer.optimizers[0])})
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         """Return the loss of a batch of patches."""
@@ -123,14 +140,42 @@ class SegmentationModule(pl.LightningModule):
         if self.case_scores is not None:
             self.case_scores.cases = gather_in_case_order(self.trainer, self.case_scores.cases)
             scores |= self.case_scores.compute()
+        if not self.trainer.sanity_checking:
+            self._step_plateau({f"val/{name}": value for name, value in scores.items()})
         self.log_dict({f"val/{name}": value for name, value in scores.items()})
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 
-    def configure_optimizers(self) -> Optimizer:
+    def configure_optimizers(self) -> Any:
         optimizer = self.optimizer()
         for group in optimizer.param_groups:
+            group["lr"] *= group.get("lr_factor", 1.0)
             group["initial_lr"] = group["lr"]
-        return optimizer
+        scheduler = self.scheduler(optimizer, lambda: self.fraction_done(self.trainer))
+        # A ReduceLROnPlateau is stepped here: Lightning would not after a resumed validation.
+        schedule = {"scheduler": scheduler, "interval": "step", "reduce_on_plateau": False}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step after an optimizer step; those that follow a metric step with each validation."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            return
+        try:
+            scheduler.step()
+        except ValueError as error:  # OneCycleLR after its last step
+            raise RunError(f"scheduler: {error}") from error
+
+    def _step_plateau(self, scores: Mapping[str, float]) -> None:
+        scheduler: Any = self.lr_schedulers()
+        if isinstance(scheduler, ReduceLROnPlateau):
+            known = {**self.trainer.callback_metrics, **scores}
+            scheduler.step(float(known[getattr(scheduler, "monitor", "val/dice")]))
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """In the head warmup, let the optimizer change nothing but the heads."""
+        if self.head_warmup and self.fraction_done(self.trainer) < self.head_warmup:
+            for parameter in self.model.parameters():
+                if parameter not in self.heads:
+                    parameter.grad = None
 
     def configure_gradient_clipping(
         self,

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError, UsageError
-from unet3d.lit.distributed import is_set_on_any_rank
 from unet3d.lit.step_values import log_values
 from unet3d.types import HasRetention
 
@@ -63,7 +62,8 @@ class NonFiniteGuard:
         if gradients_finite:
             self._judge_gradients(task, finite=bool(gradients_finite[0]))
         self.cases += batch["case"]
-        if not is_set_on_any_rank(task.trainer, not loss_finite):  # all ranks step, or none
+        decide = task.trainer.strategy.reduce_boolean_decision  # all ranks step, or none
+        if not decide(not loss_finite, all=False):
             return
         for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
             buffer.copy_(value)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 from torch import nn
 
 from unet3d.checkpoint_archive import find_corruption
@@ -18,15 +17,11 @@ from unet3d.checkpoint_file import (
     read_verified_checkpoint,
 )
 from unet3d.errors import UsageError, summarize_error
-from unet3d.lit.callbacks.checkpoints import (
-    AtomicCheckpointIO,
-    replace_with_copy,
-)
+from unet3d.lit.callbacks.checkpoints import replace_with_copy
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
-from unet3d.lit.callbacks.resume_state import ResumeState
+from unet3d.lit.callbacks.resume_state import ResumeState, get_position
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.resume_checks import find_problem
 from unet3d.model.pretrained import (
     adapt_input_channels,
     get_axes_of_nnunet,
@@ -94,23 +89,13 @@ def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
     )
 
 
-def check_resumable(
-    path: Path, content: dict[str, Any], module: SegmentationModule, trainer: pl.Trainer
-) -> None:
-    """Refuse a checkpoint that does not fit into the run, now and when Lightning restores it."""
-
-    def check(path: Path, content: dict[str, Any]) -> None:
-        extract_weights(path, content)
-        problem = find_problem(content, module, trainer)
-        if problem is not None:
-            raise UsageError(
-                f"resume={path}: {problem}; use init_from= to start a new run from its weights"
-            )
-
-    check(path, content)
-    io = trainer.strategy.checkpoint_io
-    if isinstance(io, AtomicCheckpointIO):
-        io.check = check
+def check_resumable(path: Path, content: dict[str, Any], module: SegmentationModule) -> None:
+    """Refuse a checkpoint whose network is another one."""
+    mismatch = find_mismatch(module.state_dict(), extract_weights(path, content))
+    if mismatch is not None:
+        raise UsageError(
+            f"resume={path}: {mismatch}; use init_from= to start a new run from its weights"
+        )
 
 
 def is_finished(
@@ -122,17 +107,16 @@ def is_finished(
 ) -> bool:
     """Return whether a checkpoint's run has reached a limit and no validation is pending."""
     states = content["callbacks"]
-    state = states[position.state_key]
     limits.load_state_dict(states[limits.state_key])
-    if state["pending"]:
+    if states[position.state_key]["pending"]:
         return False
     for callback in early_stops:
-        if callback.state_key in states:
-            callback.load_state_dict(states[callback.state_key])
-            if callback.has_stopped:
-                return True
-    epoch_ended = state["batch"] == len(position.train_loader)
-    return limits.is_reached(content["global_step"]) or 0 < epochs <= state["epoch"] + epoch_ended
+        state = states.get(callback.state_key, {})
+        if state.get("wait_count", 0) >= callback.patience:
+            return True
+    done = get_position(content)
+    epoch_ended = done["batch"] == len(position.data.train_loader)
+    return limits.is_reached(content["global_step"]) or 0 < epochs <= done["epoch"] + epoch_ended
 
 
 def load_pretrained(model: nn.Module, path: Path) -> str:

@@ -16,7 +16,7 @@ def silence_lightning() -> None:
         r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu asks for it
         r".*The `srun` command is available on your system but is not used.*",  # see trainer.launch
-        r".*resuming from a checkpoint that ended before the epoch ended.*",  # see ResumeState
+        r".*call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`.*",  # a skipped first step
         r".*It is recommended to use `self.log\(.*sync_dist=True.*",  # all ranks are combined
     ):
         warnings.filterwarnings("ignore", message)

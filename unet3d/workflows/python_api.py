@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unet3d.cli.train import train as run_training
 from unet3d.config.compose import replace_values
 from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.evaluation import parse_evaluation
@@ -18,8 +19,8 @@ from unet3d.machine.distributed_env import read_process_rank
 from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.workflows.evaluation.score_cases import build_evaluation
 from unet3d.workflows.nnunet.plans import expand_plans
-from unet3d.workflows.training.fit import TrainingResult, train_as_rank
 from unet3d.workflows.training.preflight import count_local_processes
+from unet3d.workflows.training.run import TrainingResult, join_run
 
 PathLike = str | Path
 
@@ -57,13 +58,16 @@ def train(
     settings = parse_training(composed)
     select_gpu(settings.trainer.accelerator)
     process = read_process_rank(settings.trainer.launch)
-    if process.world_size == 1 and count_local_processes(settings.trainer) > 1:
+    if count_local_processes(settings.trainer, process) > 1:
         raise UsageError(
             "unet3d.train is one process: for several, run `unet3d train`, or start your script "
             "with torchrun and give trainer=torchrun"
         )
-    with redirect_stdout(LineWriter(log)):
-        return train_as_rank(settings, run_folder, process, log=print)
+    with (
+        redirect_stdout(LineWriter(log)),
+        join_run(settings, run_folder, process, log=print) as (own, signals),
+    ):
+        return run_training(settings, own, signals, process, log=print)
 
 
 def evaluate(

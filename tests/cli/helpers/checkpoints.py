@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
-from unet3d.workflows.training.build import build_training
 
 
 def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:

@@ -22,6 +22,6 @@ def make_loader(volumes, *, num_workers=0, defer=False, augment=AUGMENT, device=
 def load_epochs(loader, *epochs):
     batches = []
     for epoch in epochs:
-        loader.sampler.set_epoch(epoch)
+        loader.load_state_dict({"epoch": epoch, "batch": 0})
         batches += list(loader)
     return batches

@@ -89,7 +89,7 @@ def test_the_epoch_can_be_set_after_the_iterator_is_created(volumes, num_workers
     """Lightning does so when it resumes."""
     loader = make_loader(volumes, num_workers=num_workers)
     iterator = iter(loader)
-    loader.sampler.set_epoch(4)
+    loader.load_state_dict({"epoch": 4, "batch": 0})
     assert_equal(list(iterator), load_epochs(make_loader(volumes), 4))
 
 
@@ -144,7 +144,7 @@ def test_batches_on_a_gpu_match_those_on_a_cpu_during_slow_steps(volumes, num_wo
     )
     batches = []
     for epoch in (0, 1):
-        loader.sampler.set_epoch(epoch)
+        loader.load_state_dict({"epoch": epoch, "batch": 0})
         for batch in loader:
             torch.cuda._sleep(10_000_000)
             batches.append((batch["image"].clone(), batch["label"].clone()))

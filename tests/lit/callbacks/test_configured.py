@@ -5,10 +5,10 @@ import torch
 
 from tests.lit.test_resume import At, crash, train
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
-from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import resolve_start
 
 LONG = ["data.layout.num_cases=8", "trainer.max_steps=60", "data.num_workers=0", "resume=auto"]
@@ -131,7 +131,7 @@ def test_an_unknown_metric_is_named(composed, tmp_path):
             build_training(composed(f"callbacks.best_checkpoint.monitor={name}"), tmp_path)
     run = build_training(composed("callbacks.best_checkpoint.monitor=train/dise"), tmp_path)
     with pytest.raises(UsageError, match="no metric train/dise; a validation logs val/dice, "):
-        run.trainer.fit(run.module, run.train_loader, run.val_loader)
+        run.trainer.fit(run.module, run.data)
 
 
 def test_early_stopping_without_validation_cases_is_refused(composed, tmp_path):

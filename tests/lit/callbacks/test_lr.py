@@ -1,16 +1,12 @@
-from functools import partial
-
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from tests.config.helpers.configs import SHRUNK
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks import stopping
-from unet3d.lit.callbacks.lr import TorchSchedule, get_rate_fraction
-from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.lr_schedule import ReduceOnPlateau
-from unet3d.workflows.training.build import build_training
+from unet3d.lit.lr_schedule import get_rate_fraction
 
 
 class RecordRates(pl.Callback):
@@ -26,7 +22,7 @@ def record_rates(composed, folder, *overrides, checkpoint=None):
     run = build_training(composed("optimizer.lr=1.0", "fold=none", *overrides), folder)
     callback = RecordRates()
     run.trainer.callbacks.append(callback)
-    run.trainer.fit(run.module, run.train_loader, ckpt_path=checkpoint, weights_only=True)
+    run.trainer.fit(run.module, run.data.train_loader, ckpt_path=checkpoint, weights_only=True)
     return callback.rates if len(callback.rates[0]) > 1 else [rate for (rate,) in callback.rates]
 
 
@@ -49,7 +45,7 @@ def test_the_factor_of_a_part_is_no_decay(composed, tmp_path, schedule, expected
     run = build_training(composed(*words), tmp_path)
     callback = RecordRates()
     run.trainer.callbacks.append(callback)
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     assert callback.fractions == pytest.approx(expected)
 
 
@@ -77,40 +73,36 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("groups", [False, True])
 def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name, groups):
-    """A part that starts later, or learns at its own rate, does not change the schedule."""
+    """A part that learns at its own rate does not change the schedule."""
     words, expected = SCHEDULERS[name]
     words = [f"scheduler={name}", *words, "trainer.max_steps=6"]
     if groups:
-        words += ["head_warmup=0.5", "lr_factors={encoder:0.1}"]
-        heads, encoder, decoder = zip(*record_rates(composed, tmp_path, *words), strict=True)
-        assert heads == pytest.approx(expected, abs=1e-3)
-        assert decoder == pytest.approx([0, 0, 0, *expected[3:]], abs=1e-3)
-        assert encoder == pytest.approx([rate / 10 for rate in decoder], abs=1e-4)
+        words += ["lr_factors={encoder:0.1}"]
+        encoder, others = zip(*record_rates(composed, tmp_path, *words), strict=True)
+        assert others == pytest.approx(expected, abs=1e-3)
+        assert encoder == pytest.approx([rate / 10 for rate in others], abs=1e-4)
     else:
         rates = record_rates(composed, tmp_path, *words)
         assert rates == pytest.approx(expected, abs=1e-3)
 
 
-class StandIn:
-    """What a schedule reads of a trainer."""
+def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
+    class Scores(pl.Callback):
+        values = iter(())
 
-    sanity_checking, max_epochs = False, None
+        def on_validation_start(self, trainer, module):
+            if not trainer.sanity_checking:
+                module.validation_hd95.compute = lambda: {"hd95_mm": next(self.values)}
 
-    def __init__(self, optimizer):
-        self.optimizers, self.callback_metrics = [optimizer], {}
-
-
-def test_the_rate_falls_when_validation_no_longer_improves():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    make = partial(ReduceOnPlateau, monitor="val/hd95_mm", mode="min", patience=1, factor=0.1)
-    schedule, trainer = TorchSchedule(make, StoppingLimits()), StandIn(optimizer)
-    schedule.on_fit_start(trainer, None)
-    rates = []
-    for value in (9.0, 8.0, 8.5, 8.4, 7.0):
-        trainer.callback_metrics["val/hd95_mm"] = torch.tensor(value)
-        schedule.on_validation_end(trainer)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([1, 1, 1, 0.1, 0.1])
+    words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
+    words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]
+    limits = ["data.batch_size=4", "trainer.max_steps=6", "trainer.num_sanity_val_steps=0"]
+    run = build_training(composed(*words, *limits), tmp_path)
+    rates = RecordRates()
+    run.trainer.callbacks[:0] = [Scores(), rates]
+    Scores.values = iter((9.0, 8.0, 8.5, 8.4, 7.0, 7.0))
+    run.trainer.fit(run.module, run.data)
+    assert [rate for (rate,) in rates.rates] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
 
 
 def test_a_scheduler_without_its_number_of_steps_is_refused_with_its_name(composed, tmp_path):
@@ -151,7 +143,9 @@ def test_the_learning_rate_follows_elapsed_time_across_a_resume(composed, tmp_pa
 
 
 def read_elapsed(checkpoint):
-    return torch.load(checkpoint, weights_only=True)["callbacks"]["StoppingLimits"]["elapsed"]
+    return torch.load(checkpoint, weights_only=True)["callbacks"]["StoppingLimits"]["time_elapsed"][
+        "train"
+    ]
 
 
 class RecordWeights(pl.Callback):
@@ -177,7 +171,7 @@ def train_and_record(composed, folder, *overrides, steps=4, checkpoint=None):
     run = build_training(composed(*overrides, *limits), folder)
     callback = RecordWeights()
     run.trainer.callbacks.append(callback)
-    run.trainer.fit(run.module, run.train_loader, ckpt_path=checkpoint, weights_only=True)
+    run.trainer.fit(run.module, run.data.train_loader, ckpt_path=checkpoint, weights_only=True)
     return callback.changed, run.module.model.state_dict()
 
 

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.lit.callbacks.prefetch import Prefetch
-from unet3d.workflows.training.build import build_training
 
 
 def train(run):
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     return torch.cat([p.detach().flatten() for p in run.module.model.parameters()])
 
 
@@ -16,7 +16,7 @@ def test_prefetching_changes_neither_order_nor_number_of_batches(composed, tmp_p
         overrides = ["fold=none", "trainer.max_epochs=2", "trainer.max_steps=null"]
         run = build_training(composed(*overrides, "data.num_workers=1"), tmp_path / str(prefetch))
         if prefetch:
-            run.trainer.callbacks.append(Prefetch(run.train_loader))
+            run.trainer.callbacks.append(Prefetch())
         results.append((train(run), run.trainer.global_step))
     assert results[0][1] == results[1][1] == 6
     assert results[0][0].equal(results[1][0])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from unet3d.cli.train import build_training
 from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines, TimeLeft
-from unet3d.workflows.training.build import build_training
 
 
 def estimate_after_epochs(time_left, *, validations, start=0.0):

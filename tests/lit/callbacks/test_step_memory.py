@@ -4,11 +4,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.lit.callbacks.step_memory import StepMemory
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
 from unet3d.units import MIB
-from unet3d.workflows.training.build import build_training
 
 
 class RecordMetrics(pl.Callback):
@@ -29,7 +29,7 @@ def train(composed, tmp_path, *overrides, before_step=None, meter=None):
     run.trainer.callbacks.append(logged)
     if before_step is not None:
         run.module.model.register_forward_pre_hook(before_step)
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     return run, logged.steps
 
 
@@ -88,7 +88,7 @@ def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_p
 def test_first_step_steady_steps_and_validation_are_reported_separately(composed, tmp_path):
     run = build_training(composed("trainer.max_steps=3"), tmp_path)
     run.callbacks.memory.meter = CountingMeter()
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     summary = run.callbacks.memory.summarize()
     assert set(summary) == {"first_step", "steady_step", "validation"}
     assert summary["steady_step"]["allocated"] > summary["first_step"]["allocated"]

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from unet3d import nvml
+from unet3d.cli.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.lit.callbacks import step_timing
 from unet3d.lit.callbacks.step_timing import StepDuration, StepTimer, format_bottleneck
-from unet3d.workflows.training.build import build_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class Slow(Augment):
 def train(composed, folder, *overrides, augment=None):
     run = build_training(composed("fold=none", *overrides), folder)
     if augment is not None:
-        run.train_loader.patches.augment = augment
-    run.trainer.fit(run.module, run.train_loader)
+        run.data.train_loader.patches.augment = augment
+    run.trainer.fit(run.module, run.data.train_loader)
     return run.callbacks.timing
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from unet3d.cli.train import build_training
 from unet3d.lit.callbacks.stopping import StoppingLimits
 from unet3d.lit.callbacks.training_warnings import TrainingWarnings
 from unet3d.metric.dice import Dice
 from unet3d.report.training_warnings import SuggestedOverrides
 from unet3d.types import IGNORE_LABEL
 from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import summarize_run
 
 SUGGESTED = SuggestedOverrides(

@@ -8,9 +8,9 @@ import torch
 
 from tests.lit.helpers.hostile_checkpoints import VALUES, change, iter_paths
 from unet3d.checkpoint_file import save_checkpoint
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.training.build import build_training
 
 
 @pytest.fixture

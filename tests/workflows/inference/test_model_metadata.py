@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.training.build import build_training
 
 
 @pytest.fixture(scope="module")

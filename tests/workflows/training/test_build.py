@@ -1,16 +1,16 @@
 import pytest
 import torch
-
-from tests.data.helpers.datasets import write_nnunet
-from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError
-from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.training.build import (
     build_training,
     describe_strategy,
     make_config_record,
     set_tf32,
 )
+
+from tests.data.helpers.datasets import write_nnunet
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError
+from unet3d.workflows.shared.dataset import ResolvedDataset
 from unet3d.workflows.training.callbacks import select_hparams
 
 
@@ -113,7 +113,7 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(
     assert run.config["loss"]["regions"] == regions
     assert run.config["model"]["num_classes"] == 2
     assert run.config["data"]["num_classes"] == 3
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     assert run.trainer.global_step == 1
 
 

@@ -3,10 +3,10 @@
 import pytest
 from lightning.pytorch.callbacks import Callback
 
+from tests.helpers.training import fit
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.build import build_training
-from unet3d.workflows.training.fit import fit_model
 
 
 class RaiseOnLoad(Callback):
@@ -29,8 +29,8 @@ def test_a_checkpoint_is_blamed_only_for_what_its_content_can_cause(
     composed, tmp_path, error, expected, message
 ):
     settings = composed("trainer.max_steps=1", "fold=none", "logger=none")
-    fit_model(build_training(settings, tmp_path), None, SignalListener())
+    fit(build_training(settings, tmp_path), None, SignalListener())
     run = build_training(settings, tmp_path)
     run.trainer.callbacks.append(RaiseOnLoad(error))
     with pytest.raises(expected, match=message):
-        fit_model(run, tmp_path / "checkpoints" / "last.ckpt", SignalListener())
+        fit(run, tmp_path / "checkpoints" / "last.ckpt", SignalListener())

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.errors import UsageError
-from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.head_bias import compute_head_bias, initialize_head_bias
 from unet3d.workflows.training.run import resolve_start
 
 
 def count_class_fractions(run):
     """Count the classes of the training patches in another way: label by label."""
-    loader = run.train_loader
+    loader = run.data.train_loader
     labels = torch.stack(
         [torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler]
     )
@@ -61,9 +61,9 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
     more = build_training(composed(f"init_from={path}", "data.num_classes=5"), tmp_path / "more")
     resolve_start(more)
     fractions = compute_class_fractions(
-        more.train_loader.patches,
+        more.data.train_loader.patches,
         num_classes=5,
-        samples=more.train_loader.epoch_sampler.samples,
+        samples=more.data.train_loader.epoch_sampler.samples,
         foreground_fraction=more.settings.data.foreground_fraction,
     )
     bias = more.module.model.heads[0].bias
@@ -73,7 +73,7 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
 def test_the_bias_draws_no_random_number(composed, tmp_path):
     run = build_training(composed(), tmp_path)
     state = torch.random.get_rng_state()
-    initialize_head_bias(run.module.model, run.settings, run.dataset, run.train_loader)
+    initialize_head_bias(run.module.model, run.settings, run.dataset, run.data.train_loader)
     assert torch.random.get_rng_state().equal(state)
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from unet3d.cli.main import main
+from unet3d.cli.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import UsageError
-from unet3d.workflows.training.build import build_training
 
 MY_METRIC = """
 class Touching:
@@ -22,7 +22,7 @@ class Touching:
 @pytest.mark.parametrize("words", [[], ["data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]])
 def test_a_run_validates_with_each_option(composed, tmp_path, option, words):
     run = build_training(composed(f"metrics={option}", *words), tmp_path)
-    run.trainer.fit(run.module, run.train_loader, run.val_loader)
+    run.trainer.fit(run.module, run.data)
     logged = {name.split("/")[1] for name in run.trainer.callback_metrics if "val/" in name}
     expected = {"dice", "iou", "hd95_mm", "volume_ratio"}
     added = {

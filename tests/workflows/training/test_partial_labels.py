@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from unet3d.cli.main import main
+from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
-from unet3d.workflows.training.build import build_training
 
 ANNOTATED = {"case_*[024]": ["ball"], "case_*[13]": ["tube"]}
 FIRST, SECOND = IGNORE_LABEL - 1, IGNORE_LABEL - 2
@@ -43,7 +43,7 @@ def test_what_a_case_does_not_annotate_has_a_label_of_its_own(build):
     run = build()
     assert run.module.unknown_classes == {FIRST: (2,), SECOND: (1,)}
     seen = {}
-    for batch in run.train_loader:
+    for batch in run.data.train_loader:
         for case, label in zip(batch["case"], batch["label"], strict=True):
             seen[case] = set(label.unique().tolist())
     for case, labels in seen.items():
@@ -54,7 +54,7 @@ def test_what_a_case_does_not_annotate_has_a_label_of_its_own(build):
 
 def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     run = build("fold=0")
-    (batch,) = run.val_loader
+    (batch,) = run.data.val_loader
     case = batch["case"][0]
     known, unknown = (1, 2) if int(case[-1]) % 2 == 0 else (2, 1)
     label = batch["label"].clone()

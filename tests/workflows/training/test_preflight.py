@@ -3,12 +3,12 @@ import os
 import pytest
 import torch
 
+from unet3d.cli.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision
 from unet3d.units import MIB
-from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.preflight import (
     check_batch_fits,
     count_local_processes,
@@ -23,14 +23,14 @@ def test_a_checkpoint_is_as_large_as_estimated(composed, tmp_path, optimizer):
     settings = composed(f"optimizer={optimizer}", "fold=none")
     estimate = estimate_checkpoint_bytes(settings, Precision("32", "32"))
     run = build_training(settings, tmp_path)
-    run.trainer.fit(run.module, run.train_loader)
+    run.trainer.fit(run.module, run.data.train_loader)
     written = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
     assert estimate <= written <= estimate + 0.1 * MIB
 
 
 def test_a_batch_is_as_large_as_estimated(composed, tmp_path):
     settings = composed("data.batch_size=2")
-    batch = next(iter(build_training(settings, tmp_path).train_loader))
+    batch = next(iter(build_training(settings, tmp_path).data.train_loader))
     nbytes = batch["image"].nbytes + batch["label"].nbytes
     assert estimate_batch_bytes(settings, 1, Augment(), with_margins=False) == nbytes
     rotated = estimate_batch_bytes(settings, 1, Augment(rotation_p=1), with_margins=True)

@@ -6,8 +6,8 @@ import pytest
 
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
+from unet3d.cli.train import build_training
 from unet3d.lit.experiment import find_differences, list_compared
-from unet3d.workflows.training.build import build_training
 from unet3d.workflows.training.run import resolve_start
 
 

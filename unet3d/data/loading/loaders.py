@@ -1,7 +1,7 @@
 """Load batches onto the device and measure the time spent waiting for them."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from multiprocessing.queues import Queue
 from time import perf_counter
@@ -70,8 +70,8 @@ class WaitTimer:
 class TrainLoader(DataLoader[PatchSample]):
     """Load training batches; on a GPU, `prefetch` copies the next batch during the current step.
 
-    Workers start with the first batch, not with the iterator: Lightning creates the iterator
-    before it sets the sampler's epoch.
+    The state is the position in the run: the epoch, and the batches of it that were handed out,
+    not those that workers have fetched ahead. Lightning saves it in every checkpoint.
     """
 
     def __init__(
@@ -94,16 +94,25 @@ class TrainLoader(DataLoader[PatchSample]):
             worker_init_fn=prepare_worker,
         )
         self.patches, self.epoch_sampler, self.device = patches, sampler, device
+        self.epoch = self.batch = 0
         self.oom_kills = count_oom_kills()  # before the first worker starts
         self.stream: torch.cuda.Stream | None = None
         self._batches: Iterator[Batch] = iter(())
         self._next: Batch | None = None
 
-    def skip_batches(self, batches: int) -> None:
-        """Skip the first batches of the next epoch, to resume a run within it."""
-        self.epoch_sampler.skip(batches)
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next iteration begin at a position."""
+        self.epoch, self.batch = state["epoch"], state["batch"]
 
     def __iter__(self) -> Iterator[Batch]:
+        """Load what is left of the epoch, or the next one if nothing is."""
+        if self.batch == len(self):
+            self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch_sampler.start_at(self.epoch, self.batch)
         self._batches, self._next = super().__iter__(), None
         while True:
             if self._next is None:
@@ -111,6 +120,7 @@ class TrainLoader(DataLoader[PatchSample]):
             batch, self._next = self._next, None
             if batch is None:
                 return
+            self.batch += 1
             yield batch
 
     def prefetch(self) -> None:

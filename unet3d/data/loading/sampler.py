@@ -17,7 +17,7 @@ class EpochSampler(Sampler[PatchIndex]):
 
     A global batch has `batch_size` patches per rank, and each rank gets its own part. Foreground
     patches are spread evenly over the order, so that every batch has `foreground_fraction` of them
-    up to rounding, and the run has it exactly. Lightning calls `set_epoch` before each epoch.
+    up to rounding, and the run has it exactly.
     """
 
     def __init__(
@@ -34,19 +34,15 @@ class EpochSampler(Sampler[PatchIndex]):
             raise UsageError(
                 f"data.foreground_fraction must be within 0..1, got {foreground_fraction}"
             )
-        self.samples, self.batch_size, self.seed, self.epoch = samples, batch_size, seed, 0
+        self.samples, self.batch_size, self.seed = samples, batch_size, seed
         self.foreground_fraction = foreground_fraction
         self.rank, self.world_size = rank, world_size
         self.length = -(-samples // (batch_size * world_size)) * batch_size
-        self.skipped_batches = 0
+        self.epoch = self.first_batch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self.epoch = epoch
-
-    def skip(self, batches: int) -> None:
-        """Skip the first batches of the next iteration."""
-        self.skipped_batches = batches
+    def start_at(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration begin with this batch of this epoch."""
+        self.epoch, self.first_batch = epoch, batch
 
     def __len__(self) -> int:
         return self.length
@@ -55,8 +51,7 @@ class EpochSampler(Sampler[PatchIndex]):
         epoch, fraction = self.epoch, self.foreground_fraction
         total = self.length * self.world_size
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-        first_batch, self.skipped_batches = self.skipped_batches, 0
-        for batch in range(first_batch, self.length // self.batch_size):
+        for batch in range(self.first_batch, self.length // self.batch_size):
             start = (batch * self.world_size + self.rank) * self.batch_size
             for position in range(start, start + self.batch_size):
                 n = epoch * total + position

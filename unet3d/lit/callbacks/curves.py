@@ -1,13 +1,12 @@
 """Record the curves of a run for its report, whichever loggers it has."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from torch.optim import Optimizer
 
+from unet3d.lit.lr_schedule import get_rate
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.state_types import is_positive
 from unet3d.report.curves import Curve
 
 VALIDATION = ("val/dice", "val/hd95_mm")
@@ -24,7 +23,7 @@ class Curves(Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         pending = self.curves.setdefault("train/lr", Curve()).pending
         # Read once per point: an optimizer may hold the rate on the device, which is waited for.
-        self.rate = pending[-1][1] if pending else read_rate(trainer.optimizers[0])
+        self.rate = pending[-1][1] if pending else get_rate(trainer.optimizers[0])
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
@@ -47,14 +46,6 @@ class Curves(Callback):
         """Return [step, value] pairs by curve."""
         return {name: curve.list_points() for name, curve in self.curves.items()}
 
-    STATE: ClassVar = {
-        str: {
-            "points": list[tuple[float, float]],
-            "every": is_positive,
-            "pending": list[tuple[float, float]],
-        }
-    }
-
     def state_dict(self) -> dict[str, Any]:
         return {name: curve.state_dict() for name, curve in self.curves.items()}
 
@@ -62,8 +53,3 @@ class Curves(Callback):
         for name, state in state_dict.items():
             self.curves[name] = Curve()
             self.curves[name].load_state_dict(state)
-
-
-def read_rate(optimizer: Optimizer) -> float:
-    """Return the learning rate, without the factors of groups that have one."""
-    return max(float(g["lr"]) / (g.get("lr_factor", 1.0) or 1) for g in optimizer.param_groups)

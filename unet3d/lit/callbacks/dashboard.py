@@ -27,11 +27,11 @@ class Dashboard(Callback):
         self,
         config: Mapping[str, Any],
         choices: Mapping[str, Any],
-        estimate: MemoryEstimate | None,
         title: str,
+        estimate: MemoryEstimate | None = None,
     ):
         self.config, self.choices = config, choices
-        self.estimate, self.title = estimate, title
+        self.title, self.estimate = title, estimate
         self.loggers: list[RunLogger] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.lit.callbacks.lr import set_rates
 from unet3d.lit.lightning_internals import is_optimizer_step
 from unet3d.lit.module import SegmentationModule
 from unet3d.report.lr_curve import LRCurve
@@ -27,9 +26,9 @@ class LRRangeTest(Callback):
         return self.min_lr * (self.max_lr / self.min_lr) ** (step / (self.steps - 1))
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        optimizer = trainer.optimizers[0]
         rate = self.get_rate(trainer.global_step)
-        set_rates(optimizer, [rate] * len(optimizer.param_groups), done=1.0)
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = rate * group.get("lr_factor", 1.0)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any

@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.distributed import is_set_on_any_rank
 from unet3d.lit.lightning_internals import disable_signal_handlers, is_optimizer_step, request_exit
 from unet3d.stop_signals import SignalListener
 
@@ -30,7 +29,7 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if is_optimizer_step(trainer) and self._is_stop_requested(trainer):
-            self._save(trainer)
+            self.last.save(trainer)
             request_exit(trainer)  # once this step is logged; on_validation_start may come first
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -40,18 +39,15 @@ class Preemption(Callback):
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._is_stop_requested(trainer):
             if trainer.global_step > 0:
-                self._save(trainer)
+                self.last.save(trainer)
             self._exit()
 
     def _is_stop_requested(self, trainer: pl.Trainer) -> bool:
-        requested = is_set_on_any_rank(trainer, self.signals.received is not None)
+        received = self.signals.received is not None
+        requested = trainer.strategy.reduce_boolean_decision(received, all=False)
         if requested and self.signals.received is None:
             self.signals.received = signal.SIGTERM  # another rank received it
         return requested
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        self.last.save(trainer)
-        is_set_on_any_rank(trainer, True)  # a rank that exits while rank 0 saves could end the job
 
     def _exit(self) -> None:
         assert self.signals.received is not None

@@ -1,17 +1,16 @@
 """The limits of a run, and the fraction that is done: by steps, epochs or time."""
 
-import time
 from collections.abc import Sequence
+from datetime import timedelta
 from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Timer
 
 from unet3d.config.values import format_duration
 from unet3d.errors import UsageError
-from unet3d.lit.distributed import is_set_on_any_rank
-from unet3d.lit.state_types import is_duration
+from unet3d.lit.lightning_internals import is_optimizer_step
 from unet3d.report.training_warnings import EARLY_FRACTION, append_overrides
 
 MIN_STEPS = 20
@@ -21,12 +20,12 @@ MEASURED_STEPS = 3
 """Steps after which a run knows how long a step takes; the first one is warmup."""
 
 
-class StoppingLimits(Callback):
+class StoppingLimits(Timer):
     """Stop a run at `max_steps` or `max_seconds`, after a last validation.
 
-    With Lightning's own step and time limits, a run that is interrupted within that validation
-    could not resume it. Epochs are left to Lightning (trainer.max_epochs). A new run is refused
-    when its time is too short for `MIN_STEPS` of the duration that was measured.
+    Lightning's Trainer(max_steps=) ends a run without that validation. Epochs are left to
+    Lightning (trainer.max_epochs). A new run is refused when its time is too short for `MIN_STEPS`
+    of the duration that was measured.
     """
 
     def __init__(
@@ -37,19 +36,13 @@ class StoppingLimits(Callback):
         step_seconds: Sequence[float] = (),
         cheaper_step: Sequence[str] = (),
     ):
+        super().__init__(None if max_seconds is None else timedelta(seconds=max_seconds))
         self.max_steps, self.max_seconds = max_steps, max_seconds
         self.step_seconds = step_seconds  # of this process; another callback appends to it
         self.cheaper_step = cheaper_step  # overrides
         self.out_of_time = False  # whether time ended the run, not another limit
         self.planned_steps = inf  # of the other limits
-        self.previous_seconds = 0.0  # of the runs that this one resumes
-        self.start: float | None = None
-
-    @property
-    def elapsed(self) -> float:
-        """Return the seconds of training and validation, including previous runs."""
-        seconds = 0.0 if self.start is None else time.monotonic() - self.start
-        return self.previous_seconds + seconds
+        self.is_resumed = False
 
     def fraction_done(self, trainer: pl.Trainer) -> float:
         """Return the fraction of the run that is done, by the limit that comes first."""
@@ -61,11 +54,11 @@ class StoppingLimits(Callback):
         if self.max_steps is not None:
             fractions.append(trainer.global_step / self.max_steps)
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
             epochs = trainer.current_epoch + done / trainer.num_training_batches
             fractions.append(epochs / trainer.max_epochs)
         if self.max_seconds is not None:
-            fractions.append(self.elapsed / self.max_seconds)
+            fractions.append(self.time_elapsed() / self.max_seconds)
         return fractions
 
     def ended_early(self, steps: int) -> bool:
@@ -75,23 +68,28 @@ class StoppingLimits(Callback):
     def is_reached(self, steps: int) -> bool:
         """Return whether the run has reached its limit of steps or time."""
         by_steps = self.max_steps is not None and steps >= self.max_steps
-        return by_steps or (self.max_seconds is not None and self.elapsed >= self.max_seconds)
+        return by_steps or (
+            self.max_seconds is not None and self.time_elapsed() >= self.max_seconds
+        )
 
-    def on_train_start(self, *_: Any) -> None:
-        self.start = time.monotonic()
+    def on_fit_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Do not stop yet: the last validation of a run that is resumed may be missing."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        reached = self.is_reached(trainer.global_step)
-        if self.max_seconds is not None:  # the ranks' clocks differ
-            reached = is_set_on_any_rank(trainer, reached)
-            self._check_time(trainer, self.max_seconds, reached=reached)
-        if reached or trainer.should_stop:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if not is_optimizer_step(trainer):
+            return
+        super().on_train_batch_end(trainer)
+        if self.max_seconds is not None:
+            self._check_time(trainer, self.max_seconds)
+        if self.max_steps is not None and trainer.global_step >= self.max_steps:
             trainer.should_stop = True
+        if trainer.should_stop:
             trainer.check_val_every_n_epoch = 1
 
-    def _check_time(self, trainer: pl.Trainer, max_seconds: float, *, reached: bool) -> None:
-        steps, is_resumed = trainer.global_step, self.previous_seconds > 0
-        if not reached and (is_resumed or steps != MEASURED_STEPS):
+    def _check_time(self, trainer: pl.Trainer, max_seconds: float) -> None:
+        """Note whether time ends the run; refuse a new one that it would end at once."""
+        steps, reached = trainer.global_step, trainer.should_stop
+        if not reached and (self.is_resumed or steps != MEASURED_STEPS):
             return
         self.planned_steps = min(
             inf if self.max_steps is None else self.max_steps,
@@ -99,11 +97,13 @@ class StoppingLimits(Callback):
         )
         self.out_of_time = reached and steps < self.planned_steps
         needed = min(MIN_STEPS, self.planned_steps)
-        if is_resumed or steps >= needed:
+        if self.is_resumed or steps >= needed:
             return
         # Where time has run out, with validations; else at the speed of the fastest step.
-        step_seconds = self.elapsed / max(steps, 1) if reached else min(self.step_seconds[1:])
-        if is_set_on_any_rank(trainer, reached or needed * step_seconds > max_seconds):
+        elapsed = self.time_elapsed() / max(steps, 1)
+        step_seconds = elapsed if reached else min(self.step_seconds[1:])
+        is_short = reached or needed * step_seconds > max_seconds
+        if trainer.strategy.reduce_boolean_decision(is_short, all=False):
             enough = format_duration(1.1 * needed * step_seconds + 1)
             message = (
                 f"trainer.max_time={format_duration(max_seconds)} is too short for {needed} steps, "
@@ -112,14 +112,15 @@ class StoppingLimits(Callback):
             )
             raise UsageError(append_overrides(message, self.cheaper_step))
 
-    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if not trainer.sanity_checking and self.is_reached(trainer.global_step):
+    def on_validation_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        super().on_validation_start(trainer, *args)
+        reached = not trainer.sanity_checking and self.is_reached(trainer.global_step)
+        if trainer.strategy.reduce_boolean_decision(reached, all=False):
             trainer.should_stop = True  # the run was resumed in its last validation
 
-    STATE: ClassVar = {"elapsed": is_duration}
-
     def state_dict(self) -> dict[str, Any]:
-        return {"elapsed": self.elapsed}
+        return {"time_elapsed": {"train": self.time_elapsed()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.previous_seconds = state_dict["elapsed"]
+        super().load_state_dict(state_dict)
+        self.is_resumed = self.time_elapsed() > 0

@@ -1,16 +1,15 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.values import format_duration
-from unet3d.lit.callbacks.lr import get_rate_fraction
 from unet3d.lit.callbacks.stopping import StoppingLimits
+from unet3d.lit.lr_schedule import get_rate_fraction
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.state_types import is_positive
 from unet3d.report.training_warnings import (
     LEARNED_DICE,
     LOW_DICE,
@@ -42,7 +41,7 @@ class TrainingWarnings(Callback):
         suggest: Callable[..., SuggestedOverrides],
         absent: Sequence[str] = (),
     ):
-        self.limits, self.suggest, self.absent = limits, suggest, list(absent)
+        self.limits, self.suggest, self.absent = limits, suggest, absent
         self.losses = LossHistory()
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
@@ -160,7 +159,7 @@ class TrainingWarnings(Callback):
             return [*warnings, divergence]
         if done and self.limits.ended_early(steps):
             planned = self.limits.planned_steps
-            time_for_all = format_duration(self.limits.elapsed * planned / steps)
+            time_for_all = format_duration(self.limits.time_elapsed() * planned / steps)
             warnings.append(
                 format_ended_early_warning(steps, planned, time_for_all, self.suggested)
             )
@@ -174,15 +173,6 @@ class TrainingWarnings(Callback):
         if rise is not None:
             warnings.append(format_ended_rising_warning(*rise, self.suggested))
         return warnings + (list(self._describe_loss()) if is_due("loss") else [])
-
-    LOSSES: ClassVar = {"means": list[float], "batches": is_positive, "pending": list[float]}
-    STATE: ClassVar = {
-        "losses": ({**LOSSES, "lowest": float}, LOSSES),  # the second one of earlier runs
-        "dice": list[float],
-        "unpredicted": {str: int},
-        "low": {str: int},
-        "active": list[str],
-    }
 
     def state_dict(self) -> dict[str, Any]:
         return {

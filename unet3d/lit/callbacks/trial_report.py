@@ -1,7 +1,7 @@
 """Report the validations of a trial to the search that it is part of."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -28,8 +28,6 @@ class TrialReport(Callback):
         self.validations += 1
         if self.report(self.validations, self.metric.read(trainer)):
             raise TrialPruned
-
-    STATE: ClassVar = {"validations": int}
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self.validations}

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from torch import nn
+
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine.device import Precision, resolve_precision
@@ -55,12 +57,16 @@ def trace_step(
     cuda: bool,
     volume_size: Sequence[int] | None,
     validates: bool = True,
+    network: nn.Module | None = None,
 ) -> MemoryEstimate:
     """Estimate a step; UntraceableError says in one line why that is impossible.
 
-    With compile=true it is that of plain modules: see memory/compiled.py.
+    With compile=true it is that of plain modules: see memory/compiled.py. A `network` that has
+    been built is not built again.
     """
-    step = make_step_factory(settings, precision, cuda=cuda, volume_size=volume_size)
+    step = make_step_factory(
+        settings, precision, cuda=cuda, volume_size=volume_size, network=network
+    )
     with refuse_untraceable():
         return estimate_step(step, cuda=cuda, validates=validates)
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
@@ -217,11 +219,13 @@ def make_step_factory(
     cuda: bool,
     volume_size: Sequence[int] | None = None,
     device: str = "cpu",
+    network: nn.Module | None = None,
 ) -> Callable[[], TrainingStep]:
     """Return a function that builds the configured step, under FakeTensorMode or for real.
 
     `cuda` chooses whose defaults the step has, `device` where its tensors are. CUDA graphs are only
-    traced: a step on a real device runs without.
+    traced: a step on a real device runs without. Where `network` has been built, with its
+    checkpointing, a copy of it without values is traced.
     """
 
     settings = complete_settings(settings)
@@ -230,8 +234,11 @@ def make_step_factory(
     uses_graphs = settings.trainer.cuda_graph is True and obstacle is None
 
     def make_step() -> TrainingStep:
-        model = build_network(settings)
-        settings.checkpointing().apply(model)
+        if network is None:
+            model = build_network(settings)
+            settings.checkpointing().apply(model)
+        else:
+            model = copy_without_values(network)
         dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
         if dtype != torch.float32:
             cast_to_half(model, dtype)
@@ -264,3 +271,16 @@ def make_step_factory(
         )
 
     return make_step
+
+
+def copy_without_values(network: nn.Module) -> nn.Module:
+    """Return a copy of a network whose parameters and buffers are uninitialized."""
+    tensors: dict[int, Any] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
+        empty = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, tensor.requires_grad)
+        tensors[id(tensor)] = empty
+    with unset_fake_temporarily():  # tensors that are neither are copied with their values
+        return deepcopy(network, tensors)

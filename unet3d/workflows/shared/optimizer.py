@@ -41,10 +41,10 @@ def make_optimizer_factory(settings: TrainingSettings, precision: Precision) -> 
 def group_parameters(
     network: nn.Module, head_warmup: float, lr_factors: Mapping[str, float]
 ) -> Parameters:
-    """Return the parameters, in groups if parts of the network learn at their own rates.
+    """Return the parameters, in groups by `lr_factor` if parts learn at rates of their own.
 
-    `lr_factor` is what a group's learning rate is multiplied by, `starts_at` the fraction of the
-    run at which it begins to learn.
+    Heads that learn before the rest are groups, too: torch's fused SGD cannot step if some
+    parameters of a group have a momentum and others do not yet.
     """
     if head_warmup == 0 and not lr_factors:
         return network.parameters()
@@ -53,14 +53,13 @@ def group_parameters(
     if unknown:
         parts = ", ".join(name for name, _ in network.named_children())
         raise UsageError(f"lr_factors: the network has no part {min(unknown)!r}; it has {parts}")
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
-        starts_at = 0.0 if parameter in heads else head_warmup
-        factor = find_lr_factor(name, lr_factors)
-        groups.setdefault((starts_at, factor), []).append(parameter)
+        is_early, factor = parameter in heads, find_lr_factor(name, lr_factors)
+        groups.setdefault((not is_early, factor), []).append(parameter)
     return [
-        {"params": parameters, "starts_at": starts_at, "lr_factor": factor}
-        for (starts_at, factor), parameters in sorted(groups.items(), key=lambda group: group[0])
+        {"params": parameters, "lr_factor": factor}
+        for (_, factor), parameters in sorted(groups.items(), key=lambda group: group[0])
     ]
 
 

@@ -1,7 +1,7 @@
 """Build the callbacks of a run, in the order in which Lightning calls them."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -10,17 +10,13 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from unet3d.config.instantiate import Factory
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.lit.callbacks.curves import Curves
 from unet3d.lit.callbacks.dashboard import Dashboard
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
-from unet3d.lit.callbacks.lr import LRSchedule, TorchSchedule
 from unet3d.lit.callbacks.preemption import Preemption
 from unet3d.lit.callbacks.prefetch import Prefetch
 from unet3d.lit.callbacks.progress import ProgressBar, ProgressLines
@@ -34,12 +30,14 @@ from unet3d.lit.module import SegmentationModule
 from unet3d.machine.device import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
+from unet3d.metric.dice import Dice
 from unet3d.report.run_comparison import HIDDEN_KEYS
-from unet3d.report.training_warnings import find_absent_classes
 from unet3d.stop_signals import SignalListener
 from unet3d.types import HasRetention
+from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.memory.estimate import make_figure_title
-from unet3d.workflows.training.dataset import TrainingData
+from unet3d.workflows.shared.dataset import ResolvedDataset, build_layout, resolve_dataset
+from unet3d.workflows.training.datamodule import VolumeDataModule
 from unet3d.workflows.training.suggested_overrides import suggest_overrides
 
 
@@ -57,79 +55,64 @@ class RunCallbacks:
     curves: Curves
     training_warnings: TrainingWarnings
 
+    def set_estimate(self, estimate: MemoryEstimate | None) -> None:
+        """Show the estimate of a step beside what is measured."""
+        self.memory.estimated = None if estimate is None else estimate.peak
+        self.dashboard.estimate = estimate
+
+
+def build_limits(settings: TrainingSettings) -> StoppingLimits:
+    """Build the limits of steps and time."""
+    return StoppingLimits(
+        max_steps=settings.trainer.max_steps,
+        max_seconds=settings.trainer.max_seconds,
+        cheaper_step=suggest_overrides(settings).cheaper_step,
+    )
+
 
 def build_callbacks(
     settings: TrainingSettings,
+    precision: Precision,
+    module: SegmentationModule,
+    data: VolumeDataModule,
+    limits: StoppingLimits,
     *,
     config: dict[str, Any],
     folder: Path,
-    device: str,
-    precision: Precision,
-    class_names: Sequence[str],
-    data: TrainingData,
-    spacing_mm: Mapping[str, Sequence[float]],
-    module: SegmentationModule,
-    train_loader: TrainLoader,
-    estimate: MemoryEstimate | None,
     signals: SignalListener | None,
 ) -> RunCallbacks:
-    """Build the callbacks; `spacing_mm` holds the spacing of each validation case."""
+    """Build the callbacks of a run, and those that the settings name."""
     timing = StepTimer(settings.data.num_workers)
-    limits = StoppingLimits(
-        max_steps=settings.trainer.max_steps,
-        max_seconds=settings.trainer.max_seconds,
-        step_seconds=timing.seconds,
-        cheaper_step=suggest_overrides(settings).cheaper_step,
-    )
+    limits.step_seconds = timing.seconds
     recorded_pass = module.recorded_pass
-    memory = StepMemory(
-        PeakMeter(),
-        None if estimate is None else estimate.peak,
-        None if recorded_pass is None else recorded_pass.peaks,
-    )
-    hparams = select_hparams(settings, config)
-    dashboard = Dashboard(config, hparams, estimate, make_figure_title(settings))
+    recorded = None if recorded_pass is None else recorded_pass.peaks
+    memory = StepMemory(PeakMeter(), recorded=recorded)
+    dashboard = Dashboard(config, select_hparams(settings, config), make_figure_title(settings))
     curves = Curves()
-    absent = find_absent_classes(
-        module.metric.scored_classes,
-        *([v.summary.classes for v in part] for part in (data.training, data.validation)),
-    )
-    training_warnings = TrainingWarnings(limits, partial(suggest_overrides, settings), absent)
+    suggest = partial(suggest_overrides, settings)
+    training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
     resume_state = ResumeState(
-        train_loader,
+        data,
         limits,
         seed=settings.seed,
         fixed={
             "head_warmup": settings.head_warmup,
             "lr_factors": dict(settings.lr_factors),
             "ema_decay": settings.ema_decay,
-            "kind of device": device,
+            "kind of device": data.device.type,
             "precision in use": precision.used,
             "blocks of the network": describe_blocks(settings.strategy, module.model),
-            "cases": data.digest_cases(),
         },
     )
-    checkpoints = folder / "checkpoints"
-    last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
-    configured = build_configured(
-        settings,
-        facts={
-            "folder": checkpoints,
-            "class_names": class_names,
-            "orientation": data.preprocessing.orientation,
-            "spacing_mm": spacing_mm,
-        },
-        has_validation=bool(data.validation),
-    )
+    last = LastCheckpoint(folder / "checkpoints", every_seconds=settings.save_every_seconds)
     show_bar = settings.trainer.show_progress_bar
     if show_bar == "auto":
         show_bar = sys.stdout.isatty()
     progress = ProgressBar if show_bar else ProgressLines
     ordered: list[Callback] = [
         # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
-        *([Prefetch(train_loader)] if device == "cuda" else []),
+        *([Prefetch()] if data.device.type == "cuda" else []),
         *([] if settings.ema_decay is None else [WeightAveraging(settings.ema_decay)]),
-        build_lr_schedule(settings.scheduler, limits),
         memory,
         timing,
         dashboard,
@@ -137,10 +120,10 @@ def build_callbacks(
         training_warnings,
         limits,
         resume_state,
-        *configured,
-        last,
+        *build_configured(settings, data, folder / "checkpoints"),
         *([] if signals is None else [Preemption(signals, last)]),
         progress(limits),
+        last,
     ]
     return RunCallbacks(
         ordered=ordered,
@@ -161,26 +144,27 @@ def describe_blocks(strategy: str, model: nn.Module) -> str:
     return "fused" if is_fused else "plain"
 
 
-def build_lr_schedule(scheduler: Factory, limits: StoppingLimits) -> Callback:
-    """Build the callback of a schedule of unet3d, or of a scheduler of torch."""
-    target = scheduler.target
-    if isinstance(target, type) and issubclass(target, LRScheduler):
-        return TorchSchedule(scheduler, limits)
-    return LRSchedule(scheduler(), limits)
-
-
 def build_configured(
-    settings: TrainingSettings, *, facts: Mapping[str, Any], has_validation: bool
+    settings: TrainingSettings, data: VolumeDataModule, checkpoints: Path
 ) -> list[Callback]:
-    """Build the callbacks of the config group, each with those facts that its class takes.
+    """Build the callbacks of the config group, each with what its class takes of the run.
 
-    Those that write the best checkpoint come last: it has the state of the others. Without
-    validation there is no best checkpoint.
+    Without validation there is no best checkpoint.
     """
+    has_validation = settings.fold is not None
+    known = list_metrics(settings, data.dataset)
+    offered = {
+        "folder": checkpoints,
+        "class_names": data.dataset.classes,
+        "orientation": settings.data.orientation,
+        "spacing_mm": data.spacing_mm,
+    }
     built: list[Callback] = []
     for name, factory in settings.callbacks.items():
+        if "monitor" in factory.arguments:
+            check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
         needs = signature(factory.target).parameters
-        callback = factory(**{key: facts[key] for key in facts.keys() & needs.keys()})
+        callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
         if not isinstance(callback, Callback):
             raise UsageError(f"callbacks.{name} is not a Lightning callback")
         if isinstance(callback, EarlyStopping) and not has_validation:
@@ -189,7 +173,42 @@ def build_configured(
             built.append(callback)
     if sum(isinstance(callback, BestCheckpoint) for callback in built) > 1:
         raise UsageError("callbacks: only one can write the best checkpoint")
-    return sorted(built, key=lambda callback: isinstance(callback, BestCheckpoint))
+    scheduler = settings.scheduler
+    if "monitor" in scheduler.arguments:
+        check_monitor("scheduler.monitor", str(scheduler.arguments["monitor"]), known)
+    return built
+
+
+def check_monitor(key: str, name: str, known: Set[str] | None) -> None:
+    """Refuse to follow a metric that no validation logs; of other metrics, steps may log any."""
+    if known is not None and name not in known and (name.startswith("val/") or "/" not in name):
+        raise UsageError(f"{key} must be one of {', '.join(sorted(known))}, got {name!r}")
+
+
+def check_search_monitor(settings: TrainingSettings, name: str) -> None:
+    """Refuse to search with a metric that a trial with these settings does not log."""
+    dataset = resolve_dataset(settings.data, build_layout(settings.data).describe())
+    check_monitor("monitor", name, list_metrics(settings, dataset))
+
+
+def list_metrics(settings: TrainingSettings, dataset: ResolvedDataset) -> Set[str] | None:
+    """Return the names of what a validation logs: means, and scores of each class.
+
+    None if they are not known, as those of a user's metrics.
+    """
+    metrics = build_metrics(settings.metrics, dataset.regions)
+    of_classes = select_class_metrics(metrics)
+    if len(of_classes) < len(metrics) or settings.allow_targets:
+        return None
+    scores = [
+        "dice",
+        "iou",
+        "hd95_mm",
+        *(score for metric in of_classes for score in metric.scores),
+    ]
+    classes = [f"/{name}" for name in Dice(dataset.classes, dataset.regions).scored_classes]
+    ratios = {f"val/volume_ratio{name}" for name in classes}
+    return {f"val/{score}{name}" for score in scores for name in ("", *classes)} | ratios
 
 
 def select_hparams(

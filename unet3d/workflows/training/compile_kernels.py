@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
@@ -22,6 +23,7 @@ def prepare_kernels(
     settings: TrainingSettings,
     precision: Precision,
     device: torch.device,
+    network: nn.Module,
     log: Callable[[str], None],
 ) -> None:
     """Compile what is not in Triton's cache; say how long it took.
@@ -33,7 +35,7 @@ def prepare_kernels(
         return
     started = time.monotonic()
     try:
-        launches = list_launches(make_step_factory(settings, precision, cuda=True))
+        launches = list_launches(make_step_factory(settings, precision, cuda=True, network=network))
     except Exception as error:
         log(f"GPU kernels are compiled in the first step: {summarize_error(error)}")
         return

@@ -38,7 +38,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     """
     names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in names if path.exists()]
-    if not run.validation:
+    if not run.data.validation:
         return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
     while True:
         try:
@@ -49,19 +49,19 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
                 raise
             checkpoints = checkpoints[1:]
             log(escape_unprintable(f"{reason}; evaluating {checkpoints[0].name} instead"))
-    log(f"evaluating {len(run.validation)} validation cases with {checkpoints[0].name}")
+    log(f"evaluating {len(run.data.validation)} validation cases with {checkpoints[0].name}")
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
     windows = run.settings.inference
     predictor = Predictor(
         ensemble,
-        device=run.trainer.strategy.root_device,
+        device=run.device,
         precision=run.precision,
         overlap=windows.overlap,
         batch_size=windows.batch_size,
     )
     failures: dict[str, str] = {}
-    for volume in run.validation:
+    for volume in run.data.validation:
         task = ScanTask(
             scan=ScanFiles(name=volume.name, files=volume.case.images),
             labels=folder / f"{volume.name}.nii.gz",
@@ -75,9 +75,9 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
             task.labels.unlink(missing_ok=True)  # of an earlier evaluation
             log(escape_unprintable(f"{volume.name} is not evaluated: {failures[volume.name]}"))
     labels = [] if ensemble.regions else range(1, len(ensemble.classes))
-    cleaned = choose_postprocessing(run.validation, labels, folder)
+    cleaned = choose_postprocessing(run.data.validation, labels, folder)
     cleaned_classes = [ensemble.classes[label] for label in cleaned]
-    evidence = f"Dice on {pluralize(len(run.validation), 'validation case')}"
+    evidence = f"Dice on {pluralize(len(run.data.validation), 'validation case')}"
     postprocessing = record_postprocessing(cleaned_classes, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
@@ -192,7 +192,7 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
             if annotations is None
             else frozenset(annotations.find_unknown(volume.name)),
         )
-        for volume in run.validation
+        for volume in run.data.validation
         if (folder / f"{volume.name}.nii.gz").exists()
     ]
     return Evaluation(

@@ -13,8 +13,8 @@ from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError, summarize_error
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.types import HasHeads
+from unet3d.workflows.memory.training_step import copy_without_values
 from unet3d.workflows.shared.dataset import ResolvedDataset
-from unet3d.workflows.shared.network import build_network
 
 
 def initialize_head_bias(
@@ -33,7 +33,7 @@ def initialize_head_bias(
     if isinstance(model, HasHeads):
         set_bias(model.list_heads(), bias)
         return []
-    names = trace_heads(settings, dataset, len(bias))
+    names = trace_heads(model, settings, dataset, len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
         return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
@@ -53,12 +53,12 @@ def compute_head_bias(
 
 
 def trace_heads(
-    settings: TrainingSettings, dataset: ResolvedDataset, num_outputs: int
+    model: nn.Module, settings: TrainingSettings, dataset: ResolvedDataset, num_outputs: int
 ) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
     size = settings.data.patch_size
     with FakeTensorMode():
-        network = build_network(settings)
+        network = copy_without_values(model)
         image = torch.zeros(2, len(dataset.channels), *size)
         try:
             return find_heads(network, image, num_outputs)

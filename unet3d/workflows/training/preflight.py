@@ -1,13 +1,11 @@
 """Check before a run that this machine has what it needs."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
@@ -15,22 +13,45 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.kernel_cache import get_triton_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
+from unet3d.machine.distributed_env import ProcessRank
 from unet3d.machine.memory import get_available_bytes
 from unet3d.text import pluralize
+from unet3d.types import HasRetention
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, list_strategies
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
-from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
+from unet3d.workflows.shared.optimizer import make_optimizer_factory
+from unet3d.workflows.training.datamodule import VolumeDataModule
 
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""
 
 
-def enforce_requirements(
-    settings: TrainingSettings, problems: Sequence[machine.Problem]
+def check_machine(
+    settings: TrainingSettings,
+    precision: Precision,
+    network: nn.Module,
+    data: VolumeDataModule,
+    *,
+    folder: Path,
+    processes: int,
 ) -> list[str]:
     """Raise at a problem that would certainly stop the run; return the others as lines."""
+    channels = len(data.dataset.channels)
+    check_batch_fits(settings, channels, data.augment)
+    nbytes = estimate_checkpoint_bytes(settings, precision, network)
+    check_network_fits(nbytes, data.device)
+    problems = find_problems(
+        settings,
+        precision,
+        device=data.device.type,
+        processes=processes,
+        folder=folder,
+        channels=channels,
+        augment=data.augment,
+        is_fused=isinstance(network, HasRetention) and network.retention is not None,
+    )
+    space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
+    problems += [] if space is None else [space]
     for problem in problems:
         if problem.is_fatal:
             raise UsageError(problem.message)
@@ -48,6 +69,7 @@ def find_problems(
     folder: Path,
     channels: int,
     augment: Augment,
+    is_fused: bool,
 ) -> list[machine.Problem]:
     """Return what is missing on this machine for a run of `processes` processes; change nothing."""
     cuda = device == "cuda"
@@ -67,7 +89,7 @@ def find_problems(
             machine.check_cudnn(
                 torch.backends.cudnn.version(),
                 half=precision.used != "32",
-                is_fused=has_fused_blocks(settings),
+                is_fused=is_fused,
             )
         )
         problems.append(
@@ -90,10 +112,6 @@ def find_problems(
             machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=ram),
             machine.check_open_files(workers, hard=limits and limits[1]),
         ]
-    checkpoint = estimate_checkpoint_bytes(settings, precision)
-    if checkpoint is not None:
-        check_network_fits(checkpoint, torch.device(device))
-        problems.append(machine.check_disk(folder / "checkpoints", checkpoint=checkpoint))
     return [problem for problem in problems if problem is not None]
 
 
@@ -118,13 +136,6 @@ def check_network_fits(nbytes: int, device: torch.device) -> None:
         )
 
 
-def has_fused_blocks(settings: TrainingSettings) -> bool:
-    """Return whether the run computes in fused blocks; only other strategies build the network."""
-    if settings.strategy in ("none", "blocks"):
-        return False
-    return settings.strategy in FUSED_STRATEGIES or "fused" in list_strategies(settings)
-
-
 def estimate_batch_bytes(
     settings: TrainingSettings, channels: int, augment: Augment, *, with_margins: bool
 ) -> int:
@@ -137,19 +148,10 @@ def estimate_batch_bytes(
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
 
-def estimate_checkpoint_bytes(settings: TrainingSettings, precision: Precision) -> int | None:
-    """Return the bytes of weights and optimizer state; None if the network needs real tensors."""
-    try:
-        with FakeTensorMode():
-            model = build_network(settings)
-    except UsageError:
-        raise
-    except Exception:  # the network reads values while it is built, or does not take its options
-        build_network(settings)
-        return None
-    group_parameters(model, settings.head_warmup, settings.lr_factors)
-    if settings.strategy != "auto":
-        settings.checkpointing().apply(model)
+def estimate_checkpoint_bytes(
+    settings: TrainingSettings, precision: Precision, network: nn.Module
+) -> int:
+    """Return the bytes of weights and optimizer state."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     optimizer = make_optimizer_factory(settings, precision)([parameter])
@@ -157,11 +159,13 @@ def estimate_checkpoint_bytes(settings: TrainingSettings, precision: Precision) 
     state = optimizer.state[parameter].values()
     moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
     item_bytes = TRUE_HALF_TYPES.get(precision.used, torch.float32).itemsize
-    return sum(p.numel() for p in model.parameters()) * item_bytes * (1 + moments)
+    return sum(p.numel() for p in network.parameters()) * item_bytes * (1 + moments)
 
 
-def count_local_processes(trainer: TrainerSettings) -> int:
-    """Return how many processes this machine is to start."""
+def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None = None) -> int:
+    """Return how many processes this one is to start; 1 if a launcher has started them."""
+    if trainer.launch != "local" or (process is not None and process.world_size > 1):
+        return 1
     cuda = resolve_device(trainer.accelerator) == "cuda"
     num_gpus = torch.cuda.device_count() if cuda else None
     processes = (num_gpus or 1) if trainer.devices == "auto" else trainer.devices

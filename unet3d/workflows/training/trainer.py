@@ -10,28 +10,28 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
+from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.lit.callbacks.progress import ProgressBar
 from unet3d.lit.distributed import DDPWithoutSigtermBroadcast, RankEnvironment
-from unet3d.lit.fault_tolerant_checkpoints import FaultTolerantCheckpointIO
 from unet3d.lit.precision import TrueHalfPrecision
 from unet3d.lit.warning_filters import silence_lightning
-from unet3d.machine.device import Precision
+from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 
 
 def build_trainer(
     settings: TrainingSettings,
-    *,
-    device: str,
     precision: Precision,
     callbacks: list[pl.Callback],
+    *,
+    device: torch.device,
     folder: Path,
     process: ProcessRank,
 ) -> pl.Trainer:
-    """Build the trainer; limits of steps and time are enforced by a callback of ours."""
+    """Build the trainer; limits of steps and time are enforced by a callback: StoppingLimits."""
     silence_lightning()
     trainer = settings.trainer
-    plugins: list[Any] = [FaultTolerantCheckpointIO()]
+    plugins: list[Any] = [AtomicCheckpointIO()]
     arguments: dict[str, Any] = {"sync_batchnorm": False}
     if precision.used in ("16-true", "bf16-true"):
         plugins.append(TrueHalfPrecision(precision.used))
@@ -45,12 +45,12 @@ def build_trainer(
             "num_nodes": process.num_nodes,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
-    is_one_gpu = device == "cuda" and process.world_size == 1
+    is_one_gpu = device.type == "cuda" and process.world_size == 1
     loggers = [logger(save_dir=folder) for logger in settings.loggers.values()]
     try:
         return trainer.factory(
-            accelerator=device,
-            devices=[torch.cuda.current_device()] if is_one_gpu else process.visible_devices,
+            accelerator=device.type,
+            devices=[device.index] if is_one_gpu else process.visible_devices,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=-1,
             max_time=None,
@@ -60,9 +60,25 @@ def build_trainer(
             default_root_dir=folder,
             enable_model_summary=False,
             enable_progress_bar=any(isinstance(c, ProgressBar) for c in callbacks),
-            enable_checkpointing=False,  # callbacks write checkpoints
             use_distributed_sampler=False,
             **arguments,
         )
     except MisconfigurationException as error:
         raise UsageError(f"trainer: {summarize_error(error)}") from error
+
+
+def seed_run(settings: TrainingSettings) -> None:
+    """Seed the run, and allow or forbid a GPU to round the factors of float32 products to TF32."""
+    pl.seed_everything(settings.seed, verbose=False)
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = settings.tf32
+
+
+def find_device(settings: TrainingSettings, process: ProcessRank) -> torch.device:
+    """Return the device on which a process trains; it becomes the process's GPU."""
+    kind = resolve_device(settings.trainer.accelerator)
+    if kind != "cuda":
+        return torch.device(kind)
+    if process.world_size > 1:
+        torch.cuda.set_device(process.assign_gpu(torch.cuda.device_count()).gpu_index)
+    return torch.device(kind, torch.cuda.current_device())
