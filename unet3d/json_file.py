@@ -9,10 +9,10 @@ MAX_BYTES = 2**28
 """The largest text; a list of a million cases has less."""
 
 
-def read_json(path: Path, limit: int = MAX_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file; what is wrong with it is an OSError or a ValueError."""
     try:
-        return json.loads(read_text(path, limit))
+        return json.loads(read_text(path))
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
 

@@ -214,9 +214,6 @@ def unet3d_run(small, tmp_path_factory):
     [
         ({"format": "another"}, "is not of a bundle of unet3d"),
         ({"format_version": 2}, "has format version 2, and this unet3d reads versions up to 1"),
-        ({"format_version": True}, "has no valid format_version, but True"),
-        ({"members": []}, "describes no network"),
-        ({"members": [{}]}, "has invalid metadata: config: None"),
         ({"members": ["a"]}, "does not describe its network"),
         ("[", "cannot be read"),
         ("[]", "is not of a bundle of unet3d"),
@@ -253,7 +250,7 @@ def test_intensities_that_would_spoil_every_scan_are_refused(tmp_path, small):
         preprocessing = description["members"][0]["preprocessing"]
         preprocessing["intensities"][0] = list(values.values())
         path.write_text(json.dumps(description))
-        with pytest.raises(UsageError, match=r"invalid preprocessing: ct normalization needs") as e:
+        with pytest.raises(UsageError, match="ct normalization needs") as e:
             unet3d.load(bundle)
         assert "\n" not in str(e.value)
         command = [sys.executable, "scripts/predict.py", *files, tmp_path / "labels.nii.gz"]

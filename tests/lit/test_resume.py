@@ -16,7 +16,7 @@ from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.train import build_training
 from unet3d.config.compose import list_options
-from unet3d.errors import Interrupted, UsageError
+from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, LastCheckpoint
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.training.run import resolve_start
@@ -317,19 +317,6 @@ def test_a_corrupted_checkpoint_is_moved_and_the_previous_one_resumed(
     assert done
     assert_same(uninterrupted(), read_results(tmp_path))
     assert (last.parent / "corrupted.ckpt").read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *("seed=1", "data.batch_size=1", "data.patches_per_case=2"),
-        *("ema_decay=0.9", "lr_factors={encoder:0.1}"),
-    ],
-)
-def test_a_run_with_other_fixed_settings_is_not_resumed(composed, tmp_path, change):
-    train(composed(*LONG), tmp_path, At("on_train_batch_end", 1, send_sigterm))
-    with pytest.raises(UsageError, match=r"set (it|them) back, or use init_from="):
-        train(composed(*LONG, "resume=auto", change), tmp_path)
 
 
 def tensor_storages():

@@ -1,7 +1,5 @@
 """Weights of nnU-Net's and MONAI's networks in ours, against the networks that they come from."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,6 @@ from monai.networks.nets.basic_unet import BasicUNet
 from monai.networks.nets.dynunet import DynUNet
 from torch import nn
 
-from unet3d.checkpoint_file import load_checkpoint
-from unet3d.errors import UsageError
 from unet3d.lit.resume import load_pretrained
 from unet3d.model.blocks import Strided
 from unet3d.model.pretrained import adapt_input_channels, is_first_convolution, rename_weights
@@ -205,10 +201,3 @@ def test_other_channels_and_classes_are_adapted_and_said(tmp_path):
     message = load_pretrained(ours, path)
     assert "adapted encoder.0.convs.0.conv.weight from 2 to 1 input channels" in message
     assert "randomly initialized: heads.0.bias, heads.0.weight" in message
-
-
-def test_a_checkpoint_cannot_run_code(tmp_path):
-    path = tmp_path / "checkpoint_final.pth"
-    torch.save({"network_weights": {}, "init_args": {"plans": Fraction(1, 2)}}, path)
-    with pytest.raises(UsageError, match=r"cannot be read as a checkpoint: .*Fraction"):
-        load_checkpoint(path)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from unet3d.atomic_write import name_file
-from unet3d.checkpoint_archive import MAX_STRUCTURE_BYTES, check_values
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, need_packages, summarize_error
 from unet3d.json_file import read_json
@@ -187,22 +186,18 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / DESCRIPTION_FILE
     try:
-        content = read_json(path, MAX_STRUCTURE_BYTES)
-        check_values(content)
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a bundle of unet3d")
-    check_format_version(path, content.get("format_version"), FORMAT_VERSION)
-    members = content.get("members")
-    if not isinstance(members, list) or not members:
-        raise UsageError(f"{path} describes no network")
+    check_format_version(path, content, FORMAT_VERSION)
     return [
         {
             "state_dict": read_weights(get_network_path(folder, number, ".safetensors")),
             "unet3d": metadata,
         }
-        for number, metadata in enumerate(members)
+        for number, metadata in enumerate(content["members"])
     ]
 
 

@@ -38,10 +38,10 @@ MAX_CASES = 3
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
     ignored = (*MAY_CHANGE, *fixed)
-    config = flatten_keys(_get_mapping(metadata, "config"), whole=("regions",))
+    config = flatten_keys(metadata.get("config", {}), whole=("regions",))
     values = {key: value for key, value in config if not is_below(key, ignored)}
     values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
-    values |= flatten_keys(_get_mapping(metadata, "preprocessing"), "preprocessing.")
+    values |= flatten_keys(metadata.get("preprocessing", {}), "preprocessing.")
     values |= {  # the order of regions matters
         key: list(value.items()) for key, value in values.items() if isinstance(value, Mapping)
     }
@@ -96,12 +96,6 @@ def is_below(key: str, parents: Iterable[str]) -> bool:
 def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as a JSON file would have them: tuples are lists, numbers Python's."""
     return json.loads(json.dumps(values, default=str))
-
-
-def _get_mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of a checkpoint's metadata; an empty one if there is no such part."""
-    part = metadata.get(key)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _format(value: Any) -> str:

@@ -1,27 +1,26 @@
 """What a run starts from: a checkpoint to resume, or the weights of another run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from unet3d.checkpoint_archive import find_corruption
 from unet3d.checkpoint_file import (
     FALLBACKS,
+    CorruptedCheckpointError,
     extract_weights,
     find_mismatch,
     has_checkpoint,
     load_checkpoint,
-    read_verified_checkpoint,
 )
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import replace_with_copy
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
 from unet3d.lit.callbacks.resume_state import ResumeState, get_position
 from unet3d.lit.callbacks.stopping import StoppingLimits
-from unet3d.lit.module import SegmentationModule
 from unet3d.model.pretrained import (
     adapt_input_channels,
     get_axes_of_nnunet,
@@ -50,10 +49,7 @@ class LoadedCheckpoint:
 
 
 def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:
-    """Load the checkpoint that `resume=` selects, if any; its checksums are verified once.
-
-    Nothing is changed on disk: the checkpoint may be refused.
-    """
+    """Load the checkpoint that `resume=` selects, if any; nothing is changed on disk."""
     if resume is None:
         return None
     if resume == "auto":
@@ -74,23 +70,26 @@ def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | Non
 def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
     """Load the last checkpoint of a run; if it is missing or corrupted, the next older one."""
     last = checkpoints / "last.ckpt"
-    corruption = find_corruption(last) if last.exists() else None
-    if last.exists() and corruption is None:
-        content = read_verified_checkpoint(last)
-        return LoadedCheckpoint(path=last, content=content, messages=[f"resuming from {last}"])
-    reason = f"{last} is missing" if corruption is None else f"{last} is corrupted: {corruption}"
+    reason = f"{last} is missing"
+    if last.exists():
+        try:
+            content = load_checkpoint(last)
+            return LoadedCheckpoint(path=last, content=content, messages=[f"resuming from {last}"])
+        except CorruptedCheckpointError as error:
+            reason = str(error)
     for path in (checkpoints / name for name in FALLBACKS):
-        if path.exists() and find_corruption(path) is None:
-            messages = [reason, f"resuming from the previous checkpoint, {path}"]
-            content = read_verified_checkpoint(path)
-            return LoadedCheckpoint(path=path, content=content, messages=messages, lost=last)
+        if path.exists():
+            with suppress(CorruptedCheckpointError):
+                content = load_checkpoint(path)
+                messages = [reason, f"resuming from the previous checkpoint, {path}"]
+                return LoadedCheckpoint(path=path, content=content, messages=messages, lost=last)
     raise UsageError(
         f"{reason}; there is no intact previous checkpoint. Remove resume= to start over"
     )
 
 
-def check_resumable(path: Path, content: dict[str, Any], module: SegmentationModule) -> None:
-    """Refuse a checkpoint whose network is another one."""
+def check_weights(path: Path, content: Mapping[str, Any], module: nn.Module) -> None:
+    """Refuse a checkpoint whose weights are not those of the module."""
     mismatch = find_mismatch(module.state_dict(), extract_weights(path, content))
     if mismatch is not None:
         raise UsageError(
@@ -129,14 +128,8 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     given = {
         name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
     }
-    try:
-        axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
-        weights, project = rename_weights(given, initial, axes)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"init_from={path}: it is not a checkpoint of the network whose names it has "
-            f"({summarize_error(error)})"
-        ) from error
+    axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
+    weights, project = rename_weights(given, initial, axes)
     changes = f", weights of {project}" if project else ""
     first = next(iter(initial), "")
     if first in weights and is_first_convolution(initial[first], weights[first]):
@@ -146,7 +139,7 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     matching = {
         name: value
         for name, value in weights.items()
-        if name in initial and find_mismatch({name: initial[name]}, {name: value}) is None
+        if name in initial and value.shape == initial[name].shape
     }
     if not matching:
         raise UsageError(

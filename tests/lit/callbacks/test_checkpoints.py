@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unet3d.checkpoint_file import find_corruption, load_checkpoint
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.cli.train import build_training
 from unet3d.errors import UsageError
 from unet3d.lit.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, remove_leftovers
@@ -90,22 +90,6 @@ def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
         assert (loaded.path, loaded.content) == (last, {"a": 1})
     with pytest.raises(UsageError, match="no checkpoint at"):
         load_resume(str(tmp_path / "other"), folder)
-
-
-def test_checksums_are_verified_once(tmp_path, monkeypatch):
-    verified = []
-
-    def record(path):
-        verified.append(path.name)
-        return find_corruption(path)
-
-    monkeypatch.setattr("unet3d.checkpoint_file.find_corruption", record)
-    monkeypatch.setattr("unet3d.lit.resume.find_corruption", record)
-    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
-    for selected in ("auto", str(tmp_path / "last.ckpt")):
-        verified.clear()
-        assert load_resume(selected, tmp_path).content == {"a": 1}
-        assert verified == ["last.ckpt"]
 
 
 def test_a_run_with_two_corrupted_checkpoints_does_not_silently_start_over(tmp_path):

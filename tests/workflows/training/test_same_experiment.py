@@ -7,6 +7,7 @@ import pytest
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
 from unet3d.cli.train import build_training
+from unet3d.errors import UsageError
 from unet3d.lit.experiment import find_differences, list_compared
 from unet3d.workflows.training.run import resolve_start
 
@@ -59,24 +60,55 @@ def read_all(folder):
         ("checkpointing=none", ["blocks of the network is plain now, but was fused"]),
         ("precision=bf16", ["precision is bf16 now, but was 32"]),
         ("+trainer.limit_train_batches=1", ["trainer.limit_train_batches is 1 now, but was null"]),
+        ("data.batch_size=1", ["data.batch_size is 1 now, but was 2"]),
+        ("data.patches_per_case=2", ["patches per epoch is"]),
+        ("ema_decay=0.9", ["ema_decay is 0.9 now, but was null"]),
+        ("lr_factors={encoder:0.1}", ['lr_factors is {"encoder": 0.1} now, but was {}']),
     ],
 )
-@pytest.mark.parametrize("resume", ["auto", "other"])
 def test_another_experiment_is_refused_key_by_key_and_changes_no_file(
-    base, finished, tmp_path, capsys, words, named, resume
+    base, finished, capsys, words, named
 ):
     before = read_all(finished)
-    where = (
-        [f"hydra.run.dir={finished}", "resume=auto"]
-        if resume == "auto"
-        else [f"hydra.run.dir={tmp_path / 'new'}", f"resume={finished}"]
-    )
-    assert main(["train", *base, *where, *words.split()]) == 2
+    words = [f"hydra.run.dir={finished}", "resume=auto", *words.split()]
+    assert main(["train", *base, *words]) == 2
     error = capsys.readouterr().err.strip()
     assert all(text in error for text in named), error
+    assert error.endswith("or use init_from= to start a new run from its weights")
     assert len(error.splitlines()) == 1
     assert read_all(finished) == before
+
+
+def test_another_experiment_leaves_no_trace_in_a_new_folder(base, finished, tmp_path):
+    before = read_all(finished)
+    words = [f"hydra.run.dir={tmp_path / 'new'}", f"resume={finished}", "seed=3"]
+    assert main(["train", *base, *words]) == 2
+    assert read_all(finished) == before
     assert not (tmp_path / "new" / "config.yaml").exists()
+
+
+def test_weights_of_another_network_are_refused_by_the_first_that_differs(
+    composed, base, finished, tmp_path
+):
+    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
+    del content["state_dict"]["model.heads.0.bias"]  # as if a package had changed its network
+    save_checkpoint(content, tmp_path / "x.ckpt")
+    run = build_training(composed(f"resume={tmp_path / 'x.ckpt'}", base=base), tmp_path / "new")
+    with pytest.raises(
+        UsageError, match=r"heads\.0\.bias should be \[3\], is missing; use init_from="
+    ):
+        resolve_start(run)
+
+
+def test_an_optimizer_with_other_groups_is_refused_in_one_line(base, finished, tmp_path, capsys):
+    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
+    content["optimizer_states"][0]["param_groups"] *= 2
+    save_checkpoint(content, tmp_path / "x.ckpt")
+    words = [f"resume={tmp_path / 'x.ckpt'}", "trainer.max_steps=3"]
+    assert main(["train", *base, *words, f"hydra.run.dir={tmp_path / 'new'}"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "x.ckpt: it cannot be restored: ValueError: loaded state dict has a different" in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -64,31 +64,9 @@ class TrainingStatistics:
     swap_thresholds: tuple[tuple[float, ...], ...]  # two channels, and the gain of swapped ones
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], channels: int) -> "TrainingStatistics":
-        """Build the statistics from the result of `to_dict`; raise ValueError if it is invalid."""
-        statistics = cls(**{key: to_tuples(value) for key, value in values.items()})
-        leaves = _iter_leaves(tuple(asdict(statistics).values()))
-        if not all(type(leaf) in (int, float) for leaf in leaves):
-            raise ValueError("the statistics of the training cases must be numbers")
-        per_axis = np.array([statistics.spacing_mm, statistics.extent_mm], float)
-        features = np.array([statistics.feature_means, statistics.feature_stds], float)
-        offsets = np.array(statistics.intensity_offsets, float)
-        swaps = np.array(statistics.swap_thresholds, float)
-        spreads = [np.array(ranges, float) for ranges in statistics.intensity_spreads]
-        shapes = (per_axis.shape, offsets.shape, features.shape, len(spreads))
-        arrays = (per_axis, offsets, features, swaps, *spreads)
-        if (
-            type(statistics.cases) is not int
-            or shapes != ((2, 3, 3), (channels, 3), (2, channels, NUM_FEATURES), channels)
-            or any(ranges.ndim != 2 or ranges.shape[1] != 2 for ranges in spreads)
-            or (swaps.size and (swaps.ndim != 2 or swaps.shape[1] != 3))
-            or (swaps.size and not set(swaps[:, :2].ravel()) <= set(range(channels)))
-            or not all(np.isfinite(array).all() for array in arrays)
-        ):
-            raise ValueError(
-                f"the statistics of the training cases do not match {channels} channels"
-            )
-        return statistics
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainingStatistics":
+        """Build the statistics from the result of `to_dict`."""
+        return cls(**{key: to_tuples(value) for key, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return all statistics as plain values."""
@@ -192,9 +170,6 @@ def _compute_features(percentiles: Percentiles) -> list[float]:
     return [float(np.log10(spread)), *(float(np.clip(f, -9, 9)) for f in (median / spread, *shape))]
 
 
-NUM_FEATURES = len(_compute_features((0.0,) * len(PERCENTILES)))
-
-
 def _find_ranges(values: Sequence[float]) -> tuple[tuple[float, float], ...]:
     """Return ranges that hold all values, separated where neighbors differ by a large factor.
 
@@ -270,11 +245,3 @@ def _format_number(value: float) -> str:
 
 def _to_rows(array: np.ndarray) -> Any:
     return to_tuples(array.tolist())
-
-
-def _iter_leaves(value: Any) -> Iterator[Any]:
-    if not isinstance(value, tuple):
-        yield value
-    else:
-        for inner in value:
-            yield from _iter_leaves(inner)

@@ -160,7 +160,7 @@ def get_logged_steps(
             f"resume={path}: it holds weights but no training state; use init_from= to start a "
             "new run from them"
         )
-    saved = list_compared(checkpoint.get("unet3d", {}), state["fixed_settings"])
+    saved = list_compared(checkpoint["unet3d"], state["fixed_settings"])
     different = find_differences(saved, list_compared(now, position.fixed_settings()))
     if different:
         it = "it" if len(different) == 1 else "them"

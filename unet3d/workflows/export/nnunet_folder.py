@@ -17,7 +17,7 @@ from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
 from unet3d.workflows.export.trained_network import TrainedNetwork, list_normalizations
-from unet3d.workflows.inference.model_metadata import find_mirroring_axes
+from unet3d.workflows.inference.ensemble import find_mirroring_axes
 from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)

@@ -1,28 +1,21 @@
 """Load checkpoints as networks that predict together."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
 from unet3d.data.preprocessing.contents import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError
 from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, read_bundle
 from unet3d.export.hub import download_bundle, parse_hub_reference
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
-from unet3d.workflows.inference.model_metadata import find_mirroring_axes, validate_metadata
 from unet3d.workflows.shared.network import build_saved_network
 
 
@@ -66,12 +59,20 @@ def load_members(paths: Sequence[Path], allow_targets: Sequence[str]) -> list[Me
     for path in map(resolve_checkpoint, paths):
         digest = digest_checkpoint(path)  # before it is read: training may replace it
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
-            metadata, weights = validate_metadata(path, content), extract_weights(path, content)
+            metadata, weights = get_metadata(path, content), extract_weights(path, content)
             if members:
                 check_compatible(members[0].path, members[0].metadata, path, metadata)
             network = load_network(path, metadata, weights, allow_targets)
             members.append(Member(path=path, digest=digest, network=network, metadata=metadata))
     return members
+
+
+def get_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a checkpoint says about its network; refuse one of another project."""
+    metadata = content.get("unet3d")
+    if not isinstance(metadata, Mapping):
+        raise UsageError(f"{path} is not a checkpoint of unet3d: it does not describe its network")
+    return metadata
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -115,7 +116,7 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> E
         patch_size=loaded[0].patch_size,
         precision=str(first["config"]["precision"]),
         training_statistics=tuple(
-            TrainingStatistics.from_dict(metadata["training_statistics"], len(metadata["channels"]))
+            TrainingStatistics.from_dict(metadata["training_statistics"])
             for metadata in members
             if metadata.get("training_statistics") is not None
         ),
@@ -138,74 +139,36 @@ def find_common_mirroring_axes(members: Sequence[Mapping[str, Any]]) -> tuple[in
     return tuple(axis for axis in range(3) if all(axis in axes for axes in known))
 
 
+def find_mirroring_axes(metadata: Mapping[str, Any]) -> list[int] | None:
+    """Return the axes of the network's input that training flipped; None if they are unknown.
+
+    A checkpoint from before they were saved has them in its config.
+    """
+    axes = metadata.get("mirroring_axes")
+    augmentation = metadata["config"].get("augmentation") or {}
+    if axes is None and "flip_p" in augmentation:
+        axes = augmentation.get("flip_axes") if augmentation["flip_p"] else []
+    return axes
+
+
 def load_network(
     path: Path,
     metadata: Mapping[str, Any],
-    weights: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
     allow_targets: Sequence[str],
 ) -> nn.Module:
     """Build the network that metadata describes, with its weights, ready to predict."""
     prefix = "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        with limit_parameters(state):
-            check_shapes(metadata, state, allow_targets)
-            network = build_saved_network(metadata, allow_targets)
+        network = build_saved_network(metadata, allow_targets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    except Exception as error:  # metadata may say anything
-        raise UsageError(f"{path}: cannot build its network: {summarize_error(error)}") from error
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise UsageError(
-            f"{path}: its weights do not match its network: {summarize_error(error)}"
-        ) from error
-    return network.eval().requires_grad_(False)
-
-
-@contextmanager
-def limit_parameters(weights: Mapping[str, Any]) -> Generator[None]:
-    """Refuse to build a network with far more parameters than it has weights.
-
-    That would take hours, or more memory than there is, also where the network drops them again.
-    """
-    max_tensors = 10 * len(weights) + 1000
-    max_values = 10 * sum(w.numel() for w in weights.values() if isinstance(w, Tensor)) + 10**7
-    tensors = values = 0
-
-    def count(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
-        nonlocal tensors, values
-        tensors += 1
-        values += 0 if tensor is None else tensor.numel()
-        if tensors > max_tensors or values > max_values:
-            raise UsageError("its network has far more parameters than the file has weights")
-
-    handles = (
-        register_module_parameter_registration_hook(count),
-        register_module_buffer_registration_hook(count),
-    )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def check_shapes(
-    metadata: Mapping[str, Any], weights: Mapping[str, Any], allow_targets: Sequence[str]
-) -> None:
-    """Refuse weights of another network before it takes any memory."""
-    try:
-        with FakeTensorMode():
-            expected = build_saved_network(metadata, allow_targets).state_dict()
-    except UsageError:
-        raise
-    except Exception:  # the network reads values while it is built
-        return
-    mismatch = find_mismatch(expected, weights)
+    mismatch = find_mismatch(network.state_dict(), state)
     if mismatch is not None:
-        raise UsageError(f"its weights do not match its network: {mismatch}")
+        raise UsageError(f"{path}: its weights do not match its network: {mismatch}")
+    network.load_state_dict(state)
+    return network.eval().requires_grad_(False)
 
 
 def check_compatible(

@@ -37,7 +37,7 @@ from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_aft
 from unet3d.lit.distributed import process_group, run_on_rank_zero
 from unet3d.lit.lightning_internals import is_restoring
 from unet3d.lit.module import SegmentationModule
-from unet3d.lit.resume import check_resumable, is_finished, load_pretrained, load_resume
+from unet3d.lit.resume import check_weights, is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
@@ -165,7 +165,7 @@ def resolve_start(run: TrainingRun) -> Start:
         return Start(messages=[load_pretrained(run.module.model, settings.init_from)])
     path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
     logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
-    check_resumable(path, content, run.module)
+    check_weights(path, content, run.module)
     if run.is_main:  # nothing was changed before, when it could still be refused
         remove_leftovers(folder)
         checkpoint.restore_last()
