@@ -5,22 +5,22 @@ import pytest
 import torch
 
 from tests.lit.helpers.operation_recorder import PEAK, OperationRecorder
+from unet3d.cli import train as command
 from unet3d.errors import RunError
 from unet3d.lit.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
 from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
-from unet3d.workflows.training import build
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
 
 def train(composed, folder, monkeypatch, *overrides, recorder=None, callbacks=(), validate=False):
     with monkeypatch.context() as patch:
-        patch.setattr(build, "choose_recorder", lambda *_: (recorder, []))
-        run = build.build_training(composed(*OPTIONS, *overrides), folder)
+        patch.setattr(command, "choose_graphs", lambda *_: (recorder, []))
+        run = command.build_training(composed(*OPTIONS, *overrides), folder)
     if recorder is not None:
         recorder.buffers = list(run.module.model.buffers())
     run.trainer.callbacks += callbacks
-    run.trainer.fit(run.module, run.data if validate else None)
+    run.trainer.fit(run.module, run.data if validate else run.data.train_loader)
     return run
 
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_recorded_is_known_before(composed, overrides, device, pr
 
 
 def test_a_run_says_why_it_does_not_record(composed, tmp_path):
-    run = build.build_training(composed("trainer.cuda_graph=true"), tmp_path)
+    run = command.build_training(composed("trainer.cuda_graph=true"), tmp_path)
     assert "trainer.cuda_graph=true has no effect: a cpu device has no CUDA graphs" in run.notes
     assert run.module.recorded_pass is None
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from unet3d.cli.train import build_training
 from unet3d.errors import RunError
-from unet3d.lit import nonfinite
 from unet3d.lit.nonfinite import (
     NonFiniteGuard,
     find_first_nonfinite_module,
@@ -258,10 +257,10 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
         run.trainer.fit(run.module, run.data.train_loader, ckpt_path=last, weights_only=True)
 
 
-def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):
+def test_a_rank_skips_a_step_that_another_rank_cannot_take():
     lines = []
-    monkeypatch.setattr(nonfinite, "is_set_on_any_rank", lambda trainer, flag: True)
-    trainer = SimpleNamespace(world_size=2)
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: True)
+    trainer = SimpleNamespace(world_size=2, strategy=strategy)
     task = SimpleNamespace(
         trainer=trainer, global_step=7, log_dict=lambda _: None, print=lines.append
     )

@@ -9,6 +9,7 @@ from typing import Any, cast
 from unet3d.cli.output import write_figure, write_output
 from unet3d.cli.train import build_training
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.instantiate import Factory
 from unet3d.config.settings.lr import MIN_STEPS, LRSettings, parse_lr
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import RunError
@@ -62,6 +63,7 @@ def limit_to_steps(settings: TrainingSettings, steps: int) -> TrainingSettings:
         settings,
         callbacks={},
         loggers={},
+        scheduler=Factory("scheduler", {"_target_": "unet3d.lit.lr_schedule.Constant"}),
         resume=None,
         ema_decay=None,
         trainer=replace(

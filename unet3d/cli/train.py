@@ -133,6 +133,8 @@ def build_training(
 
     # The cases, and what depends on them.
     data.prepare()
+    if data.val_loader is None:
+        trainer.limit_val_batches = 0
     module.metadata = make_metadata(config, dataset, data)
     bias_notes = initialize_head_bias(module.model, settings, dataset, data.train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, module.model, data)

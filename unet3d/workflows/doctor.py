@@ -38,7 +38,7 @@ from unet3d.memory.peak import can_measure_resident_peak
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
-from unet3d.workflows.memory.strategies import get_device_bytes, resolve_strategy
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
 from unet3d.workflows.memory.suggest import find_largest_batch
 from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 from unet3d.workflows.training.preflight import count_local_processes, find_problems
@@ -116,6 +116,7 @@ def inspect_run(
                 folder=folder,
                 channels=get_network_sizes(settings.data)[0],
                 augment=settings.augmentation(),
+                is_fused=settings.strategy in FUSED_STRATEGIES,
             )
             peak = get_device_bytes(estimate_memory(settings, validates=False))
         if peak is not None and available is not None:

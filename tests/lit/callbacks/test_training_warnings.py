@@ -149,7 +149,7 @@ def silenced(monkeypatch):
         model.register_forward_hook(lambda module, args, logits: logits - offset)
         return model
 
-    monkeypatch.setattr("unet3d.workflows.training.module.build_network", without_boxes)
+    monkeypatch.setattr("unet3d.cli.train.build_network", without_boxes)
 
 
 def test_a_class_that_is_never_predicted_is_in_output_report_and_curves(

@@ -105,7 +105,7 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
 def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
     unet3d, tmp_path, monkeypatch, capsys
 ):
-    from unet3d.workflows.training import fit
+    from unet3d.cli import train as fit
 
     evaluate = fit.evaluate_best_checkpoint
 

@@ -21,8 +21,8 @@ from unet3d.workflows.training.run import summarize_run
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_checkpoint_is_as_large_as_estimated(composed, tmp_path, optimizer):
     settings = composed(f"optimizer={optimizer}", "fold=none")
-    estimate = estimate_checkpoint_bytes(settings, Precision("32", "32"))
     run = build_training(settings, tmp_path)
+    estimate = estimate_checkpoint_bytes(settings, Precision("32", "32"), run.module.model)
     run.trainer.fit(run.module, run.data.train_loader)
     written = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
     assert estimate <= written <= estimate + 0.1 * MIB

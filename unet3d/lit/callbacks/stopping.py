@@ -54,8 +54,8 @@ class StoppingLimits(Timer):
         if self.max_steps is not None:
             fractions.append(trainer.global_step / self.max_steps)
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-            epochs = trainer.current_epoch + done / trainer.num_training_batches
+            batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+            epochs = trainer.current_epoch + batches.processed / trainer.num_training_batches
             fractions.append(epochs / trainer.max_epochs)
         if self.max_seconds is not None:
             fractions.append(self.time_elapsed() / self.max_seconds)

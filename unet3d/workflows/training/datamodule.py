@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2s
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -132,7 +133,7 @@ class VolumeDataModule(pl.LightningDataModule):
 
     def list_cases_in_flight(self) -> list[InFlightCases]:
         """Return the cases that workers read at the moment."""
-        loaders = (self.train_loader, self.val_loader)
+        loaders: tuple[Any, ...] = (self.train_loader, self.val_loader)
         return [loader.dataset.in_flight for loader in loaders if loader is not None]
 
     def digest_cases(self) -> dict[str, dict[str, str]]:
