@@ -56,7 +56,9 @@ def read_once():
     def load(stream: TextIO | str, Loader: type) -> Any:
         text = stream if isinstance(stream, str) else stream.read()
         if text not in contents:
-            contents[text] = parse(text, Loader)
+            if not isinstance(stream, str):
+                stream.seek(0)  # an error names the file
+            contents[text] = parse(stream, Loader)
         return deepcopy(contents[text])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Networks of other projects that a config can name; needs allow_targets=[scripts]."""
+"""Networks of other projects that a config can name."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -66,7 +66,7 @@ VARIANTS = {
     "dynunet": DYNUNET,
     "nnunet": [
         *("model=dynunet", "model._target_=scripts.bench.networks.NnUNet", "~model.spatial_dims"),
-        *("~model.norm_name", "~model.upsample_kernel_size", "allow_targets=[scripts]"),
+        *("~model.norm_name", "~model.upsample_kernel_size"),
     ],
 }
 POOLS = ("max", "median", "approx_median")

@@ -46,54 +46,33 @@ def test_a_mistyped_override_is_an_error_that_suggests_the_nearest_name(
     ("override", "message"),
     [
         ("data.batch_size=0", "data.batch_size must be an int >= 1"),
-        ("trainer.max_steps=-3", "trainer.max_steps must be an int >= 1"),
-        ("trainer.max_steps=0", "trainer.max_steps must be an int >= 1"),
-        ("trainer.max_steps=many", "trainer.max_steps must be an int >= 1"),
-        ("trainer.max_time=10m", "DD:HH:MM:SS"),
         ("model.depth=9", "data.patch_size"),
         ("model.pool_kernel=[20,2,2]", "data.patch_size"),
-        ("trainer.devices=0", "trainer.devices must be auto or an int >= 1"),
         ("trainer=torchrun", "processes started by torchrun"),
         ("trainer=slurm", "processes started by srun"),
-        ("trainer.launch=mpi", "local, torchrun, slurm"),
         ("data.patch_size=abc", "data.patch_size must be a list"),
         ("optimizer.lr=abc", "optimizer.lr must be a number"),
-        ("model.width=abc", "model.width must be an int"),
-        ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val must be a number above 0"),
         ("data.cache=/proc/x", "/proc/x: No such file"),
-        ("precision=17", "precision must be one of"),
         ("precision=16-true", "needs a GPU"),
         ("fold=7", "fold must be 0..4"),
-        ("fold=x", "fold must be an int >= 0 or none"),
-        ("seed=-1", "seed must be"),
         ("optimizer.lr=-1", "optimizer"),
         ("data.num_classes=3", "_target_"),
         ("data.in_channels=2", "data.in_channels=2"),
         ("data.ignore_label=1", "data.ignore_label"),
-        ("data.spacing_mm=[1,1]", "data.spacing_mm"),
-        ("data.spacing_mm=fine", "data.spacing_mm must be three numbers > 0, median or null"),
-        ("data.normalize=max", "data.normalize must be auto, zscore"),
         ("data.normalize=[zscore,ct]", "one for each of the 1 channels"),
-        ("data.crop=some", "data.crop must be"),
-        ("data.orientation=RAX", "data.orientation must"),
         ("data.splits=/no/such.json", "data.splits: no file /no/such.json"),
-        ("data.regions=x", "data.regions must be names with their labels"),
         ("data.regions={a:[7]}", "data.regions.a must be labels of 1..3"),
         (
             "data.regions={a:[1,2],b:[3]}",
             "data.regions.a must have exactly one label that no later",
         ),
-        ("data.patch_size=[8]", "data.patch_size"),
-        ("inference.overlap=1", "overlap"),
         ("model=dynunet pool=median", "model=dynunet does not use pool=: remove it"),
         ("model=naive_small pool=max", "model=naive_small does not use pool=: remove it"),
         ("logger=[csv,pencil]", "no option logger=pencil. Options: csv, mlflow, none, tensorboard"),
         ("model=dynunet checkpointing=lean", "DynUNet has no fused blocks"),
-        ("model.channels=[4,8] model.depth=3", "remove model.depth"),
         ("pool=approx_median pool.tau=0", "tau must be greater than 0"),
         ("resume=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
         ("init_from=/no/such.ckpt", "no checkpoint at /no/such.ckpt"),
-        ("resume=x init_from=y", "not both"),
         ("data=decathlon data.root=/no/such", "no dataset.json in /no/such"),
     ],
 )
@@ -110,12 +89,6 @@ def test_an_invalid_value_is_an_error_of_one_line_with_exit_code_2(
     error = capsys.readouterr().err.strip().splitlines()
     assert [line for line in error if message in line]
     assert "Traceback" not in "\n".join(error)
-
-
-def test_a_run_folder_with_a_path_that_is_too_long_is_an_error_of_one_line(capsys):
-    assert main(["train", f"hydra.run.dir={'a/' * 3000}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == "unet3d: hydra.run.dir must be text of at most 4,096 characters, got 6,000"
 
 
 def test_debug_shows_the_traceback(unet3d, capsys):

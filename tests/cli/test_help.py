@@ -127,17 +127,6 @@ def test_options_of_the_user_are_listed(tmp_path, monkeypatch, capsys):
     assert main(["train", "--help", "model=yours"]) == 2
 
 
-def test_an_option_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "conf" / "model" / "folder.yaml").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "binary.yaml").write_bytes(b"\xff")
-    assert main(["train", "--help"]) == 0
-    out = "".join(capsys.readouterr().out.split())  # long paths are wrapped
-    assert "model/folder.yaml:Isadirectory" in out
-    assert "model/binary.yamlisnotatextfile" in out
-    assert "*model=unet_tiny" in out
-
-
 @pytest.mark.parametrize(
     ("word", "hint"),
     [

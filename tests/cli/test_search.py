@@ -196,27 +196,6 @@ def test_a_space_may_be_a_file(tmp_path):
     assert space["model.width"].is_integer
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", "cannot be read as YAML"),
-        (
-            "a: &a [1,1,1,1,1,1,1,1]\n"
-            + "".join(
-                f"{new}: &{new} [{','.join(8 * [f'*{old}'])}]\n"
-                for old, new in zip("abcdef", "bcdefg", strict=True)
-            ),
-            "its aliases expand to more than",
-        ),
-    ],
-)
-def test_a_file_that_is_no_yaml_or_would_fill_memory_is_refused(tmp_path, text, message):
-    file = tmp_path / "space.yaml"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=message):
-        parse(f"space={file}")
-
-
 def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
     settings = parse("space={pool:[max,median]}", "trials=3", "optimizer=sgd", "precision=bf16")
     trial = settings.make_trial({"pool": "median", "model.width": 4})

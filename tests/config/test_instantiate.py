@@ -78,7 +78,6 @@ def test_nested_targets_are_built_too():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"_target_": "torch.nn.ReLU", "inplase": True},  # TypeError
         {"_target_": "torch.nn.Conv3d", "in_channels": 3, "out_channels": 4, "kernel_size": 3}
         | {"groups": 2},  # ValueError
         {"_target_": "monai.networks.nets.AttentionUnet", "spatial_dims": 3, "in_channels": 1}
@@ -92,6 +91,26 @@ def test_an_error_names_the_key_and_the_target(arguments):
         make_factory(**arguments)()
     assert str(caught.value).startswith(f"group (_target_: {arguments['_target_']}): ")
     assert "\n" not in str(caught.value)
+
+
+def test_an_argument_that_a_class_does_not_have_is_answered_with_those_that_it_has():
+    with pytest.raises(UsageError, match=r"argument 'inplase'; its arguments are inplace$"):
+        make_factory(_target_="torch.nn.ReLU", inplase=True)()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch.nn.Relu", "cannot import torch.nn.Relu: module 'torch.nn' has no attribute 'Relu'"),
+        ("my_losses.Dice", "cannot import my_losses.Dice: No module named 'my_losses'"),
+    ],
+)
+def test_a_name_that_cannot_be_imported_is_one_line(name, message):
+    with pytest.raises(UsageError) as caught:
+        make_factory(_target_=name)()
+    assert str(caught.value) == f"group._target_: {message}"
+    with pytest.raises(UsageError, match=rf"^group \(.*'{name}'.*{message.partition(': ')[2][:9]}"):
+        make_factory(_target_="torch.nn.Sequential", _args_=[{"_target_": name}])()
 
 
 def test_a_usage_error_of_the_target_keeps_its_message():

@@ -1,16 +1,13 @@
 """Keys and types are checked against the options before anything is parsed."""
 
 import pytest
-from omegaconf import OmegaConf
 
 from tests.config.helpers.configs import compose_required, with_values
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.validate import (
+    check_keys,
     check_missing_keys,
-    check_unknown_keys,
-    check_value_types,
     find_option_with,
-    iter_leaves,
     list_known_keys,
     suggest_name,
 )
@@ -32,7 +29,7 @@ from unet3d.errors import UsageError
     ],
 )
 def test_a_value_of_the_right_type_is_accepted(key, value):
-    check_value_types(with_values("train", {key: value}))
+    check_keys(with_values("train", {key: value}))
 
 
 @pytest.mark.parametrize(
@@ -53,47 +50,37 @@ def test_a_value_of_the_right_type_is_accepted(key, value):
         ("tf32", 1, "tf32 must be true or false, got 1"),
         ("data.patch_size", 8, "data.patch_size must be a list as in data.patch_size=[32, 32, 32]"),
         ("optimizer", 3, "optimizer must be a mapping of keys, got 3"),
-        (
-            "data.foreground_fraction",
-            float("nan"),
-            "data.foreground_fraction must be a number within 1e+38, got nan",
-        ),
-        ("data.patch_size", [8, 8, float("nan")], "data.patch_size must be a number within 1e+38"),
-        ("optimizer.lr", float("inf"), "optimizer.lr must be a number within 1e+38, got inf"),
-        (
-            "optimizer.betas",
-            [0.9, 10**5000],
-            "optimizer.betas must be an int within 4294967295, got an int of",
-        ),
         ("data.patch", [8, 8, 8], "no key 'data.patch'; did you mean patch_size?"),
         ("inference.tta", True, "no key 'inference.tta'"),
     ],
 )
 def test_a_value_of_another_type_or_an_unknown_key_is_refused(key, value, expected):
     with pytest.raises(UsageError) as caught:
-        check_value_types(with_values("train", {key: value}))
+        check_keys(with_values("train", {key: value}))
     assert str(caught.value).startswith(expected)
 
 
-def test_the_values_in_lists_and_mappings_are_found_at_any_depth():
-    value = OmegaConf.create([{"a": {"b": [1]}}, [[2]], 3])
-    assert list(iter_leaves(value)) == [1, 2, 3]
+def test_a_class_may_be_added_below_a_group_of_several():
+    summary = {"_target_": "lightning.pytorch.callbacks.ModelSummary", "max_depth": 2}
+    check_keys(with_values("train", {"callbacks.summary": summary}))
+    with pytest.raises(UsageError, match=r"no key 'callbacks\.summary'"):
+        check_keys(with_values("train", {"callbacks.summary": {"max_depth": 2}}))
 
 
 def test_types_are_those_of_the_selected_option():
     composed = compose_config(["model=dynunet", "model.filters=[8,16,16]"], "train")
-    check_value_types(composed)
+    check_keys(composed)
     composed.config.model.filters = 8
     with pytest.raises(UsageError, match=r"model\.filters must be a list as in"):
-        check_value_types(composed)
+        check_keys(composed)
 
 
 def test_only_known_top_level_keys_are_accepted():
-    check_unknown_keys(compose_required("memory").config, "memory")
+    check_keys(compose_required("memory"))
     with pytest.raises(UsageError, match=r"^no key or group 'presicion'; did you mean precision\?"):
-        check_unknown_keys(with_values("train", {"presicion": 16}).config, "train")
+        check_keys(with_values("train", {"presicion": 16}))
     with pytest.raises(UsageError, match=r"^no key or group 'budget_gib'"):
-        check_unknown_keys(with_values("train", {"budget_gib": 8}).config, "train")
+        check_keys(with_values("train", {"budget_gib": 8}))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +116,7 @@ def test_known_keys_are_those_of_the_selected_options():
 
 
 def test_known_keys_are_groups_alone_where_another_override_is_wrong():
-    for wrong in ("model=none_such", "allow_targets=torch.load"):
-        assert "model" in list(list_known_keys("train", [wrong], "data.bach_size"))
+    assert "model" in list(list_known_keys("train", ["model=none_such"], "data.bach_size"))
 
 
 def test_the_nearest_name_is_suggested_if_one_is_near():

@@ -3,15 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
@@ -24,7 +25,6 @@ from unet3d.config.compose import (
     has_current_time,
     read_choices,
 )
-from unet3d.config.hydra_loader import checked_composition
 from unet3d.config.overrides import quote_override
 from unet3d.config.validate import check_config
 from unet3d.errors import (
@@ -52,42 +52,30 @@ def run_app(
 
     `on_sweep_end` is called with the folder of a sweep when all of its jobs have ended.
     """
-    sweep_flags = [arg for arg in args if arg in ("-m", "--multirun")]
-    args = [arg for arg in args if arg not in sweep_flags]
-    expanded: list[str] = []
-
-    def expand() -> int:
-        expanded.extend(read_plans(args))
-        return 0
-
-    if code := run_with_error_handling(expand, debug="debug=true" in args):
-        return code
-    args = [quote_override(arg, sweep=bool(sweep_flags)) for arg in expanded]
-    args = sweep_flags + args  # argparse wants flags before overrides
+    flags = [arg for arg in args if arg in ("-m", "--multirun")]
+    words = [arg for arg in args if arg not in flags]
     config_dirs = find_user_config_dirs(args)
-    if config_dirs and not parse_config_dirs(args):
-        args = ["--config-dir", str(config_dirs[0]), *args]
-    jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(sweep_flags))
+    jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(flags))
 
     def compose_and_run() -> int:
-        check_flags(command, args)
-        with checked_composition():
-            if not sweep_flags or command != "train":
-                run_with_hydra(command, jobs.run)
-                return 0
-            with lock_sweep(args, config_dirs) as words:
-                sys.argv = [f"unet3d {command}", *words]
-                run_with_hydra(command, jobs.run)
+        quoted = [quote_override(word, sweep=bool(flags)) for word in read_plans(words)]
+        given = flags + quoted  # argparse wants flags before overrides
+        check_flags(command, given)
+        if config_dirs and not parse_config_dirs(args):
+            given = ["--config-dir", str(config_dirs[0]), *given]
+        is_sweep = flags and command == "train"
+        with lock_sweep(given, config_dirs) if is_sweep else nullcontext(given) as prepared:
+            sys.argv = [f"unet3d {command}", *prepared]
+            run_with_hydra(command, jobs.run)
         return 0
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-    argv, sys.argv = sys.argv, [f"unet3d {command}", *args]
-    debug = "debug=true" in args
+    argv, debug = sys.argv, "debug=true" in args
     try:
         code = run_with_error_handling(compose_and_run, debug=debug, command=command, args=args)
     finally:
         sys.argv = argv
-    if sweep_flags and jobs.codes:
+    if flags and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
         on_sweep_end(folder)
@@ -104,7 +92,7 @@ def run_with_hydra(command: str, run_job: Callable[[DictConfig], None]) -> None:
         main(run_job)()
     except UsageError:
         raise
-    except ValueError as error:  # such as flags that need another one
+    except (TypeError, ValueError) as error:  # such as flags that need another one
         raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
 
 
@@ -172,8 +160,9 @@ class _Jobs:
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
         own = HydraConfig.get()
-        overrides = own.overrides.task
+        overrides: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
         typed, folder = " ".join(overrides), Path(own.runtime.output_dir)
+        folder_has_time = has_current_time(own, "sweep" if self.sweeping else "run")
         if self.sweeping:
             self.sweep_folders.add(Path(own.sweep.dir).absolute())
         composition = Composition(
@@ -181,14 +170,13 @@ class _Jobs:
             choices=read_choices(own.runtime.choices, overrides),
             overrides=tuple(overrides),
             sweeping=self.sweeping,
-            folder_has_time=not self.sweeping and has_current_time(own, "run"),
+            folder_has_time=folder_has_time and not self.sweeping,
             records=format_records(config, own) if own.output_subdir is None else {},
         )
         composed = ComposedConfig(config=config, composition=composition)
-        hydra_keys = {override.split("=")[0] for override in own.overrides.hydra}
 
         def check_and_run() -> int:
-            self._check(composed, hydra_keys)
+            self._check(composed, folder_has_time=folder_has_time)
             try:
                 return self.run_command(composed, folder)
             except EstimatedOutOfMemoryError as reason:
@@ -212,10 +200,10 @@ class _Jobs:
         if code and os.getpid() != self.process:  # a launcher process returns only exceptions
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
 
-    def _check(self, composed: ComposedConfig, hydra_keys: set[str]) -> None:
+    def _check(self, composed: ComposedConfig, *, folder_has_time: bool) -> None:
         check_rank_variables()
         launcher = detect_launcher() if self.command == "train" else None
-        if launcher is not None and not {"hydra.run.dir", "hydra.sweep.dir"} & hydra_keys:
+        if launcher is not None and folder_has_time:
             raise UsageError(
                 f"{launcher} starts several processes, and each would create its own time-stamped "
                 "run folder: set hydra.run.dir=... (and resume=auto to resume after an "

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 
-from unet3d.config.config_dirs import find_local_config_dir
+from unet3d.config.compose import find_local_config_dir
 from unet3d.config.validate import list_known_keys
 from unet3d.errors import UsageError
 
@@ -38,13 +38,7 @@ def check_flags(command: str, args: Sequence[str]) -> None:
         raise UsageError(f"{message} (unet3d {command} --help)")
 
     parser.error = refuse
-    known_args, unknown = parser.parse_known_args(list(args))
-    if known_args.config_name is not None or known_args.config_path is not None:
-        refuse("--config-name and --config-path cannot be given: --config-dir adds options")
-    if known_args.shell_completion or known_args.experimental_rerun is not None:
-        refuse(
-            "--shell-completion and --experimental-rerun, which unpickles a file, cannot be given"
-        )
+    _, unknown = parser.parse_known_args(list(args))
     if not unknown:
         return
     flag, _, value = unknown[0].partition("=")

@@ -19,7 +19,6 @@ from unet3d.errors import (
     get_advice,
     lacks_memory,
 )
-from unet3d.text import escape_unprintable
 from unet3d.units import format_bytes
 
 try:
@@ -66,9 +65,7 @@ def run_with_error_handling(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        # Names in files may hold what a terminal obeys.
-        message = escape_unprintable(format_error(error, command, args), keep="\n\t")
-        print(f"unet3d: {message}", file=sys.stderr)
+        print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
         return get_exit_code(error)
 
 

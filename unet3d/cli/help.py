@@ -24,7 +24,7 @@ YAML files in ./conf/GROUP/ add options to that group"""
 POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
 """The words without a key that a command takes."""
 
-READS = {"check": ("data", "experiment", "allow_targets", "debug")}
+READS = {"check": ("data", "experiment", "debug")}
 """The config groups and keys of train that a command reads, if it does not read all."""
 
 

@@ -9,8 +9,6 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from unet3d.config.compose import Composition, get_config_dir, split_options
-from unet3d.config.user_configs import read_config_text, read_yaml
-from unet3d.errors import UsageError, describe_os_error
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -23,11 +21,7 @@ def list_option_help(
     paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
     for name, path in {path.stem: path for path in paths}.items():
         star = "*" if name in split_options(choice) else " "
-        try:
-            lines = read_config_text(path).splitlines()
-        except (UsageError, OSError) as error:  # the other options can still be listed
-            reason = describe_os_error(error) if isinstance(error, OSError) else error
-            lines = [f"# {reason}"]
+        lines = path.read_text("utf-8").splitlines()
         first = next((line for line in lines if not line.startswith("# @")), "")
         yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
 
@@ -102,7 +96,7 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
 
 def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
     """Return the comment behind each key of a file."""
-    lines = read_config_text(path).splitlines()
+    lines = path.read_text("utf-8").splitlines()
     comments: dict[str, str] = {}
 
     def visit(node: yaml.Node | None, prefix: str) -> None:
@@ -117,6 +111,6 @@ def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
 
 
 def _read_defaults(path: Path) -> list[str]:
-    content = read_yaml(path)
+    content = yaml.safe_load(path.read_text("utf-8"))
     defaults = content.get("defaults", []) if isinstance(content, dict) else []
     return [name for name in defaults if isinstance(name, str)]

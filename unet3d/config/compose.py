@@ -11,9 +11,6 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from unet3d.config.config_dirs import get_config_dir
-from unet3d.config.hydra_loader import checked_composition
-
 QUOTED_PATH = re.compile(
     r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
 )
@@ -56,6 +53,18 @@ class ComposedConfig:
     composition: Composition
 
 
+def get_config_dir() -> Path:
+    """Return the folder of the configs: in the package if installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
+
+
+def find_local_config_dir() -> list[Path]:
+    """Return conf/ in the working folder, if it is there and is not ours."""
+    local = Path.cwd() / "conf"
+    return [local] if local.is_dir() and local != get_config_dir() else []
+
+
 def list_config_groups() -> list[str]:
     """Return the folders of the configs: the groups whose options a user selects."""
     return [p.name for p in get_config_dir().iterdir() if p.is_dir()]
@@ -69,17 +78,9 @@ def list_options(group: str) -> list[str]:
 def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
     """Compose a command's config, within a running Hydra or without one."""
     if GlobalHydra.instance().is_initialized():
-        return compose_initialized(overrides, command)
-    with (
-        checked_composition(),
-        initialize_config_dir(str(get_config_dir()), version_base="1.3"),
-    ):
-        return compose_initialized(overrides, command)
-
-
-def compose_initialized(overrides: Sequence[str], command: str) -> ComposedConfig:
-    """Compose within Hydra as it was initialized."""
-    return compose_with_folder(overrides, command)[0]
+        return compose_with_folder(overrides, command)[0]
+    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+        return compose_with_folder(overrides, command)[0]
 
 
 def compose_with_folder(overrides: Sequence[str], command: str) -> tuple[ComposedConfig, Path]:

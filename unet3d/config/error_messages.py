@@ -44,4 +44,6 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
         return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
-    return " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
+    key = getattr(error, "full_key", None)
+    return " ".join(f"{key}: {text}".split() if key else text.split())

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from hydra import initialize_config_dir
 
-from unet3d.config.compose import ComposedConfig, compose_with_folder, get_config_dir
-from unet3d.config.config_dirs import find_local_config_dir
+from unet3d.config.compose import (
+    ComposedConfig,
+    compose_with_folder,
+    find_local_config_dir,
+    get_config_dir,
+)
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
-from unet3d.config.hydra_loader import checked_composition
 from unet3d.config.overrides import quote_override
 from unet3d.config.validate import check_config
 from unet3d.errors import UsageError
@@ -27,10 +30,7 @@ def compose_call(
     user_dirs = find_local_config_dir() if config_dir is None else [config_dir.absolute()]
     path = [f"hydra.searchpath=['file://{folder}']" for folder in user_dirs]
     try:
-        with (
-            checked_composition(),
-            initialize_config_dir(str(get_config_dir()), version_base="1.3"),
-        ):
+        with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
             composed, folder = compose_with_folder([*path, *args], command)
             check_config(composed, user_dirs)
     except CONFIG_ERRORS as error:

@@ -1,6 +1,5 @@
 """Refuse keys that nothing reads, values of the wrong type, and missing values."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +18,6 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
-from unet3d.config.values import MAX_INT, check_size, shorten
 from unet3d.errors import UsageError
 
 MIXED_TYPES = (
@@ -29,104 +27,39 @@ MIXED_TYPES = (
 )
 """Keys that take values of several types; they are checked where they are parsed."""
 
-SENDS = ("mode", "online")
-"""The key and value of a logger that sends what it logs."""
-
-RECEIVERS = ("tracking_uri", "entity")
-"""Keys of loggers that say where they send it."""
-
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
     """Refuse keys that nothing reads, values of the wrong type, and missing values."""
-    check_unknown_keys(composed.config, composed.composition.command)
-    check_value_types(composed)
-    check_loggers(composed)
+    check_keys(composed)
     check_missing_keys(composed, [get_config_dir(), *user_dirs])
 
 
-def check_unknown_keys(config: DictConfig, command: str) -> None:
-    """Refuse top-level keys that nothing reads: `+key=` may only extend a group."""
-    known = list_config_groups()
-    for name in {"train", command}:
-        defaults = OmegaConf.load(get_config_dir() / f"{name}.yaml")
-        assert isinstance(defaults, DictConfig)
-        known += map(str, defaults)
-    for key in map(str, config):
-        if key not in known:
-            raise UsageError(f"no key or group {key!r}{suggest_name(key, known)}")
+def check_keys(composed: ComposedConfig) -> None:
+    """Refuse keys that the options do not have, and values of another type than their defaults.
 
-
-def check_value_types(composed: ComposedConfig) -> None:
-    """Refuse values of another type than the option's default, wherever they were written.
-
-    Refuse keys that the option does not have, too, except arguments of a `_target_`, which checks
-    them itself.
+    It does not matter where they were written. A `_target_` checks its arguments itself.
     """
     groups = list_config_groups()
     choices = composed.composition.choices
     options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
     overrides = [f"{group}={option or 'null'}" for group, option in options.items()]
-    overrides += [o for o in composed.composition.overrides if _grants_trust(o)]
     defaults = compose_config(overrides, composed.composition.command).config
-    for key in iter_keys(defaults):
-        value, default = (_select(config, key) for config in (composed.config, defaults))
-        check_kind(key, value, default)
     for key in iter_keys(composed.config):
         parent, _, name = key.rpartition(".")
-        owner = _select(defaults, parent) if parent else None
-        if isinstance(owner, DictConfig) and not {name, "_target_"} & set(owner):
-            raise UsageError(f"no key {key!r}{suggest_name(name, list(map(str, owner)))}")
+        owner = _select(defaults, parent) if parent else defaults
+        if not isinstance(owner, DictConfig) or {name, "_target_"} & set(owner):
+            continue
         value = _select(composed.config, key)
-        if not isinstance(value, DictConfig):  # its keys are looked at, too
-            for leaf in iter_leaves(value):
-                check_size(key, leaf)
-
-
-def check_kind(key: str, value: Any, default: Any) -> None:
-    """Refuse a value of another type than the default."""
-    if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
-        raise UsageError(f"{key} must be {describe_kind(default, key)}, got {shorten(value)}")
-
-
-def iter_leaves(value: Any) -> Iterator[Any]:
-    """Yield a value, or those in a list or mapping at any depth."""
-    if isinstance(value, ListConfig):
-        for part in value:
-            yield from iter_leaves(part)
-    elif isinstance(value, DictConfig):
-        for part in value.values():
-            yield from iter_leaves(part)
-    else:
-        yield value
-
-
-def check_loggers(composed: ComposedConfig) -> None:
-    """Refuse loggers that a file, not the command line, lets send a run away or write elsewhere."""
-    loggers = _select(composed.config, "logger")
-    if not isinstance(loggers, DictConfig):
-        return
-    for key in iter_keys(loggers):
-        value, name = _select(loggers, key), key.rpartition(".")[2]
-        sends = (name in RECEIVERS and value is not None) or (name, value) == SENDS
-        elsewhere = isinstance(value, str) and name not in RECEIVERS and _leaves_folder(value)
-        if (sends or elsewhere) and not composed.composition.is_overridden(f"logger.{key}"):
-            what = "sends the run elsewhere" if sends else "is not in the run folder"
-            raise UsageError(
-                f"logger.{key}={value} {what}: only the command line may set it, a file may not"
-            )
-
-
-def _grants_trust(override: str) -> bool:
-    return override.lstrip("+").startswith("allow_targets=")
-
-
-def _leaves_folder(name: str) -> bool:
-    """Return whether a path is not in a folder, or is another one once variables are filled in."""
-    leaves = name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name)
-    return leaves or "$" in name or "%" in name
+        if not isinstance(value, DictConfig) or "_target_" not in value:  # a callback, or the like
+            kind = "key" if parent else "key or group"
+            raise UsageError(f"no {kind} {key!r}{suggest_name(name, map(str, owner))}")
+    for key in iter_keys(defaults):
+        value, default = (_select(config, key) for config in (composed.config, defaults))
+        if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
+            raise UsageError(f"{key} must be {describe_kind(default, key)}, got {value!r}")
 
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
@@ -150,12 +83,11 @@ def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator
     """Yield every key and group of the config as the other overrides make it."""
     groups = list_config_groups()
     yield from groups
-    chosen = [a for a in args if a.split("=")[0] in groups or _grants_trust(a)]
-    choices = [a for a in chosen if a.split("=")[0] != bad_key]
+    choices = [a for a in args if a.split("=")[0] in groups and a.split("=")[0] != bad_key]
     GlobalHydra.instance().clear()
     try:
         composed = compose_config(choices, command)
-    except (HydraException, UsageError):  # another override is wrong, too
+    except HydraException:  # another override is wrong, too
         return
     yield from iter_keys(composed.config)
 
@@ -226,7 +158,7 @@ def is_same_kind(value: Any, default: Any) -> bool:
     if isinstance(value, str):
         return False
     if isinstance(value, float) and isinstance(default, int):
-        return value.is_integer() and abs(value) <= MAX_INT
+        return value.is_integer()
     return True
 
 

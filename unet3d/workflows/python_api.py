@@ -111,7 +111,7 @@ def evaluate(
             ``"skip"``.
         draw_worst: number of worst cases to draw.
         workers: cases that are scored in parallel.
-        allow_targets: your own packages that metrics may use.
+        allow_targets: not needed: metrics may be of any package.
     """
     several = not isinstance(predictions, str | Path)
     values = {

@@ -40,7 +40,7 @@ def test_each_format_has_its_ending():
         (
             "allow_targets",
             "x",
-            "allow_targets must be a list of packages, as in [my_package], got 'x'",
+            "allow_targets must be a list of names, got 'x'",
         ),
     ],
 )

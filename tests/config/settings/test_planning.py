@@ -25,8 +25,8 @@ def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("name", "../x", "name must consist of letters, digits, - and _, at most 200, got '../x'"),
-        ("name", "", "name must consist of letters, digits, - and _, at most 200, got ''"),
+        ("name", "../x", "name must consist of letters, digits, - and _, got '../x'"),
+        ("name", "", "name must consist of letters, digits, - and _, got ''"),
         ("budget_gib", 0, "budget_gib must be auto or a number above 0, got 0"),
         ("budget_gib", None, "budget_gib must be given: GPU memory in GiB, or auto"),
         ("preset", "l", "preset must be one of resenc_m, resenc_l, resenc_xl, got 'l'"),

@@ -111,7 +111,6 @@ def test_the_trainer_gets_no_key_that_lightning_does_not_have():
         ("fold", 4, "fold", 4),
         ("resume", "auto", "resume", "auto"),
         ("init_from", "a.ckpt", "init_from", Path("a.ckpt")),
-        ("allow_targets", ["mine"], "allow_targets", ("mine",)),
         ("validation.hd95", False, "validate_hd95", False),
     ],
 )
@@ -129,7 +128,6 @@ def test_a_value_is_parsed(key, value, field, expected):
         ("seed", [-1, 2**32, "x", None, 1.0, True], "seed must be an int in 0..2^32 - 1"),
         ("save_every_seconds", [-1, "often"], "save_every_seconds must be a number >= 0"),
         ("max_skipped_steps", [-1, 0.5], "max_skipped_steps must be an int >= 0"),
-        ("allow_targets", ["x", [1], ["a-b"]], "allow_targets must be a list of packages"),
         ("inference.overlap", [1], "inference.overlap must be in [0, 1), got 1"),
         ("inference.batch_size", [0], "inference.batch_size must be an int >= 1"),
         ("validation.hd95", ["x"], "validation.hd95 must be true or false"),

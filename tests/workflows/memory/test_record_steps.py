@@ -116,7 +116,7 @@ def test_a_file_has_neither_paths_nor_names_of_the_user(recording, tmp_path):
 
 
 def test_a_network_of_the_users_own_is_not_recorded():
-    own = compose("model._target_=my_lab.Net", "allow_targets=[my_lab]")
+    own = compose("model._target_=my_lab.Net")
     with pytest.raises(UsageError, match=r"and not my_lab\.Net"):
         describe_job(own)
 

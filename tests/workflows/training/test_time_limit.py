@@ -22,7 +22,7 @@ def slow(unet3d, tmp_path, monkeypatch):
     config = tmp_path / "conf" / "callbacks" / "slow.yaml"
     config.write_text("slow:\n  _target_: slow_steps.Slow\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["callbacks=[default,slow]", "allow_targets=[slow_steps]", "validation.hd95=false"]
+    words = ["callbacks=[default,slow]", "validation.hd95=false"]
 
     def command(*overrides):
         status = unet3d(*words, "logger=none", *overrides)

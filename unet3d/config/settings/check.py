@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.output import OutputSettings, parse_output
-from unet3d.config.values import MAX_PROCESSES, read_bool, read_optional_int
+from unet3d.config.values import read_bool, read_optional_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,6 @@ def parse_check(composed: ComposedConfig) -> CheckSettings:
     return CheckSettings(
         data=parse_data(config),
         read_voxels=read_bool(config, "read_voxels"),
-        workers=read_optional_int(config, "workers", minimum=1, maximum=MAX_PROCESSES),
+        workers=read_optional_int(config, "workers", minimum=1),
         output=parse_output(config),
     )

@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.config.values import (
-    MAX_PROCESSES,
     is_number,
     read,
     read_annotated,
@@ -84,7 +83,7 @@ def parse_data(config: DictConfig) -> DataSettings:
         batch_size=read_int(config, "data.batch_size", minimum=1),
         patches_per_case=read_int(config, "data.patches_per_case", minimum=1),
         foreground_fraction=_parse_fraction(config, "data.foreground_fraction"),
-        num_workers=read_int(config, "data.num_workers", minimum=0, maximum=MAX_PROCESSES),
+        num_workers=read_int(config, "data.num_workers", minimum=0),
     )
 
 

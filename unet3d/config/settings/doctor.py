@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.output import OutputSettings, parse_output
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import MAX_SECONDS, read_bool, read_float
+from unet3d.config.values import read_bool, read_float
 
 KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
 """Keys that leave open which job a benchmark measures."""
@@ -34,6 +34,6 @@ def parse_doctor(composed: ComposedConfig) -> DoctorSettings:
         training=training,
         output=parse_output(config),
         benchmark=read_bool(config, "benchmark"),
-        seconds=read_float(config, "seconds", exclusive=True, maximum=MAX_SECONDS),
+        seconds=read_float(config, "seconds", exclusive=True),
         has_job=any(o.partition("=")[0] not in KEYS for o in overrides),
     )

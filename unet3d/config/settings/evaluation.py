@@ -8,7 +8,6 @@ from typing import Any
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.instantiate import Factory, read_factories
 from unet3d.config.values import (
-    MAX_PROCESSES,
     is_number,
     read,
     read_annotated,
@@ -80,7 +79,7 @@ def parse_evaluation(composed: ComposedConfig) -> EvaluationSettings:
         tolerance_mm=_parse_tolerance(read(config, "tolerance_mm")),
         metrics=read_factories(config, "metrics"),
         draw_worst=read_int(config, "draw_worst", minimum=0),
-        workers=read_int(config, "workers", minimum=1, maximum=MAX_PROCESSES),
+        workers=read_int(config, "workers", minimum=1),
         debug=read_bool(config, "debug"),
         command=composed.composition.format_command(),
     )

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.values import (
     read,
+    read_names,
     read_optional_path,
     read_optional_shape,
     read_path,
@@ -52,5 +52,5 @@ def parse_export(composed: ComposedConfig) -> ExportSettings:
         format=name,
         patch_size=read_optional_shape(config, "patch_size"),
         input=read_optional_path(config, "input"),
-        allow_targets=read_allowed_packages(config),
+        allow_targets=read_names(config, "allow_targets"),
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
 from unet3d.config.values import (
@@ -17,10 +16,10 @@ from unet3d.config.values import (
     read_choice,
     read_device,
     read_devices,
+    read_names,
     read_path,
     read_paths,
     read_str,
-    shorten,
 )
 from unet3d.errors import UsageError
 from unet3d.types import BACKENDS
@@ -76,7 +75,7 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
         save_probabilities=read_bool(config, "save_probabilities"),
         output_format=read_str(config, "output_format"),
         overwrite=read_bool(config, "overwrite"),
-        allow_targets=read_allowed_packages(config),
+        allow_targets=read_names(config, "allow_targets"),
         debug=read_bool(config, "debug"),
     )
 
@@ -116,6 +115,6 @@ def _parse_classes(config: DictConfig) -> tuple[str, ...] | None:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not all(map(is_text, names)):
         raise UsageError(
-            f"keep_largest_component must be auto, none or a list of classes, got {shorten(value)}"
+            f"keep_largest_component must be auto, none or a list of classes, got {value!r}"
         )
     return tuple(str(name).strip() for name in names)

@@ -19,7 +19,6 @@ from unet3d.config.values import (
     read_names,
     read_optional_path,
     read_optional_shape,
-    shorten,
 )
 from unet3d.errors import UsageError
 from unet3d.gpu_specs import GPUS, GpuSpec
@@ -89,9 +88,7 @@ def read_version(config: DictConfig, key: str) -> str | None:
     """Read a version, which YAML takes for a number: 9.10 would be 9.1."""
     value = read(config, key)
     if value is not None and not (isinstance(value, str) and re.match(VERSION, value)):
-        raise UsageError(
-            f"{key} must be a version with three parts, such as 2.9.1, got {shorten(value)}"
-        )
+        raise UsageError(f"{key} must be a version with three parts, such as 2.9.1, got {value!r}")
     return value
 
 

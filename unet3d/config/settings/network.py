@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from unet3d.config.allowed_targets import NETWORKS, check_saved_config
 from unet3d.config.compose import Composition
-from unet3d.config.constructors import NETWORKS
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
 
@@ -53,14 +53,22 @@ def parse_network(config: DictConfig, composition: Composition) -> NetworkSettin
 
 
 def parse_saved_network(
-    saved: Mapping[str, Any], allowed_packages: Sequence[str]
+    saved: Mapping[str, Any], allow_targets: Sequence[str] | None
 ) -> NetworkSettings:
-    """Parse the config in a checkpoint's metadata; the checkpoint cannot extend what is allowed."""
+    """Parse the config in a checkpoint's metadata.
+
+    It may name our networks and those of the packages of `allow_targets`, whatever it says itself;
+    None allows any, for a checkpoint of this run.
+    """
     arguments = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
+    parts = {"model": arguments, "pool": saved["pool"]}
+    if allow_targets is not None:
+        for key, values in parts.items():
+            check_saved_config(values, key, packages=NETWORKS, allow_targets=allow_targets)
     return NetworkSettings(
         name="",
-        model=Factory("model", arguments, allowed_packages, allowed=NETWORKS),
-        pool=Factory("pool", saved["pool"], allowed_packages, allowed=NETWORKS),
+        model=Factory("model", parts["model"]),
+        pool=Factory("pool", parts["pool"]),
         pool_is_chosen=False,
         prior_bias=True,
     )

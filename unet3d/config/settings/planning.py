@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.memory import parse_budget
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import is_text, read, read_bool, read_optional_str, shorten
+from unet3d.config.values import is_text, read, read_bool, read_optional_str
 from unet3d.errors import UsageError
 
 PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
@@ -38,10 +38,8 @@ def parse_planning(composed: ComposedConfig) -> PlanningSettings:
             raise UsageError(f"preset={preset} has its own network: remove {words[0]}")
         composed = compose_config(["model=unet_resenc", *composed.composition.overrides], "plan")
     name = read(config, "name")
-    if not is_text(name) or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", str(name)):
-        raise UsageError(
-            f"name must consist of letters, digits, - and _, at most 200, got {shorten(name)}"
-        )
+    if not is_text(name) or not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
+        raise UsageError(f"name must consist of letters, digits, - and _, got {name!r}")
     return PlanningSettings(
         training=parse_training(composed),
         budget_gib=_parse_budget(config, preset),

@@ -1,14 +1,14 @@
 """Settings of `unet3d search`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.user_configs import read_yaml
 from unet3d.config.values import (
     is_number,
     read,
@@ -25,9 +25,6 @@ OWN_KEYS = (
     *("prune", "prune_after"),
 )
 """Keys that `unet3d train` does not have."""
-
-NOT_SEARCHED = ("allow_targets", "hydra", "logger", "resume")
-"""What a trial gets from the command line alone: a space may be a file of somebody else's."""
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 
@@ -121,10 +118,6 @@ def _parse_space(value: Any) -> dict[str, Dimension]:
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
             f"these, got {value!r}"
         )
-    for key in map(str, value):
-        name = re.split("[./@:=]", key.lstrip("+~ "))[0].strip()
-        if name in NOT_SEARCHED:
-            raise UsageError(f"space.{key} cannot be searched: the command line alone sets {name}")
     return {str(key): _parse_dimension(f"space.{key}", given) for key, given in value.items()}
 
 
@@ -165,4 +158,5 @@ def _format_value(value: Any) -> str:
 def _read_file(file: Path) -> Any:
     if not file.is_file():
         raise UsageError(f"space: no file {file.absolute()}")
-    return read_yaml(file)
+    with file.open(encoding="utf-8") as stream:
+        return yaml.safe_load(stream)

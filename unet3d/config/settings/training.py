@@ -8,14 +8,11 @@ from typing import Any, Literal
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from unet3d.config.allowed_targets import read_allowed_packages
 from unet3d.config.compose import ComposedConfig, Composition, compose_config, get_config_dir
 from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.config.settings.data import DataSettings, parse_data
 from unet3d.config.settings.network import NetworkSettings, parse_network
 from unet3d.config.values import (
-    MAX_INT,
-    MAX_SECONDS,
     is_number,
     read,
     read_bool,
@@ -46,11 +43,11 @@ INPUT_KEYS = ("init_from", "data.root", "data.cache", "data.splits")
 """Keys of the files and folders that a run reads."""
 
 RESERVED_KEYS = {
-    *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir", "profiler"),
+    *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
-    *("overfit_batches", "model_registry"),
+    "overfit_batches",
 }
-"""Arguments of Lightning's Trainer that a config must not set, wherever it comes from."""
+"""Arguments of Lightning's Trainer that we set, and one that would replace our data loaders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +130,6 @@ class TrainingSettings:
     ema_decay: float | None  # None: no average of the weights
     save_every_seconds: float
     max_skipped_steps: int
-    allow_targets: tuple[str, ...]
     inference: SlidingWindowSettings
     validate_hd95: bool
     evaluation: FinalEvaluationSettings
@@ -157,7 +153,7 @@ class TrainingSettings:
 
     def with_strategy(self, name: str, **changes: Any) -> "TrainingSettings":
         """Return the settings with another option of the group `checkpointing`, changed."""
-        factory = load_strategy(name, self.allow_targets).bind(**changes)
+        factory = load_strategy(name).bind(**changes)
         choices = {**self.composition.choices, "checkpointing": name}
         return replace(
             self,
@@ -236,10 +232,10 @@ def drop_keys_of_other_options(overrides: Sequence[str], new: Sequence[str]) -> 
     return kept
 
 
-def load_strategy(name: str, allow_targets: Sequence[str] = ()) -> Factory:
+def load_strategy(name: str) -> Factory:
     """Return what builds an option of the group `checkpointing`."""
     node = OmegaConf.load(get_config_dir() / "checkpointing" / f"{name}.yaml")
-    return Factory("checkpointing", to_plain(node), allow_targets)
+    return Factory("checkpointing", to_plain(node))
 
 
 def parse_training(composed: ComposedConfig) -> TrainingSettings:
@@ -270,9 +266,8 @@ def parse_training(composed: ComposedConfig) -> TrainingSettings:
         head_warmup=_parse_head_warmup(config),
         lr_factors=_parse_lr_factors(config),
         ema_decay=_parse_ema_decay(config),
-        save_every_seconds=read_float(config, "save_every_seconds", maximum=MAX_SECONDS),
+        save_every_seconds=read_float(config, "save_every_seconds"),
         max_skipped_steps=read_int(config, "max_skipped_steps", minimum=0),
-        allow_targets=read_allowed_packages(config),
         inference=parse_windows(config, "inference."),
         validate_hd95=read_bool(config, "validation.hd95"),
         evaluation=FinalEvaluationSettings(
@@ -320,10 +315,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     factory = read_factory(config, "trainer")
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
-        raise UsageError(
-            f"trainer.{key} cannot be set: unet3d sets it, or it starts processes, connects, "
-            "writes files or replaces the loaders of batches"
-        )
+        raise UsageError(f"trainer.{key} cannot be set: unet3d sets what it controls itself")
     clip = read(config, "trainer.gradient_clip_val")
     read_optional_int(config, "trainer.check_val_every_n_epoch", minimum=1)
     read_int(config, "trainer.num_sanity_val_steps", minimum=-1)
@@ -340,9 +332,7 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
         accelerator=_parse_accelerator(config),
         devices=read_devices(config, "trainer.devices"),
         launch=read_choice(config, "trainer.launch", LAUNCHERS),
-        timeout_seconds=read_float(
-            config, "trainer.timeout_seconds", exclusive=True, maximum=MAX_SECONDS
-        ),
+        timeout_seconds=read_float(config, "trainer.timeout_seconds", exclusive=True),
         sync_batchnorm=read_bool(config, "trainer.sync_batchnorm"),
         max_steps=max_steps,
         max_epochs=max_epochs,
@@ -379,7 +369,7 @@ def _parse_bool_or_auto(config: DictConfig, key: str) -> bool | Literal["auto"]:
 def _parse_fold(value: Any) -> int | None:
     if value in (None, "none"):
         return None
-    if type(value) is not int or not 0 <= value <= MAX_INT:  # the dataset says how many there are
+    if type(value) is not int or value < 0:  # the dataset says how many there are
         raise UsageError(f"fold must be an int >= 0 or none, got {value!r}")
     return value
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unet3d.config.allowed_targets import LAYOUTS, check_saved_config
 from unet3d.config.instantiate import Factory
 from unet3d.data.layouts.scans import find_scans
 from unet3d.data.loading.datasets import crop_padded
@@ -69,7 +70,9 @@ def find_training_images(
     data = metadata["config"]["data"]
     root = Path(str(data["root"]))
     if root.is_dir():
-        layout = Factory("data.layout", data["layout"], allow_targets)()
+        key, saved = "data.layout", data["layout"]
+        check_saved_config(saved, key, packages=LAYOUTS, allow_targets=allow_targets)
+        layout = Factory(key, saved)()
         if Path(getattr(layout, "root", root)).is_dir():  # or synthetic data would be generated
             cases = layout.list_cases()
             if not cases:

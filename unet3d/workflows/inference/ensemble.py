@@ -53,8 +53,11 @@ class Member:
         return d, h, w
 
 
-def load_members(paths: Sequence[Path], allow_targets: Sequence[str]) -> list[Member]:
-    """Load the networks of checkpoints, run folders or bundles that belong together."""
+def load_members(paths: Sequence[Path], allow_targets: Sequence[str] | None) -> list[Member]:
+    """Load the networks of checkpoints, run folders or bundles that belong together.
+
+    They may name the classes of these packages besides ours; None: any.
+    """
     members: list[Member] = []
     for path in map(resolve_checkpoint, paths):
         digest = digest_checkpoint(path)  # before it is read: training may replace it
@@ -99,7 +102,7 @@ def digest_checkpoint(path: Path) -> str:
     return " ".join(digest_file(file) for file in files if file.is_file())
 
 
-def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] = ()) -> Ensemble:
+def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] | None = ()) -> Ensemble:
     """Load the networks of checkpoints; refuse those that do not belong together."""
     loaded = load_members(paths, allow_targets)
     members = [member.metadata for member in loaded]
@@ -155,7 +158,7 @@ def load_network(
     path: Path,
     metadata: Mapping[str, Any],
     weights: Mapping[str, Tensor],
-    allow_targets: Sequence[str],
+    allow_targets: Sequence[str] | None,
 ) -> nn.Module:
     """Build the network that metadata describes, with its weights, ready to predict."""
     prefix = "model."

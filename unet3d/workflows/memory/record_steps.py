@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.config.allowed_targets import is_inside, iter_targets
+from unet3d.config.allowed_targets import check_saved_config, is_inside, iter_targets
 from unet3d.config.compose import compose_config, replace_values
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import UsageError
@@ -103,6 +103,7 @@ def restore_job(job: Mapping[str, Any]) -> TrainingSettings:
     """Return the settings of a recorded job."""
     composed = compose_config([f"checkpointing={job['strategy']}"], "train")
     groups = {group: job[group] for group in GROUPS}
+    check_saved_config(groups, "job", packages=SHIPPED, allow_targets=())
     values = {f"{group}.{key}": value for group in VALUES for key, value in job[group].items()}
     values |= {"precision": job["precision"], "trainer.accelerator": "cuda"}
     return parse_training(replace_values(composed, groups | values))

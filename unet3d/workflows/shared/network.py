@@ -38,7 +38,9 @@ def build_bound_network(network: NetworkSettings) -> nn.Module:
         return network.model()
 
 
-def build_saved_network(metadata: Mapping[str, Any], allow_targets: Sequence[str]) -> nn.Module:
+def build_saved_network(
+    metadata: Mapping[str, Any], allow_targets: Sequence[str] | None
+) -> nn.Module:
     """Build the network that a checkpoint's metadata describes, without its weights."""
     return build_bound_network(parse_saved_network(metadata["config"], allow_targets))
 

@@ -194,11 +194,13 @@ def check_search_monitor(settings: TrainingSettings, name: str) -> None:
 def list_metrics(settings: TrainingSettings, dataset: ResolvedDataset) -> Set[str] | None:
     """Return the names of what a validation logs: means, and scores of each class.
 
-    None if they are not known, as those of a user's metrics.
+    None if they are not known, as those of a user's metrics and callbacks.
     """
     metrics = build_metrics(settings.metrics, dataset.regions)
     of_classes = select_class_metrics(metrics)
-    if len(of_classes) < len(metrics) or settings.allow_targets:
+    callbacks = [str(factory.arguments.get("_target_")) for factory in settings.callbacks.values()]
+    shipped = all(name.startswith(("unet3d.", "lightning.")) for name in callbacks)
+    if len(of_classes) < len(metrics) or not shipped:
         return None
     scores = [
         "dice",

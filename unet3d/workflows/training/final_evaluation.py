@@ -42,7 +42,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
         return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
     while True:
         try:
-            ensemble = load_ensemble(checkpoints[:1], run.settings.allow_targets)
+            ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
             break
         except UsageError as reason:
             if len(checkpoints) == 1:
