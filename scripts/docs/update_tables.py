@@ -20,9 +20,7 @@ from typing import Any
 from scripts.bench.recorded_names import get_current_name, use_current_names
 from scripts.bench.step import CHANNELS_LAST, VARIANTS
 from scripts.gpu.steps import GRID, PATCHES
-from unet3d.memory.recording import read_recording
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, MIB
-from unet3d.workflows.memory.record_steps import compare_with_estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -538,30 +536,6 @@ def gpu_evidence(folder: Path) -> str:
         "-0.0% to +0.1%, below 0.5% in 3 | -13.0% to -2.0%, below 0.5% in 0 |"
     )
     return "\n".join(lines)
-
-
-def recordings(folder: Path) -> str:
-    """Compare recordings that users have sent with today's estimates of their jobs."""
-    lines = [
-        "| recorded by | job | blocks at the modeled address | events as estimated | "
-        "allocated: error | reserved: error |",
-        "| --- | --- | --- | --- | ---: | ---: |",
-    ]
-    for path in sorted((folder / "recordings").glob("*.json.gz")):
-        comparison = compare_with_estimate(read_recording(path))
-        recording, replay = comparison.recording, comparison.replay
-        placed = replay.blocks - len(replay.misplaced)
-        size = format_shape(recording.job["data"]["patch_size"])
-        network = recording.job["model"]["_target_"].rpartition(".")[2]
-        cells = [
-            f"{recording.machine['gpu']}, torch {recording.machine['torch']}",
-            f"{network}, {size}, `precision={recording.job['precision']}`",
-            f"{placed:,} of {replay.blocks:,}",
-            f"{comparison.num_equal} of {comparison.num_recorded}",
-            *(f"{comparison.errors[name]:+.1f}%" for name in ("allocated", "reserved")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def residual_encoder(folder: Path) -> str:
@@ -1112,7 +1086,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
             partial_labels,
             bundle_labels,
             nnunet_patches,
-            recordings,
             gpu_residual,
             gpu_hippocampus,
             gpu_callbacks,

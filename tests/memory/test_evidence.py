@@ -5,9 +5,9 @@ import json
 import pytest
 
 from scripts.gpu.report import BENCHMARKS
+from tests.memory.helpers.address_replay import PlacedAllocator, replay_addresses
 from tests.memory.helpers.evidence import EVIDENCE, SNAPSHOTS, read_evidence
 from tests.memory.helpers.resnet import ResNetStep, list_requests, read_step
-from unet3d.memory.address_replay import PlacedAllocator, replay_addresses
 from unet3d.memory.allocator import SMALL, round_block_size
 from unet3d.memory.estimate import estimate_step
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from unet3d.cli.output import write_figure, write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
-from unet3d.memory.comparison import comparison_to_dict, format_comparison
 from unet3d.memory.compiled import get_compiled_range
 from unet3d.memory.conv_backend import VERSIONS, parse_rules
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
-from unet3d.memory.recording import read_recording, write_recording
 from unet3d.memory.tables import (
     estimate_to_dict,
     format_layers,
@@ -26,7 +24,6 @@ from unet3d.memory.tables import (
 from unet3d.roofline.tables import format_step_time, step_time_to_dict
 from unet3d.workflows.memory.estimate import estimate_with_savings, make_figure_title
 from unet3d.workflows.memory.measure import Measurement, measure_step
-from unet3d.workflows.memory.record_steps import compare_with_estimate, record_steps
 from unet3d.workflows.memory.strategies import resolve_fused
 from unet3d.workflows.memory.time import model_training_time
 from unet3d.workflows.memory.variants import estimate_variants
@@ -44,8 +41,6 @@ def show_memory(settings: MemorySettings) -> int:
     if settings.vary is not None:
         return print_variants(settings, settings.vary)
     training, output = settings.training, settings.output
-    if settings.recording is not None:
-        return show_comparison(settings, settings.recording)
     if settings.view == "time":
         model = model_training_time(training, settings.gpu)
         is_json = output.format == "json"
@@ -76,18 +71,6 @@ def show_memory(settings: MemorySettings) -> int:
         write_figure(draw(estimate, title), get_figure_path(settings), dpi=110)
         print(output.path, file=sys.stderr)
     print(summary, file=sys.stderr)
-    return 0
-
-
-def show_comparison(settings: MemorySettings, path: Path) -> int:
-    """Print how a recording of a GPU differs from the estimate; with measure=true, make it."""
-    if settings.measure:
-        write_recording(record_steps(settings.training), path)
-        print(f"wrote {path}", file=sys.stderr)
-    comparison = compare_with_estimate(read_recording(path))
-    is_json = settings.output.format == "json"
-    text = json.dumps(comparison_to_dict(comparison)) if is_json else format_comparison(comparison)
-    write_output(text, settings.output.path)
     return 0
 
 

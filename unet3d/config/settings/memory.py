@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,7 +16,6 @@ from unet3d.config.values import (
     read_choice,
     read_int,
     read_names,
-    read_optional_path,
     read_optional_shape,
 )
 from unet3d.errors import UsageError
@@ -44,7 +42,6 @@ class MemorySettings:
     output: OutputSettings
     volume: Triple | None  # of a validation case; None: data.patch_size
     measure: bool
-    recording: Path | None  # is written with `measure`, and compared
     vary: str | None
     gpu: GpuSpec  # that view=time models
     torch: str | None  # versions to estimate for; None: the installed ones
@@ -61,7 +58,6 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         output=parse_output(config, ("table", "json", "png")),
         volume=read_optional_shape(config, "volume"),
         measure=read_bool(config, "measure"),
-        recording=read_optional_path(config, "recording"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
         gpu=GPUS[read_choice(config, "gpu", tuple(GPUS))],
         torch=read_version(config, "torch"),
@@ -76,9 +72,6 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         raise UsageError(
             "view=time is a table or JSON of one step: remove format=png, vary= and measure="
         )
-    other = settings.vary is not None or settings.view != "peak" or is_figure
-    if settings.recording is not None and other:
-        raise UsageError("recording= is compared in a table or JSON: remove view=, vary= and png")
     if is_figure and settings.output.path is None:
         raise UsageError("format=png needs output=FILE.png")
     return settings
