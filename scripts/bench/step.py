@@ -28,7 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unet3d.gpu_specs import GPUS
+from scripts.gpu.step_model import GPUS, model_step_time
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.autocast import AUTOCAST_TYPES
@@ -40,7 +40,6 @@ from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.roofline.operations import count_operations, sum_launches
-from unet3d.roofline.step_time import model_step_time
 from unet3d.simulated_cuda import choose_foreach
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES

@@ -21,11 +21,9 @@ from unet3d.memory.tables import (
     summarize_compiled,
     summarize_estimate,
 )
-from unet3d.roofline.tables import format_step_time, step_time_to_dict
 from unet3d.workflows.memory.estimate import estimate_with_savings, make_figure_title
 from unet3d.workflows.memory.measure import Measurement, measure_step
 from unet3d.workflows.memory.strategies import resolve_fused
-from unet3d.workflows.memory.time import model_training_time
 from unet3d.workflows.memory.variants import estimate_variants
 
 
@@ -41,12 +39,6 @@ def show_memory(settings: MemorySettings) -> int:
     if settings.vary is not None:
         return print_variants(settings, settings.vary)
     training, output = settings.training, settings.output
-    if settings.view == "time":
-        model = model_training_time(training, settings.gpu)
-        is_json = output.format == "json"
-        text = json.dumps(step_time_to_dict(model)) if is_json else format_step_time(model)
-        write_output(text, output.path)
-        return 0
     estimate, savings = estimate_with_savings(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
     summary = summarize_estimate(estimate, savings)

@@ -27,7 +27,7 @@ def test_a_figure_goes_to_a_file():
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"view": "all"}, "view must be one of peak, layers, timeline, time, got 'all'"),
+        ({"view": "all"}, "view must be one of peak, layers, timeline, got 'all'"),
         ({"format": "csv"}, "format must be one of table, json, png, got 'csv'"),
         ({"volume": [8]}, "volume must be three ints >= 1, got [8]"),
         ({"measure": "yes please"}, "measure must be true or false, got 'yes please'"),

@@ -19,7 +19,6 @@ from unet3d.config.values import (
     read_optional_shape,
 )
 from unet3d.errors import UsageError
-from unet3d.gpu_specs import GPUS, GpuSpec
 from unet3d.types import Triple
 
 VARIABLE_SETTINGS = (
@@ -30,7 +29,7 @@ VARIABLE_SETTINGS = (
 VERSION = r"[0-9]{1,4}\.[0-9]{1,4}(?![0-9])"
 """The beginning of a version of a library; its third part may be left out."""
 
-VIEWS = ("peak", "layers", "timeline", "time")
+VIEWS = ("peak", "layers", "timeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,6 @@ class MemorySettings:
     volume: Triple | None  # of a validation case; None: data.patch_size
     measure: bool
     vary: str | None
-    gpu: GpuSpec  # that view=time models
     torch: str | None  # versions to estimate for; None: the installed ones
     cudnn: str | None
 
@@ -59,7 +57,6 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         volume=read_optional_shape(config, "volume"),
         measure=read_bool(config, "measure"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
-        gpu=GPUS[read_choice(config, "gpu", tuple(GPUS))],
         torch=read_version(config, "torch"),
         cudnn=read_version(config, "cudnn"),
     )
@@ -68,10 +65,6 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         raise UsageError("view=timeline is a figure: add format=png output=FILE.png")
     if settings.vary is None and settings.view == "peak" and is_figure:
         raise UsageError("format=png draws view=timeline or view=layers: select one of them")
-    if settings.view == "time" and (is_figure or settings.vary is not None or settings.measure):
-        raise UsageError(
-            "view=time is a table or JSON of one step: remove format=png, vary= and measure="
-        )
     if is_figure and settings.output.path is None:
         raise UsageError("format=png needs output=FILE.png")
     return settings

@@ -5,10 +5,8 @@ import json
 import pytest
 import torch
 
-from unet3d.cli.main import main
-from unet3d.gpu_specs import GPUS
+from scripts.gpu.step_model import GPUS, main, model_step_time
 from unet3d.roofline.operations import Operation
-from unet3d.roofline.step_time import model_step_time
 
 
 def make_operation(name="convolution", *, flops=0, nbytes=0, launches=1, dtype=torch.float16):
@@ -50,32 +48,9 @@ def test_a_step_is_split_by_kind_without_a_remainder():
     assert model.nbytes == 5 * 10**9
 
 
-SMALL = ["data.patch_size=[32,32,32]", "model.depth=2", "model.width=8", "precision=16"]
-
-
-def test_the_command_prints_a_table_that_says_it_is_a_model(capsys):
-    assert main(["memory", "view=time", "gpu=a100", *SMALL]) == 0
-    shown = capsys.readouterr().out
-    assert "on NVIDIA A100 80 GB" in shown
-    assert "A model, not a measurement" in shown
-
-
-def test_the_command_writes_json_with_launches_flops_bytes_and_both_times(capsys):
-    assert main(["memory", "view=time", "format=json", *SMALL]) == 0
+def test_the_script_prints_launches_flops_bytes_and_both_times(capsys):
+    main(["data.patch_size=[32,32,32]", "model.depth=2", "model.width=8", "precision=16"])
     model = json.loads(capsys.readouterr().out)
     assert model["gpu"] == "NVIDIA H100 SXM"
     assert model["launches"] == sum(part["launches"] for part in model["parts"].values())
     assert min(model[key] for key in ("flops", "bytes", "gpu_ms", "host_ms")) > 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["gpu=h101"], "gpu must be one of h200, h100"),
-        (["vary=batch"], "remove format=png, vary= and measure="),
-        (["measure=true"], "remove format=png, vary= and measure="),
-    ],
-)
-def test_what_the_model_cannot_show_is_refused(overrides, message, capsys):
-    assert main(["memory", "view=time", *overrides]) == 2
-    assert message in capsys.readouterr().err

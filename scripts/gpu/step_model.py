@@ -1,19 +1,69 @@
 """Model the time of a training step on a GPU from its operations: a roofline.
 
+    python -m scripts.gpu.step_model OVERRIDES [--gpu h100]    prints JSON
+
 An operation takes the GPU the longest of three times: that of its floating-point operations at the
 rate that convolutions reach, that of its bytes at the memory's bandwidth, and that of an empty
 kernel. Operations run one after another. Meanwhile the host launches them; the longer of both times
 is that of the step. Caches, clocks that fall under load and waiting for data are not modeled.
 """
 
+import argparse
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from unet3d.gpu_specs import ACHIEVED_BANDWIDTH, GpuSpec
-from unet3d.roofline.operations import Operation
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.machine.device import Precision
+from unet3d.roofline.operations import Operation, count_operations
+from unet3d.workflows.memory.strategies import resolve_strategy
+from unet3d.workflows.memory.training_step import make_step_factory
+
+ACHIEVED_BANDWIDTH = 0.8
+"""Fraction of the memory bandwidth that a kernel which only copies reaches."""
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """Peak rates of a GPU without sparsity, and what convolutions reach of them."""
+
+    name: str
+    half_tflops: float  # float16 or bfloat16 with sums in float32
+    tf32_tflops: float  # equal to float32 where the GPU has no TF32
+    float32_tflops: float
+    bandwidth_tb: float  # TB/s of its memory
+    conv_efficiency: tuple[float, float]  # lower and upper fraction of the peak rate
+    kernel_us: float  # the least time of a kernel
+
+    def get_tflops(self, *, is_half: bool, tf32: bool) -> float:
+        """Return the peak rate of convolutions."""
+        if is_half:
+            return self.half_tflops
+        return self.tf32_tflops if tf32 else self.float32_tflops
+
+
+# fmt: off
+GPUS = {  # half, TF32, float32 TFLOP/s; TB/s; efficiency of convolutions; us
+    "h200": GpuSpec("NVIDIA H200", 989, 495, 67, 4.8, (0.40, 0.55), 2.0),
+    "h100": GpuSpec("NVIDIA H100 SXM", 989, 495, 67, 3.35, (0.40, 0.55), 2.0),
+    "a100": GpuSpec("NVIDIA A100 80 GB", 312, 156, 19.5, 2.04, (0.50, 0.65), 2.3),
+    "v100": GpuSpec("NVIDIA V100", 125, 15.7, 15.7, 0.9, (0.50, 0.65), 2.3),
+    "t4": GpuSpec("NVIDIA T4", 65, 8.1, 8.1, 0.32, (0.40, 0.60), 2.3),
+    "rtx4090": GpuSpec("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.01, (0.60, 0.75), 2.0),
+    "rtx3090": GpuSpec("NVIDIA GeForce RTX 3090", 71, 35.6, 35.6, 0.94, (0.60, 0.75), 2.0),
+}
+# fmt: on
+"""By the name that users type."""
+
+ASSUMPTIONS = (
+    "A model, not a measurement: operations one after another, each limited by FLOPs, bytes or the "
+    "least time of a kernel; no caches, no waiting for data."
+)
 
 KINDS = {
     "convolution": ("convolution", "convolution_backward", "addmm", "mm", "bmm"),
@@ -142,3 +192,50 @@ def compute_host_ms(operation: Operation) -> float:
     """Return the milliseconds that an operation takes the host."""
     is_triton = operation.name.startswith("unet3d::")
     return operation.launches * (TRITON_LAUNCH_US if is_triton else TORCH_LAUNCH_US) / 1e3
+
+
+def model_training_time(settings: TrainingSettings, gpu: GpuSpec) -> StepTimeModel:
+    """Count the operations of a step, and model what they take the GPU and the host."""
+    precision = Precision(settings.precision, settings.precision)
+    settings = resolve_strategy(settings, precision, cuda=True)
+    operations = count_operations(make_step_factory(settings, precision, cuda=True))
+    return model_step_time(operations, gpu, tf32=settings.tf32)
+
+
+def step_time_to_dict(model: StepTimeModel) -> dict[str, Any]:
+    """Return the model as JSON-compatible values."""
+    fast, slow = model.gpu_ms_range
+    return {
+        "gpu": model.gpu.name,
+        "launches": model.launches,
+        "flops": model.flops,
+        "bytes": model.nbytes,
+        "gpu_ms": model.gpu_ms,
+        "gpu_ms_range": [fast, slow],
+        "host_ms": model.host_ms,
+        "step_ms": model.step_ms,
+        "parts": {
+            kind: {
+                "launches": part.launches,
+                "flops": part.flops,
+                "bytes": part.nbytes,
+                "gpu_ms": part.gpu_ms,
+            }
+            for kind, part in model.parts.items()
+        },
+        "assumptions": ASSUMPTIONS,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the model of a step as JSON."""
+    parser = argparse.ArgumentParser(description="Model the time of a training step on a GPU.")
+    parser.add_argument("overrides", nargs="*", help="settings of `unet3d train`")
+    parser.add_argument("--gpu", choices=GPUS, default="h100")
+    options = parser.parse_args(arguments)
+    settings = parse_training(compose_config(options.overrides, "train"))
+    print(json.dumps(step_time_to_dict(model_training_time(settings, GPUS[options.gpu]))))
+
+
+if __name__ == "__main__":
+    main()
