@@ -50,12 +50,8 @@ layers: $(TEST_NEEDS)
 docs: $(TEST_NEEDS)
 	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
 
-# Hours: corrupted and random inputs, failing file systems, hostile environments, killed runs. Results: benchmarks/.
+# Runs that are killed and stopped again and again: five minutes. Results: benchmarks/.
 long: $(TEST_NEEDS)
-	$(TEST) -m scripts.robustness.corrupted_inputs
-	$(TEST) -m scripts.robustness.fuzz
-	$(TEST) -m scripts.robustness.storage_faults
-	$(TEST) -m scripts.robustness.environments
 	$(TEST) -m scripts.chaos
 
 gpu: $(TEST_NEEDS)

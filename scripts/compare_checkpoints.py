@@ -1,11 +1,8 @@
-"""Compare checkpoints bit for bit.
+"""Compare checkpoints bit for bit: weights, the state of the optimizer, and the step.
 
-    python -m scripts.compare_checkpoints A.ckpt B.ckpt    # prints identical or different
-
-Compared are the weights, the state of the optimizer and the step.
+python -m scripts.compare_checkpoints A.ckpt B.ckpt    # prints identical or different
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,12 @@ from typing import Any
 import torch
 
 PARTS = ("state_dict", "optimizer_states", "global_step")
+
+
+def is_identical(*paths: Path) -> bool:
+    """Whether two checkpoints are equal."""
+    one, other = (torch.load(path, weights_only=True, map_location="cpu") for path in paths)
+    return all(is_equal(one[part], other[part]) for part in PARTS)
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -32,19 +35,5 @@ def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.compare_checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoints", type=Path, nargs=2, metavar="CHECKPOINT")
-    paths = parser.parse_args().checkpoints
-    one, other = (torch.load(path, weights_only=True, map_location="cpu") for path in paths)
-    identical = all(is_equal(one[part], other[part]) for part in PARTS)
-    print("identical" if identical else "different")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print("identical" if is_identical(*map(Path, sys.argv[1:])) else "different")

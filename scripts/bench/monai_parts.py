@@ -1,6 +1,6 @@
-"""Compare MONAI's inferer, metrics and transforms with those of unet3d: time, memory, results.
+"""Compare time and memory of MONAI's inferer, metrics and resampling with those of unet3d.
 
-    python -m scripts.bench.monai_parts    # writes benchmarks/<name>-monai-parts.json, in minutes
+    python -m scripts.bench.monai_parts    # writes benchmarks/cpu-monai-parts.json, in minutes
 
 Each implementation runs in a process of its own with the same input. Peak memory is the resident
 memory besides what was there before, in the second call; seconds are the median of several calls.
@@ -9,11 +9,8 @@ memory besides what was there before, in the second call; seconds are the median
 import argparse
 import ctypes
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scripts.bench.results import make_parser, run_child, write_results
 from unet3d.memory.peak import PeakMeter
-from unet3d.report.run_report import collect_versions
 from unet3d.units import MIB
 
-ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 20
 SPACING_MM = (1.0, 1.0, 2.0)
 Work = Callable[[], Any]
@@ -134,70 +130,6 @@ def measure_surfaces_monai() -> Work:
     return run
 
 
-def augment_ours() -> Work:
-    """Rotate, scale and flip a patch of 64^3 and its labels, and change intensities."""
-    from unet3d.data.augmentation.pipeline import Augment
-
-    names = ("rotation", "scale", "flip", "noise", "blur", "brightness", "contrast")
-    chances: Any = {f"{name}_p": 1.0 for name in (*names, "low_resolution", "gamma")}
-    augment = Augment(**chances)
-    image, labels = make_image(160, 160, 160), make_labels(160, 160, 160)
-    numbers = iter(range(10**6))
-
-    def run() -> None:
-        seed = next(numbers)
-        size = augment.sample_transform(seed, [64] * 3).compute_context_size([64] * 3)
-        box = tuple(slice((160 - n) // 2, (160 - n) // 2 + n) for n in size)
-        augment([image[(slice(None), *box)]], [labels[box]], [seed], [64] * 3)
-
-    return run
-
-
-def augment_monai() -> Work:
-    """Change the same with MONAI's transforms."""
-    from monai.transforms.compose import Compose
-    from monai.transforms.intensity.dictionary import (
-        RandAdjustContrastd,
-        RandGaussianNoised,
-        RandGaussianSmoothd,
-        RandScaleIntensityd,
-        RandScaleIntensityFixedMeand,
-    )
-    from monai.transforms.spatial.dictionary import (
-        RandAffined,
-        RandFlipd,
-        RandSimulateLowResolutiond,
-    )
-
-    keys, sigma, angle = ("image", "label"), (0.5, 1.0), 0.52
-    transform = Compose(
-        [
-            RandAffined(
-                keys,
-                (64, 64, 64),
-                prob=1,
-                rotate_range=(angle,) * 3,
-                scale_range=(0.35,) * 3,
-                mode=("bilinear", "nearest"),
-                padding_mode="zeros",
-            ),
-            *(RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in range(3)),
-            RandGaussianNoised("image", prob=1, std=0.1),
-            RandGaussianSmoothd("image", sigma, sigma, sigma, prob=1),
-            RandScaleIntensityd("image", 0.25, prob=1),
-            RandScaleIntensityFixedMeand("image", factors=0.25, prob=1),
-            RandSimulateLowResolutiond("image", prob=1, zoom_range=(0.5, 1.0)),
-            RandAdjustContrastd("image", prob=1, gamma=(0.7, 1.5)),
-        ]
-    )
-    content = {"image": make_image(160, 160, 160), "label": make_labels(160, 160, 160)[None]}
-
-    def run() -> None:
-        transform(dict(content))
-
-    return run
-
-
 def resample_ours() -> Work:
     """Resample a volume with cubic splines."""
     from unet3d.data.preprocessing.resampling import resample
@@ -234,14 +166,13 @@ PARTS: dict[str, dict[str, Callable[[], Work]]] = {
         "unet3d": measure_surfaces_ours,
         "compute_hausdorff_distance, compute_surface_dice": measure_surfaces_monai,
     },
-    "augmentation, a patch of 64^3": {"unet3d": augment_ours, "Compose": augment_monai},
     "cubic resampling to 160 x 160 x 96": {"unet3d": resample_ours, "Spacing": resample_monai},
 }
 """Implementations by part; the first one is ours."""
 
 
-def measure(part: str, name: str, folder: Path, repeats: int) -> dict[str, Any]:
-    """Return the costs of an implementation; keep its result."""
+def measure(part: str, name: str, repeats: int) -> dict[str, float]:
+    """Return the costs of an implementation."""
     torch.set_num_threads(1)
     meter, cpu = PeakMeter(), torch.device("cpu")
     with torch.inference_mode():
@@ -250,62 +181,34 @@ def measure(part: str, name: str, folder: Path, repeats: int) -> dict[str, Any]:
         ctypes.CDLL(None).malloc_trim(0)  # or freed memory that is used again would not count
         meter.start(cpu)
         before = meter.read(cpu).resident or 0
-        result = work()
+        result = work()  # kept, as its memory counts
         peak = (meter.read(cpu).resident or 0) - before
+        del result
         seconds = []
         for _ in range(repeats):
             start = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - start)
-    if result is not None:
-        np.save(folder / f"{name}.npy", np.asarray(result))
     return {"seconds": median(seconds), "peak_mib": peak / MIB}
 
 
-def compare(folder: Path, names: list[str]) -> dict[str, float]:
-    """Return the largest difference of each result from ours, and for labels how many differ."""
-    files = [folder / f"{name}.npy" for name in names]
-    if not files[0].exists():
-        return {}
-    ours, *others = (np.load(file) for file in files)
-    if ours.dtype == np.uint8:
-        return {n: int((ours != o).sum()) for n, o in zip(names[1:], others, strict=True)}
-    return {n: float(np.abs(ours - o).max()) for n, o in zip(names[1:], others, strict=True)}
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.monai_parts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--name", default="cpu", help="prefix of the result file")
+def main() -> None:
+    parser = make_parser("scripts.bench.monai_parts", __doc__, output="cpu-monai-parts.json")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=Path("outputs/monai-parts"))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(*options.child, options.folder, options.repeats)))
-        return 0
-    report: dict[str, Any] = {"versions": collect_versions(), "parts": {}}
+        print(json.dumps(measure(*options.child, options.repeats)))
+        return
+    parts: dict[str, Any] = {}
     for part, implementations in PARTS.items():
-        for stale in options.folder.glob("*.npy"):
-            stale.unlink()
         rows = {}
         for name in implementations:
-            words = [sys.executable, "-m", "scripts.bench.monai_parts", "--child", part, name]
-            words += ["--repeats", str(options.repeats), "--folder", str(options.folder)]
-            ended = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE)
-            rows[name] = json.loads(ended.stdout.splitlines()[-1])
-            print(part, name, rows[name], flush=True)
-        differences = compare(options.folder, list(implementations))
-        report["parts"][part] = {"rows": rows, "differences": differences}
-    path = ROOT / "benchmarks" / f"{options.name}-monai-parts.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"wrote {path}")
-    return 0
+            words = ("--repeats", options.repeats, "--child", part, name)
+            rows[name] = run_child("scripts.bench.monai_parts", *words)
+        parts[part] = {"rows": rows}
+    write_results(options.output, {"parts": parts})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

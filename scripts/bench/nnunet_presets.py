@@ -1,19 +1,19 @@
-"""Estimate the memory of nnU-Net's presets, and compare it with what nnU-Net's documentation says.
+"""Estimate the memory of nnU-Net's presets, with nnU-Net's modules and with fused blocks.
 
     pip install '.[peers]'
     python -m scripts.bench.nnunet_presets    # no GPU; benchmarks/predicted-nnunet.json
 
-The documentation states neither patch nor dataset, so the patches are those that nnU-Net's planners
-choose for the datasets below. Loss and optimizer are nnU-Net's, too.
+nnU-Net's documentation says how much memory its presets need, but neither patch nor dataset, so the
+patches are those that nnU-Net's planners choose for the datasets below. Loss and optimizer are
+nnU-Net's, too. With fused blocks, as nnUNetTrainerLean trains them, the largest patches are found
+that fit the documented memory.
 """
 
-import argparse
 import csv
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
 from torch import Tensor, nn
 
 from scripts.bench.nnunet_planner import PRESETS, plan_with_nnunet
+from scripts.bench.results import ROOT, make_parser, write_results
 from unet3d.memory.any_network import NetworkEstimate, estimate_memory
-from unet3d.report.run_report import collect_versions
 from unet3d.units import CUDA_CONTEXT_BYTES
+from unet3d.workflows.nnunet.fused_network import use_fused_blocks
 
-ROOT = Path(__file__).resolve().parents[2]
 VRAM = ROOT / "tests" / "memory" / "evidence" / "nnunet_vram.csv"
 
 DATASETS: dict[str, dict[str, Any]] = {
@@ -38,12 +38,21 @@ DATASETS: dict[str, dict[str, Any]] = {
 """Sizes of CT datasets of nnU-Net's table; all cases have the same size and spacing here."""
 NUM_CASES = 400
 
+STRATEGIES = ("plain modules", "fused", "lean")
+GROWTH = {"like AMOS": (8, 32, 32), "like KiTS": (32, 32, 32)}
+"""By how much a patch grows per axis, in nnU-Net's order; the network's strides divide it."""
 
-def estimate_preset(preset: str, dataset: str) -> tuple[dict[str, Any], NetworkEstimate]:
+BUDGET_PRESET = "ResEnc L"
+"""The preset whose documented memory is the budget of larger patches; they have its network."""
+
+
+def estimate_preset(
+    preset: str, dataset: str, strategy: str = "plain modules"
+) -> tuple[list[int], NetworkEstimate]:
     """Plan with nnU-Net; return the shape of its input, and the estimate of a step."""
     plan, classes = plan_preset(preset, dataset), DATASETS[dataset]["classes"]
     shape = [plan["batch_size"], 1, *map(int, plan["patch_size"])]
-    return {"input_shape": shape}, estimate_step(build_network(plan, classes), shape)
+    return shape, estimate_step(build_network(plan, classes, strategy), shape)
 
 
 def plan_preset(preset: str, dataset: str) -> dict[str, Any]:
@@ -58,10 +67,10 @@ def plan_preset(preset: str, dataset: str) -> dict[str, Any]:
         ).configuration
 
 
-def build_network(plan: dict[str, Any], classes: int) -> nn.Module:
-    """Build nnU-Net's network of a configuration."""
+def build_network(plan: dict[str, Any], classes: int, strategy: str = "plain modules") -> nn.Module:
+    """Build nnU-Net's network of a configuration, with a checkpointing strategy."""
     architecture = plan["architecture"]
-    return get_network_from_plans(
+    network = get_network_from_plans(
         architecture["network_class_name"],
         architecture["arch_kwargs"],
         architecture["_kw_requires_import"],
@@ -69,6 +78,9 @@ def build_network(plan: dict[str, Any], classes: int) -> nn.Module:
         output_channels=classes,
         deep_supervision=True,
     )
+    if strategy != "plain modules":
+        use_fused_blocks(network, strategy)
+    return network
 
 
 def estimate_step(network: nn.Module, shape: Sequence[int]) -> NetworkEstimate:
@@ -96,19 +108,6 @@ def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.99, nesterov=True)
 
 
-def compare(preset: str, dataset: str, documented: float) -> dict[str, Any]:
-    """Return a row: the estimate of a preset, and its error relative to the documented memory."""
-    row, estimate = estimate_preset(preset, dataset)
-    process = estimate.reserved + CUDA_CONTEXT_BYTES
-    return row | {
-        "peak_allocated_bytes": estimate.peak,
-        "peak_reserved_bytes": estimate.reserved,
-        "process_bytes": process,
-        "documented_gb": documented,
-        "error_percent": round(100 * (process / (documented * 1e9) - 1), 1),
-    }
-
-
 def read_documented() -> dict[str, float]:
     """Return decimal GB by preset, as nnU-Net documents them."""
     with VRAM.open(encoding="utf-8", newline="") as file:
@@ -116,32 +115,66 @@ def read_documented() -> dict[str, float]:
     return {name: float(value) for name, value in rows[1:] if name in PRESETS}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.nnunet_presets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    output = ROOT / "benchmarks" / "predicted-nnunet.json"
-    parser.add_argument("--output", type=Path, default=output)
-    path: Path = parser.parse_args(argv).output
-    documented = read_documented()
-    rows = {
-        f"{preset}, {dataset}": compare(preset, dataset, documented[preset])
-        for dataset in DATASETS
-        for preset in PRESETS
+def describe_peaks(estimate: NetworkEstimate) -> dict[str, int]:
+    return {"peak_allocated_bytes": estimate.peak, "peak_reserved_bytes": estimate.reserved}
+
+
+def estimate_row(preset: str, dataset: str, documented_gb: float) -> dict[str, Any]:
+    """Return the memory of a step of a preset with each strategy."""
+    estimates = {s: estimate_preset(preset, dataset, s) for s in STRATEGIES}
+    return {
+        "input_shape": estimates["fused"][0],
+        "documented_gb": documented_gb,
+        "strategies": {s: describe_peaks(estimate) for s, (_, estimate) in estimates.items()},
     }
+
+
+def find_largest_patch(dataset: str, strategy: str, budget: float) -> dict[str, Any]:
+    """Grow the patch of a plan while a step of two stays within the budget."""
+    data, plan = DATASETS[dataset], plan_preset(BUDGET_PRESET, dataset)
+    found: dict[str, Any] = {}
+    for patch in grow(plan["patch_size"], GROWTH[dataset], data["shape"][::-1]):
+        network = build_network(plan, data["classes"], strategy)
+        estimate = estimate_step(network, [2, 1, *patch])
+        if estimate.reserved + CUDA_CONTEXT_BYTES > budget:
+            break
+        found = {"input_shape": [2, 1, *patch], **describe_peaks(estimate)}
+    return found
+
+
+def grow(patch: Sequence[int], steps: Sequence[int], case: Sequence[int]) -> Iterator[list[int]]:
+    """Yield patches of which each is longer along the axis that covers least of the case.
+
+    >>> list(grow([4, 4], [2, 4], [6, 9]))
+    [[4, 4], [4, 8], [6, 8], [6, 12]]
+    """
+    sizes = list(map(int, patch))
+    yield list(sizes)
+    while any(size < n for size, n in zip(sizes, case, strict=True)):
+        axis = min(range(len(sizes)), key=lambda n: sizes[n] / case[n])
+        sizes[axis] += steps[axis]
+        yield list(sizes)
+
+
+def main() -> None:
+    parser = make_parser("scripts.bench.nnunet_presets", __doc__, output="predicted-nnunet.json")
+    options = parser.parse_args()
+    documented, pairs = read_documented(), list(product(PRESETS, DATASETS))
+    budget = documented[BUDGET_PRESET] * 1e9
     report = {
         "command": "python -m scripts.bench.nnunet_presets",
-        "versions": collect_versions(),
         "datasets": DATASETS,
-        "rows": rows,
+        "rows": {
+            f"{p}, {dataset}": estimate_row(p, dataset, documented[p]) for p, dataset in pairs
+        },
+        "budget_bytes": budget,
+        "largest_patches": {
+            name: {s: find_largest_patch(name, s, budget) for s in ("lean", "leanest")}
+            for name in DATASETS
+        },
     }
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    for name, row in rows.items():
-        print(f"{name}: {row['process_bytes'] / 1e9:.2f} GB, {row['error_percent']:+.1f} %")
-    return 0
+    write_results(options.output, report)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

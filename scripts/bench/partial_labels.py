@@ -7,25 +7,21 @@ Of the training cases of fold 0, one half keeps the label of the anterior part o
 the other half that of the posterior part; the validation cases keep both. `partial` trains with
 data.annotated, `background` takes what is missing for background, `full` has all labels. All train
 for the same number of steps and are evaluated on the full labels of the same cases. The result is
-benchmarks/<name>-partial-labels.json; finished runs are not repeated.
+benchmarks/cpu-partial-labels.json; finished runs are not repeated.
 """
 
-import argparse
 import json
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 
+from scripts.bench.results import ROOT, TRAIN, make_parser, write_results
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.layouts.splits import split_cases
-from unet3d.report.run_report import collect_versions
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("full", "partial", "background")
 
 
@@ -60,51 +56,36 @@ def train(kind: str, task: Path, halves: Path, folder: Path, steps: int) -> dict
         words += ["precision=32", "trainer.max_time=null", f"trainer.max_steps={steps}"]
         words += ["trainer.enable_progress_bar=false", "resume=auto", f"hydra.run.dir={run}"]
         words += [f"data.annotated={halves / 'annotated.json'}"] if kind == "partial" else []
-        log = (folder / f"{kind}.log").open("w")
-        command = [sys.executable, "-m", "unet3d.cli.main", "train", *words]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log)
+        with (folder / f"{kind}.log").open("w") as log:
+            subprocess.run([*TRAIN, *words], cwd=ROOT, check=True, stdout=log, stderr=log)
     scores = json.loads(report.read_text())["evaluation"]["per_class"]
     return {name: values["dice"]["mean"] for name, values in scores.items()}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench.partial_labels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main() -> None:
+    output = "cpu-partial-labels.json"
+    parser = make_parser("scripts.bench.partial_labels", __doc__, output=output)
     parser.add_argument("task", type=Path, help="folder of Task04_Hippocampus")
-    parser.add_argument("--name", default="cpu", help="prefix of the result file")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
     parser.add_argument("--folder", type=Path, default=Path("outputs/partial-labels"))
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     folder, task = options.folder.absolute(), options.task.absolute()
     halves = folder / "halves"
     annotated = write_halves(task, halves)
     (halves / "annotated.json").write_text(json.dumps(annotated))
-
-    def run(kind: str) -> dict[str, float]:
-        scores = train(kind, task, halves, folder, options.steps)
-        print(kind, scores, flush=True)
-        return scores
-
-    with ThreadPoolExecutor(options.at_once) as pool:
-        dice = dict(zip(KINDS, pool.map(run, KINDS), strict=True))
+    dice = {}
+    for kind in KINDS:
+        dice[kind] = train(kind, task, halves, folder, options.steps)
     means = {kind: sum(scores.values()) / len(scores) for kind, scores in dice.items()}
     report = {
         "command": f"python -m scripts.bench.partial_labels data/{options.task.name}",
-        "versions": collect_versions(),
         "steps": options.steps,
         "dice": dice,
         "mean": means,
         "ratio": {kind: mean / means["full"] for kind, mean in means.items()},
     }
-    path = ROOT / "benchmarks" / f"{options.name}-partial-labels.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"wrote {path}: {report['ratio']}")
-    return 0
+    write_results(options.output, report)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,10 +5,9 @@
     python -m scripts.bench.residual_encoder time       # on this machine's CPU; half an hour
 
 The network is ResEnc L's: 6 levels of 1, 3, 4, 6, 6 and 6 blocks, 32 to 320 channels. Results are
-written to benchmarks/<name>-step.json.
+written to benchmarks/cpu-step.json.
 """
 
-import statistics
 import sys
 import warnings
 from functools import partial
@@ -18,24 +17,23 @@ import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
 from torch import nn
 
+from scripts.bench.results import make_parser, write_results
 from scripts.bench.step import (
     CHANNELS_LAST,
+    PLAIN,
     Factory,
     TrainOnlyStep,
     build_cuda_step,
     build_ours,
-    get_result_path,
+    count_flops,
     list_variants,
-    make_parser,
     to_mib,
-    update_results,
 )
-from scripts.bench.step_times import time_in_turns
+from scripts.bench.step_times import compare_times, summarize, time_in_turns
 from unet3d.memory.estimate import estimate_step
 from unet3d.model.blocks import Strided
 from unet3d.pool.avg import AvgPool3d
-from unet3d.roofline.operations import count_operations
-from unet3d.simulated_cuda import choose_foreach
+from unet3d.simulated_cuda import choose_foreach, simulate_cuda
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import TrainingStep
 
@@ -71,67 +69,57 @@ def list_networks(channels: list[int] = CHANNELS) -> dict[str, Factory]:
     return {
         THEIRS: partial(build_theirs, ResidualEncoderUNet, channels, BLOCKS, 1),
         "nnU-Net PlainConvUNet": partial(build_theirs, PlainConvUNet, channels, 2, 2),
-        "plain modules": partial(build_ours, channels, "none", **options),
+        PLAIN: partial(build_ours, channels, "none", **options),
         **{name: partial(build_ours, channels, name, **options) for name in FUSED_STRATEGIES},
     }
 
 
-def use_sgd(step: TrainingStep) -> TrainingStep:
-    """Replace the optimizer by nnU-Net's."""
+def build_gpu_step(make: Factory) -> TrainingStep:
+    """Build the step whose memory is estimated, with nnU-Net's optimizer."""
+    step = build_cuda_step(make, SIZE, BATCH, "16")
     parameters = step.model.parameters()
     step.optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.99, nesterov=True)
-    return step
-
-
-def build_gpu_step(make: Factory) -> TrainOnlyStep:
-    """Build the step whose memory is estimated."""
-    step = use_sgd(build_cuda_step(make, SIZE, BATCH, "16"))
     choose_foreach(step.optimizer)
-    return TrainOnlyStep(step)
+    return step
 
 
 def predict() -> dict[str, Any]:
     """Estimate the peaks of all networks, and count the FLOPs of their convolutions."""
     rows: dict[str, Any] = {}
     for name, make in list_networks().items():
-        peak = estimate_step(partial(build_gpu_step, make), cuda=True).peak
-        operations = count_operations(partial(build_gpu_step, make))
+        make_step = partial(build_gpu_step, make)
+        peak = estimate_step(lambda: TrainOnlyStep(make_step()), cuda=True).peak  # noqa: B023
+        with simulate_cuda():  # in the tiles of a GPU
+            flops = count_flops(make_step)
         rows[name] = {
             "peak_allocated_mib": to_mib(peak.allocated),
             "peak_reserved_mib": to_mib(peak.reserved),
-            "convolution_flops": sum(o.flops for o in operations if "conv" in o.name),
+            "convolution_flops": flops,
         }
-        print(name, rows[name], flush=True)
     return {"size": SIZE, "batch": BATCH, "classes": 4, "precision": "16", "rows": rows}
 
 
 def time_networks() -> dict[str, Any]:
     """Time a step of ours and of nnU-Net's in turns on a CPU, in float32 and one thread."""
     networks = list_networks()
-    last = THEIRS + CHANNELS_LAST
-    timed = {THEIRS: networks[THEIRS], last: list_variants(THEIRS, networks[THEIRS])[last]}
-    timed |= {name: networks[name] for name in ("plain modules", "fused", "lean")}
-    seconds = time_in_turns(timed, TIMED_SIZE, 1, ROUNDS)
-    rows = {}
-    for name in timed:
-        ratios = [own / base for own, base in zip(seconds[name], seconds[THEIRS], strict=True)]
-        rows[name] = {
-            "median_seconds": round(statistics.median(seconds[name]), 3),
-            "time_ratio": round(statistics.median(ratios), 3),
-            "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        }
-        print(name, rows[name], flush=True)
+    networks |= list_variants(THEIRS, networks[THEIRS])
+    names = (THEIRS, THEIRS + CHANNELS_LAST, PLAIN, "fused", "lean")
+    seconds = time_in_turns({name: networks[name] for name in names}, TIMED_SIZE, 1, ROUNDS)
+    ratios = compare_times(seconds, THEIRS)
+    rows = {name: summarize(seconds[name], ratios[name]) for name in names}
     return {"size": TIMED_SIZE, "batch": 1, "rounds": ROUNDS, "threads": 1, "rows": rows}
 
 
 def main() -> int:
-    parser = make_parser("scripts.bench.residual_encoder", __doc__)
+    parser = make_parser("scripts.bench.residual_encoder", __doc__, output="cpu-step.json")
     parser.add_argument("part", choices=("predict", "time"))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    run = {"predict": predict, "time": time_networks}[options.part]
-    key = {"predict": "residual encoder", "time": "residual encoder times"}[options.part]
-    update_results(get_result_path(options), {key: run()})
+    if options.part == "predict":
+        results = {"residual encoder": predict()}
+    else:
+        results = {"residual encoder times": time_networks()}
+    write_results(options.output, results, update=True)
     return 0
 
 

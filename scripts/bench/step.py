@@ -1,16 +1,13 @@
-"""Estimate the memory and model the time of training steps, also of other projects' networks.
+"""Estimate the memory of training steps, also of other projects' networks.
 
-    pip install '.[peers]'                     # networks of nnU-Net and pytorch-3dunet
-    python -m scripts.bench.step predict       # estimated CUDA peaks; needs no GPU
-    python -m scripts.bench.step model         # launches and modeled times on GPUs; needs no GPU
+    pip install '.[peers]'              # networks of nnU-Net and pytorch-3dunet
+    python -m scripts.bench.step        # estimated CUDA peaks; needs no GPU
 
 All networks have the same channels at every level and get the same volumes. Peaks are those of a
 GPU of compute capability 9.0, as the H100 that they are compared with. Results are written to
-benchmarks/<name>-step.json, as are the times that scripts.bench.step_times measures.
+benchmarks/cpu-step.json, as are the times that scripts.bench.step_times measures.
 """
 
-import argparse
-import json
 import os
 import sys
 import warnings
@@ -18,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scripts.gpu.step_model import GPUS, model_step_time
+from scripts.bench.results import ROOT, make_parser, write_results
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.autocast import AUTOCAST_TYPES
@@ -39,17 +35,13 @@ from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
-from unet3d.roofline.operations import count_operations, sum_launches
 from unet3d.simulated_cuda import choose_foreach
 from unet3d.units import MIB
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import TrainingStep
 
-ROOT = Path(__file__).resolve().parents[2]
-
-AS_WRITTEN = "as written"
-TILE_SIZES_MIB = (16, 64, 256)
-MODELED_GPUS = ("h100", "a100", "rtx4090")
+PLAIN = "plain modules"
+STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "offload", "blocks")
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
 CHANNELS_LAST = ", channels-last"
@@ -92,17 +84,12 @@ def list_peers(c: list[int]) -> Iterator[tuple[str, Factory]]:
     yield "MONAI DynUNet", dynunet
     yield "MONAI BasicUNet, a level more", basic
     if find_spec("dynamic_network_architectures"):
-        from dynamic_network_architectures.architectures.unet import PlainConvUNet
+        from scripts.bench.networks import NnUNet
 
         def plain_conv() -> nn.Module:
-            n = len(c)
-            return PlainConvUNet(
-                *(1, n, c, nn.Conv3d, 3, [1] + [2] * (n - 1), 2, 5, 2),
-                conv_bias=True,
-                norm_op=nn.InstanceNorm3d,
-                norm_op_kwargs={"affine": True},
-                nonlin=nn.LeakyReLU,
-                nonlin_kwargs={"inplace": True},
+            strides, kernels = [1] + [2] * (len(c) - 1), [3] * len(c)
+            return NnUNet(
+                in_channels=1, out_channels=5, kernel_size=kernels, strides=strides, filters=c
             )
 
         yield "nnU-Net PlainConvUNet", plain_conv
@@ -200,13 +187,14 @@ def to_mib(nbytes: int | None) -> int:
     return round((nbytes or 0) / MIB)
 
 
-def count_flops(make: Factory, size: list[int]) -> int:
-    """Count the floating point operations of a step's convolutions and matrix products."""
+def count_flops(make_step: Callable[[], TrainingStep]) -> int:
+    """Count the floating point operations of a step's convolutions."""
     with FakeTensorMode():
-        step = build_step(make, size, 1, "32", "cpu")
+        step = make_step()
         with FlopCounterMode(display=False) as counter:
             step.train(Trace(cuda=False))
-    return counter.get_total_flops()
+    counts = counter.get_flop_counts()["Global"]
+    return sum(count for operation, count in counts.items() if "conv" in str(operation))
 
 
 def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
@@ -214,11 +202,11 @@ def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
     shape, dec = {"small": (SMALL, [4, 2, 1]), "large": (LARGE, [4, 2, 1, 1])}[name]
     enc, decoder = [width * n for n in shape], [width * n for n in dec]
     networks: dict[str, Factory] = {
-        AS_WRITTEN: partial(NaiveUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
+        PLAIN: partial(NaiveUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
     }
     return networks | {
         strategy: partial(build_ours, enc, strategy, decoder_channels=decoder[::-1])
-        for strategy in (*FUSED_STRATEGIES, "offload", "blocks")
+        for strategy in STRATEGIES[1:]
     }
 
 
@@ -227,7 +215,10 @@ def predict_forum() -> dict[str, Any]:
     size, rows = [320, 150, 26], {}
     for name in ("small", "large"):
         networks = list_forum_networks(name)
-        base = count_flops(networks[AS_WRITTEN], size)
+        flops = {
+            strategy: count_flops(partial(build_step, make, size, 1, "32", "cpu"))
+            for strategy, make in networks.items()
+        }
         for strategy, make in networks.items():
             two, three = (estimate(make, size, n, "16", cuda=True) for n in (2, 3))
             any_batch = BatchExtrapolation(two, three)
@@ -235,10 +226,9 @@ def predict_forum() -> dict[str, Any]:
             rows[f"{name}, {strategy}"] = {
                 "peak_allocated_mib": to_mib(two.peak.allocated),
                 "peak_reserved_mib": to_mib(two.peak.reserved),
-                "extra_work": round(count_flops(make, size) / base - 1, 3),
+                "extra_work": round(flops[strategy] / flops[PLAIN] - 1, 3),
                 "largest_batch_in_7000_mib": largest,
             }
-            print(name, strategy, rows[f"{name}, {strategy}"], flush=True)
     return {"size": size, "batch": 2, "precision": "16", "optimizer": "AdamW", "rows": rows}
 
 
@@ -246,7 +236,7 @@ def list_comparable_networks(width: int = 64) -> dict[str, Factory]:
     """Return ours, built like the peers, and the installed peers."""
     channels = [width * n for n in SMALL]
     networks: dict[str, Factory] = {
-        f"ours, {strategy}": partial(
+        f"unet3d, {strategy}": partial(
             build_ours,
             *(channels, strategy),
             norm="instance",
@@ -264,7 +254,6 @@ def predict_peers() -> dict[str, Any]:
     for name, make in list_comparable_networks().items():
         predicted = estimate(make, size, 2, "16", cuda=True)
         rows[name] = {"peak_allocated_mib": to_mib(predicted.peak.allocated)}
-        print(name, rows[name], flush=True)
     return {"size": size, "batch": 2, "channels": channels, "precision": "16", "rows": rows}
 
 
@@ -278,35 +267,7 @@ def predict_huge() -> dict[str, Any]:
             "peak_allocated_gib": to_mib(predicted.peak.allocated) / 1024,
             "peak_reserved_gib": to_mib(predicted.peak.reserved) / 1024,
         }
-        print("512 x 512 x 256", strategy, rows[strategy], flush=True)
     return {"size": size, "batch": 1, "precision": "bf16", "rows": rows}
-
-
-def model_times() -> dict[str, Any]:
-    """Count the launches of forum_small and model its time on GPUs, with tiles of several sizes."""
-    size, rows = [320, 150, 26], {}
-    networks = list_forum_networks("small")
-    variants: dict[str, Factory] = {AS_WRITTEN: networks[AS_WRITTEN]}
-    for strategy in FUSED_STRATEGIES:
-        for mib in TILE_SIZES_MIB:
-            variants[f"{strategy}, {mib} MiB"] = set_tile_size(networks[strategy], mib)
-    for name, make in variants.items():
-        operations = count_operations(partial(build_cuda_step, make, size, 2, "16"))
-        models = {gpu: model_step_time(operations, GPUS[gpu], tf32=True) for gpu in MODELED_GPUS}
-        rows[name] = {
-            "launches": sum_launches(operations),
-            "waits": sum(operation.waits for operation in operations),
-            "tflop": round(sum(o.flops for o in operations) / 1e12, 2),
-            "gigabytes": round(sum(o.nbytes for o in operations) / 1e9, 1),
-            "host_ms": round(models["h100"].host_ms, 1),
-            "step_ms": {gpu: round(model.step_ms, 1) for gpu, model in models.items()},
-            "peak_allocated_mib": to_mib(estimate(make, size, 2, "16", cuda=True).peak.allocated),
-        }
-        base = rows[AS_WRITTEN]["step_ms"]
-        ratios = {gpu: round(ms / base[gpu], 2) for gpu, ms in rows[name]["step_ms"].items()}
-        rows[name]["time_ratio"] = ratios
-        print(name, rows[name], flush=True)
-    return {"size": size, "batch": 2, "precision": "16", "optimizer": "AdamW", "rows": rows}
 
 
 def set_tile_size(make: Factory, mib: int) -> Factory:
@@ -320,46 +281,12 @@ def set_tile_size(make: Factory, mib: int) -> Factory:
     return make_with_tiles
 
 
-def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of all scripts that write <name>-step.json."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--name", default="cpu", help="prefix of the result file")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", help="folder of it")
-    return parser
-
-
-def get_result_path(options: argparse.Namespace) -> Path:
-    """Return the file of the results."""
-    return options.output / f"{options.name}-step.json"
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Return the recorded results."""
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
-def update_results(path: Path, parts: dict[str, Any]) -> None:
-    """Replace parts of the recorded results."""
-    path.write_text(json.dumps(read_results(path) | parts, indent=1) + "\n", "utf-8")
-
-
 def main() -> int:
-    parser = make_parser("scripts.bench.step", __doc__)
-    parser.add_argument("part", choices=("predict", "model"))
-    options = parser.parse_args()
+    options = make_parser("scripts.bench.step", __doc__, output="cpu-step.json").parse_args()
     warnings.simplefilter("ignore")
-    path = get_result_path(options)
     with CUBLAS_WORKSPACE.assume(HOPPER_CUBLAS_BYTES):
-        if options.part == "predict":
-            forum, peers, huge = predict_forum(), predict_peers(), predict_huge()
-            update_results(path, {"predicted": {"forum": forum, "peers": peers, "huge": huge}})
-        else:
-            update_results(path, {"modeled": model_times()})
-    print(f"wrote {path}")
+        parts = {"forum": predict_forum(), "peers": predict_peers(), "huge": predict_huge()}
+    write_results(options.output, {"predicted": parts}, update=True)
     return 0
 
 

@@ -7,14 +7,13 @@
 Plain modules are also timed channels-last and compiled. Times are processor seconds of one thread,
 which other load hardly changes. In each of several processes, all networks of a case take turns; a
 ratio is the median of a process's rounds. The median of the processes is written to
-benchmarks/<name>-step.json with the range. All networks of a case have the same channels.
+benchmarks/cpu-step.json with the range. All networks of a case have the same channels.
 """
 
 import argparse
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -25,25 +24,20 @@ from typing import Any
 
 import torch
 
-from scripts.bench.recorded_names import use_current_names
+from scripts.bench.results import make_parser, read_results, run_child, write_results
 from scripts.bench.step import (
     CHANNELS_LAST,
-    ROOT,
+    PLAIN,
+    STRATEGIES,
     Factory,
     build_ours,
     build_step,
-    get_result_path,
     list_comparable_networks,
     list_forum_networks,
     list_variants,
-    make_parser,
-    read_results,
-    update_results,
 )
-from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
-PLAIN = "plain modules"
 COMPILED = (PLAIN, "MONAI DynUNet", "nnU-Net PlainConvUNet")
 """The networks that are compiled, too, in the case with all networks: it takes a minute each."""
 COMPARED = (*COMPILED, "fused", "lean", "unet3d, fused", "unet3d, lean")
@@ -70,9 +64,6 @@ CASES = {
 MIN_SECONDS = 0.5
 """Small steps are repeated for this long."""
 
-FORUM_NETWORK = (*FUSED_STRATEGIES, "offload", "blocks")
-"""Names of the network of experiment=forum_small in unet3d, by strategy."""
-
 
 def list_networks(case: Case) -> dict[str, Factory]:
     """Return the networks of a case; small patches are those of the default network.
@@ -83,11 +74,11 @@ def list_networks(case: Case) -> dict[str, Factory]:
         channels = [case.width * n for n in (1, 2, 4)]
         strategies = {PLAIN: "none", "fused": "fused", "lean": "lean"}
         return {name: partial(build_ours, channels, key) for name, key in strategies.items()}
-    networks = use_current_names(
-        list_forum_networks("small", case.width) | list_comparable_networks(case.width)
-    )
+    networks = list_forum_networks("small", case.width) | list_comparable_networks(case.width)
     networks = {name: networks[name] for name in case.names or networks if name in networks}
-    for name in [n for n in networks if n not in FORUM_NETWORK and not n.startswith("unet3d")]:
+    for name in list(networks):
+        if name in STRATEGIES[1:] or name.startswith("unet3d"):
+            continue
         variants = list_variants(name, networks[name])
         if case.names or name not in COMPILED:
             variants = {name + CHANNELS_LAST: variants[name + CHANNELS_LAST]}
@@ -121,40 +112,37 @@ def time_steps(step: TrainingStep, count: int) -> float:
     return time.process_time() - start
 
 
-def run_processes(name: str, options: argparse.Namespace) -> list[dict[str, list[float]]]:
-    """Time a case in several processes, one after another."""
-    command = [sys.executable, "-m", "scripts.bench.step_times", "--child", name]
-    command += ["--rounds", str(options.rounds)]
-    results = []
-    for _ in range(options.processes):
-        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
-        results.append(json.loads(ended.stdout.splitlines()[-1]))
-    return results
-
-
-def summarize(case: Case, runs: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """Return for each network the median and the range of its relative time over processes."""
-    rows: dict[str, Any] = {}
-    for name in list_networks(case):
-        ratios = [
-            statistics.median(own / base for own, base in zip(r[name], r[PLAIN], strict=True))
-            for r in runs
-        ]
-        rows[name] = {
-            "median_seconds": statistics.median(s for r in runs for s in r[name]),
-            "time_ratio": round(statistics.median(ratios), 3),
-            "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        }
+def compare_times(seconds: dict[str, list[float]], base: str) -> dict[str, list[float]]:
+    """Return the time of each network relative to that of another one in the same round."""
     return {
-        **{"size": list(case.size), "batch": case.batch, "width": case.width},
-        "processes": len(runs),
-        "rounds": len(runs[0][PLAIN]),
-        "rows": rows,
+        name: [own / other for own, other in zip(times, seconds[base], strict=True)]
+        for name, times in seconds.items()
+    }
+
+
+def summarize(seconds: list[float], ratios: list[float]) -> dict[str, Any]:
+    """Return the median of times, and the median and range of relative times."""
+    return {
+        "median_seconds": round(statistics.median(seconds), 4),
+        "time_ratio": round(statistics.median(ratios), 3),
+        "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+    }
+
+
+def summarize_processes(runs: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """Return a row for each network: medians and ranges over processes."""
+    ratios = [compare_times(run, PLAIN) for run in runs]
+    return {
+        name: summarize(
+            [seconds for run in runs for seconds in run[name]],
+            [statistics.median(ratio[name]) for ratio in ratios],
+        )
+        for name in runs[0]
     }
 
 
 def main() -> int:
-    parser = make_parser("scripts.bench.step_times", __doc__)
+    parser = make_parser("scripts.bench.step_times", __doc__, output="cpu-step.json")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="rounds in each process")
@@ -166,18 +154,21 @@ def main() -> int:
         seconds = time_in_turns(list_networks(case), list(case.size), case.batch, options.rounds)
         print(json.dumps(seconds))
         return 0
-    path, key = get_result_path(options), "times, 32"
-    times = read_results(path).get(key, {"cases": {}})
-    times["cases"] = {name: case for name, case in times["cases"].items() if name in CASES}
+    key = "times, 32"
+    times = read_results(options.output).get(key, {"cases": {}})
+    times |= {"threads": 1, "clock": "processor seconds", "torch": torch.__version__}
     for name in options.cases:
-        runs = run_processes(name, options)
-        times["cases"][name] = summarize(CASES[name], runs)
-        times |= {"threads": 1, "clock": "processor seconds", "torch": torch.__version__}
-        update_results(path, {key: times})
-        for network, row in times["cases"][name]["rows"].items():
+        words = ("--child", name, "--rounds", options.rounds)
+        runs = [run_child("scripts.bench.step_times", *words) for _ in range(options.processes)]
+        rows = summarize_processes(runs)
+        times["cases"][name] = {
+            **{"size": CASES[name].size, "batch": CASES[name].batch, "width": CASES[name].width},
+            **{"processes": options.processes, "rounds": options.rounds, "rows": rows},
+        }
+        write_results(options.output, {key: times}, update=True)
+        for network, row in rows.items():
             low, high = row["time_ratio_range"]
             print(f"{name}, {network}: {row['time_ratio']:.2f}x ({low:.2f} to {high:.2f})")
-    print(f"wrote {path}")
     return 0
 
 

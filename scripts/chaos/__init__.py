@@ -1,1 +1,1 @@
-"""Fault injection: training runs that are killed and stopped at random moments, then resumed."""
+"""Training runs that are killed and stopped again and again must end as if nothing had happened."""

@@ -5,8 +5,8 @@
 A measurement stays valid when the estimate changes: this replaces the estimates and the errors.
 """
 
-import argparse
 import json
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.step import estimate
-from scripts.gpu.parts import PARTS
 from scripts.gpu.steps import (
+    FORUM_RUN,
     describe_errors,
     list_forum_steps,
     list_peer_steps,
     list_residual_steps,
     list_tile_steps,
-    name_forum_run,
 )
-from unet3d.atomic_write import atomic_write
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import MemoryEstimate
@@ -44,8 +42,8 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
     }
     for name in ("small", "large"):
         run = partial(estimate_config, [f"experiment=forum_{name}"])
-        estimators["forum", name_forum_run(name)] = run
-    for row in parts.get("predict", {}).get("rows", {}):
+        estimators["forum", f"{name}, {FORUM_RUN}"] = run
+    for row in parts["predict"]["rows"]:
         words = [*row.split(), "data.num_classes=5", "trainer.accelerator=gpu"]
         estimators["predict", row] = partial(estimate_config, words)
     return estimators
@@ -55,34 +53,24 @@ def estimate_config(words: list[str]) -> MemoryEstimate:
     return estimate_memory(parse_training(compose_config(words, "train")))
 
 
-def assume_gpu(environment: dict[str, Any]) -> AbstractContextManager:
+def assume_gpu(parts: dict[str, Any]) -> AbstractContextManager:
     """Estimate for the GPU of the report instead of this machine's, in a `with` statement."""
-    if float(environment["capability"]) >= 9:
+    if float(parts["environment"]["rows"]["machine"]["capability"]) >= 9:
         return CUBLAS_WORKSPACE.assume(HOPPER_CUBLAS_BYTES)
     return nullcontext()
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.gpu.reestimate", description=__doc__)
-    parser.add_argument("file", type=Path)
-    path: Path = parser.parse_args(argv).file
-    if not path.is_file():
-        parser.error(f"{path} does not exist")
+def main() -> None:
+    path = Path(sys.argv[1])
     results = json.loads(path.read_text())
     parts = results["parts"]
     for (part, name), run in list_estimators(parts).items():
-        row = parts.get(part, {}).get("rows", {}).get(name)
-        if row is not None:
-            with assume_gpu(parts["environment"]["summary"]):
+        if row := parts.get(part, {}).get("rows", {}).get(name):
+            with assume_gpu(parts):
                 row |= describe_errors(run(), row["measured"])
             print(f"{part}, {name}: {row['allocated_error_percent']:+.2f} %", flush=True)
-    for part, result in parts.items():
-        if "rows" in result:
-            result["summary"] = PARTS[part].summary(result["rows"])
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -32,10 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 GRACE_SECONDS = 30
 """Time after --seconds in which a running row may finish."""
-STOP_SECONDS = 5
-"""Time between SIGTERM and SIGKILL."""
-
-# One part.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +54,7 @@ def run_part(name: str, part: Part, result: dict[str, Any], call: Call) -> None:
     rows, failed = result.setdefault("rows", {}), result.setdefault("failed", {})
     while True:
         measured = len(rows) + len(failed)
-        names, code = run_worker(name, part, [*rows, *failed], result, call, start)
+        names, code = run_worker(name, part, result, call, start)
         if names is None:
             failed["(start)"] = f"exit code {code}: {read_tail(call.scratch / f'{name}.log')}"
             result["state"] = "failed"
@@ -72,32 +68,30 @@ def run_part(name: str, part: Part, result: dict[str, Any], call: Call) -> None:
         if out_of_time or no_progress or time.time() + part.min_seconds > deadline:
             break
     result["seconds"] = round(result.get("seconds", 0) + time.time() - start, 1)
-    try:
-        result["summary"] = part.summary(rows)
-    except Exception as error:  # a failed summary must not lose the rows
-        result["summary"] = {"error": f"{type(error).__name__}: {error}"}
     call.save()
 
 
 def run_worker(
-    name: str, part: Part, skip: list[str], result: dict[str, Any], call: Call, start: float
+    name: str, part: Part, result: dict[str, Any], call: Call, start: float
 ) -> tuple[list[str] | None, int | None]:
     """Measure rows in one process.
 
     Return the names of all rows (None if the worker did not get that far) and the exit code (None
     if the worker was killed because time was up).
     """
-    events_file, log = call.scratch / f"{name}.events", call.scratch / f"{name}.log"
+    events_file, log, job_file = (
+        call.scratch / f"{name}.{kind}" for kind in ("events", "log", "job")
+    )
     events_file.unlink(missing_ok=True)
     deadline = min(start + part.limit_seconds, call.deadline + GRACE_SECONDS)
     job = {
-        **{"module": part.module, "part": name, "skip": skip, "device": call.device},
-        **{"tiny": call.tiny, "min_seconds": 0 if call.tiny else part.min_seconds},
-        **{"deadline": deadline, "scratch": str(call.scratch), "data": str(call.data)},
-        "events": str(events_file),
+        **{"module": f"scripts.gpu.{part.module}", "part": name, "device": call.device},
+        **{"skip": [*result["rows"], *result["failed"]], "tiny": call.tiny},
+        **{"min_seconds": 0 if call.tiny else part.min_seconds, "deadline": deadline},
+        **{"scratch": str(call.scratch), "data": str(call.data), "events": str(events_file)},
     }
-    (call.scratch / f"{name}.job").write_text(json.dumps(job))
-    with (call.scratch / f"{name}.job").open() as stdin, log.open("a") as output:
+    job_file.write_text(json.dumps(job))
+    with job_file.open() as stdin, log.open("a") as output:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", *call.worker],
             **{"cwd": ROOT, "stdin": stdin, "stdout": output, "stderr": output},
@@ -132,13 +126,14 @@ def store_row(event: dict[str, Any], result: dict[str, Any], call: Call) -> None
         print(f"    {name}: {event['error'][:300]}", flush=True)
     else:
         result["rows"][name] = event["value"] | {"seconds": event["seconds"]}
-        print(f"    {name} ({event['seconds']} s)", flush=True)
+        wrong = ", wrong" if event["value"].get("good") is False else ""
+        print(f"    {name} ({event['seconds']} s{wrong})", flush=True)
     call.save()
 
 
 def stop(process: subprocess.Popen) -> None:
     """Terminate a process and its children; kill them if they do not exit in time."""
-    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 60)):
+    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 60)):
         try:
             os.killpg(process.pid, number)
             process.wait(seconds)
@@ -153,9 +148,6 @@ def read_tail(log: Path) -> str:
     return log.read_text(errors="replace")[-1500:] if log.exists() else ""
 
 
-# All parts.
-
-
 def get_device_name() -> str | None:
     """Return the name of the first GPU; a child asks torch, so that this process uses no GPU."""
     code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
@@ -166,8 +158,7 @@ def get_device_name() -> str | None:
 
 def list_unfinished(parts: dict[str, Any]) -> list[str]:
     """Return the parts that were not measured to their end."""
-    finished = ("done", "failed")
-    return [name for name in PARTS if parts.get(name, {}).get("state") not in finished]
+    return [name for name in PARTS if parts.get(name, {}).get("state") not in ("done", "failed")]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -192,20 +183,38 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def run_parts(options: argparse.Namespace, parts: dict[str, Any], call: Call) -> None:
+    """Run the named or the unfinished parts."""
+    for name in options.parts:
+        if options.again:
+            parts.pop(name, None)
+        elif name in parts:
+            parts[name]["failed"] = {}
+    unfinished: list[str] = []
+    for name in options.parts or list_unfinished(parts):
+        part = PARTS[name]
+        if call.deadline - time.time() < part.min_seconds and not options.rehearse:
+            unfinished.append(name)
+            continue
+        print(f"{name}: {part.about}", flush=True)
+        result = parts.setdefault(name, {})
+        run_part(name, part, result, call)
+        print(f"  {result['state']}", flush=True)
+        if result["state"] == "cut off":
+            unfinished.append(name)
+    if unfinished:
+        print(f"unfinished, run again: {', '.join(unfinished)}")
+
+
 def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
-    start = time.time()
     if options.list:
         for name, part in PARTS.items():
             print(f"{name:12} {part.limit_seconds:4} s  {part.about}")
         return 0
     device = "rehearsal" if options.rehearse else get_device_name()
     if not device:
-        print(
-            "scripts.gpu.report needs a GPU, and torch finds none; use --rehearse to try it on a "
-            "CPU",
-            file=sys.stderr,
-        )
+        print("scripts.gpu.report needs a GPU; --rehearse tries it on a CPU", file=sys.stderr)
         return 2
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     path = options.output / f"{slug}.json"
@@ -213,47 +222,29 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = {"device": device, "parts": {}}
     if previous is not None:
         results = json.loads(previous.read_text())
-    parts: dict[str, Any] = results["parts"]
     options.output.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
         with atomic_write(path) as draft:
             draft.write_text(json.dumps(results, indent=1) + "\n")
 
-    for name in options.parts:
-        if options.again:
-            parts.pop(name, None)
-        elif name in parts:
-            parts[name]["failed"] = {}
-    unfinished: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gpu-report-") as folder:
-        scratch = Path(folder)
         call = Call(
             device="cpu" if options.rehearse else "cuda:0",
             tiny=options.rehearse,
-            deadline=start + options.seconds,
-            scratch=scratch,
+            deadline=time.time() + options.seconds,
+            scratch=Path(folder),
             data=options.data.resolve(),
             save=save,
         )
-        for name in options.parts or list_unfinished(parts):
-            part = PARTS[name]
-            if call.deadline - time.time() < part.min_seconds and not options.rehearse:
-                unfinished.append(name)
-                continue
-            print(f"{name}: {part.about}", flush=True)
-            result = parts.setdefault(name, {})
-            run_part(name, part, result, call)
-            print(f"  {result['state']}: {json.dumps(result['summary'])[:1500]}", flush=True)
-            if result["state"] == "cut off":
-                unfinished.append(name)
+        run_parts(options, results["parts"], call)
         if options.output.resolve() != BENCHMARKS:
-            logs = [f"{log.stem}\n{log.read_text()[-(2**20) :]}" for log in scratch.glob("*.log")]
+            logs = [
+                f"{log.stem}\n{log.read_text()[-(2**20) :]}" for log in call.scratch.glob("*.log")
+            ]
             path.with_suffix(".log").write_text("\n".join(logs))
-    if unfinished:
-        print(f"unfinished, run again: {', '.join(unfinished)}")
-    print(f"wrote {path} after {time.time() - start:.0f} s")
-    return 0 if all(part["state"] != "failed" for part in parts.values()) else 1
+    print(f"wrote {path}")
+    return 0 if all(part["state"] != "failed" for part in results["parts"].values()) else 1
 
 
 if __name__ == "__main__":

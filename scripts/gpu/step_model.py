@@ -83,7 +83,7 @@ KINDS = {
 TRITON_LAUNCH_US, TORCH_LAUNCH_US = 55.0, 18.0
 """Microseconds of the host per launch of Triton and of torch, with all of the Python around it.
 
-They fit what `python -m scripts.bench.host_time` measures on one core of an AMD EPYC.
+They were measured on one core of an AMD EPYC.
 """
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from scripts.bench.step import (
-    AS_WRITTEN,
+    PLAIN,
     Factory,
     build_step,
     estimate,
@@ -45,6 +46,7 @@ PATCHES = ("[64,64,64]", "[160,144,32]")
 """Patch sizes for each of the 32 configurations of GRID."""
 
 FORUM_SIZE = [320, 150, 26]
+FORUM_RUN = "in pure fp16 with SGD"
 PEERS_SIZE = [320, 160, 32]
 TILE_MIB = (4, 16, 64, 256)
 TUNED_PEERS = ("nnU-Net PlainConvUNet", "MONAI DynUNet")
@@ -56,7 +58,20 @@ GPU_MEMORY = 7000 * MIB
 """Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
 
-# Estimated against measured.
+def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows; in a rehearsal, only the first."""
+    return dict(list(rows.items())[:1]) if context.tiny else rows
+
+
+def get_width(*, tiny: bool) -> int:
+    return 4 if tiny else 64
+
+
+def get_forum_size(*, tiny: bool) -> list[int]:
+    return [32, 16, 16] if tiny else FORUM_SIZE
+
+
+# Estimated and measured memory.
 
 
 def predict(context: Context) -> dict[str, Row]:
@@ -82,7 +97,7 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
     context.free_memory()
     before = torch.cuda.memory_allocated() if context.cuda else 0
     step = build_configured_step(context, settings)
-    row = compare_peaks(predicted, measure_peaks(context, step))
+    row = describe_peaks(measure_peaks(context, step), predicted)
     del step
     context.synchronize()
     # cuBLAS allocates its workspaces like tensors and keeps them.
@@ -105,21 +120,18 @@ def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecor
     return {k: MemoryRecord(allocated=v.resident, reserved=v.resident) for k, v in phases.items()}
 
 
-def compare_peaks(predicted: MemoryEstimate, phases: dict[str, MemoryRecord]) -> dict[str, Any]:
-    """Return estimated and measured peaks of a step and of its phases, with errors in percent."""
-    row = describe_peaks(phases)
-    return row | describe_errors(predicted, row["measured"])
-
-
-def describe_peaks(phases: dict[str, MemoryRecord]) -> dict[str, Any]:
-    """Return measured peaks of a step and of its phases."""
+def describe_peaks(
+    phases: dict[str, MemoryRecord], predicted: MemoryEstimate | None = None
+) -> dict[str, Any]:
+    """Return measured peaks of a step and of its phases, with the estimate's if there is one."""
     peak = MemoryRecord()
     for record in phases.values():
         peak |= record
-    return {
+    row = {
         "measured": peak.known(),
         "measured_by_phase": {k: v.known() for k, v in phases.items()},
     }
+    return row | (describe_errors(predicted, row["measured"]) if predicted else {})
 
 
 def describe_errors(predicted: MemoryEstimate, measured: dict[str, int]) -> dict[str, Any]:
@@ -135,36 +147,7 @@ def describe_errors(predicted: MemoryEstimate, measured: dict[str, int]) -> dict
     return row
 
 
-# Timed steps.
-
-
-def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
-    """Return the seconds of a step, and the seconds in which the host queued it."""
-    count = 1 if context.tiny else 8
-    seconds, launch_seconds = [], []
-    step.train(NullListener())
-    for _ in range(count):
-        context.synchronize()
-        start = time.perf_counter()
-        step.train(NullListener())
-        launch_seconds.append(time.perf_counter() - start)
-        context.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return {
-        "step_seconds": statistics.median(seconds),
-        "launch_seconds": statistics.median(launch_seconds),
-        "all_seconds": [round(s, 5) for s in seconds],
-    }
-
-
-def measure(context: Context, make: Factory, size: list[int], *, batch: int = 2) -> dict[str, Any]:
-    """Measure memory and time of a network's step with mixed fp16 and AdamW."""
-    precision = "16" if context.cuda else "32"
-    predicted = estimate(make, size, batch, precision, cuda=context.cuda)
-    context.free_memory()
-    torch.manual_seed(0)
-    step = build_step(make, size, batch, precision, context.device.type)
-    return compare_peaks(predicted, measure_peaks(context, step)) | time_step(context, step)
+# Measured and timed steps.
 
 
 def list_forum_steps(*, tiny: bool = False) -> Steps:
@@ -178,14 +161,12 @@ def list_forum_steps(*, tiny: bool = False) -> Steps:
 
 def list_tile_steps(*, tiny: bool = False) -> Steps:
     """Return the small forum network with tiles of several sizes."""
-    networks = list_forum_networks("small", get_width(tiny=tiny))
-    return {
-        f"{strategy}, {mib} MiB": (
-            set_tile_size(networks[strategy], mib),
-            get_forum_size(tiny=tiny),
-        )
-        for strategy, mib in product(("fused", "leanest"), TILE_MIB)
-    }
+    forum = list_forum_steps(tiny=tiny)
+    steps: Steps = {}
+    for strategy, mib in product(("fused", "leanest"), TILE_MIB):
+        make, size = forum[f"small, {strategy}"]
+        steps[f"{strategy}, {mib} MiB"] = (set_tile_size(make, mib), size)
+    return steps
 
 
 def list_peer_steps(*, tiny: bool = False) -> Steps:
@@ -197,9 +178,9 @@ def list_peer_steps(*, tiny: bool = False) -> Steps:
 
 def list_tuned_steps(*, tiny: bool = False) -> Steps:
     """Return plain modules, and peers of the front page, in the ways of VARIANTS."""
-    peers, forum = list_peer_steps(tiny=tiny), list_forum_steps(tiny=tiny)
+    peers, plain = list_peer_steps(tiny=tiny), f"small, {PLAIN}"
     steps = {name: peers[name] for name in TUNED_PEERS if name in peers}
-    steps |= {"small, plain modules": forum[f"small, {AS_WRITTEN}"]}
+    steps[plain] = list_forum_steps(tiny=tiny)[plain]
     return {
         variant: (make_variant, size)
         for name, (make, size) in steps.items()
@@ -221,12 +202,46 @@ def list_residual_steps(*, tiny: bool = False) -> Steps:
     return {name: (networks[name], size) for name in names}
 
 
-def get_width(*, tiny: bool) -> int:
-    return 4 if tiny else 64
+def measure_steps(context: Context, list_steps: Callable[..., Steps]) -> dict[str, Row]:
+    """Return rows that measure steps with mixed fp16 and AdamW, and estimate their memory."""
+    steps = list_steps(tiny=context.tiny)
+    return shorten(
+        context, {name: partial(measure, context, *step) for name, step in steps.items()}
+    )
 
 
-def get_forum_size(*, tiny: bool) -> list[int]:
-    return [32, 16, 16] if tiny else FORUM_SIZE
+def measure(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
+    """Measure memory and time of a network's step, and estimate its memory."""
+    precision = "16" if context.cuda else "32"
+    predicted = estimate(make, size, 2, precision, cuda=context.cuda)
+    return measure_network(context, make, size, predicted)
+
+
+def measure_network(
+    context: Context, make: Factory, size: list[int], predicted: MemoryEstimate | None = None
+) -> dict[str, Any]:
+    context.free_memory()
+    torch.manual_seed(0)
+    step = build_step(make, size, 2, "16" if context.cuda else "32", context.device.type)
+    return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
+
+
+def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
+    """Return the seconds of a step, and the seconds in which the host queued it."""
+    seconds, launch_seconds = [], []
+    step.train(NullListener())
+    for _ in range(1 if context.tiny else 8):
+        context.synchronize()
+        start = time.perf_counter()
+        step.train(NullListener())
+        launch_seconds.append(time.perf_counter() - start)
+        context.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return {
+        "step_seconds": statistics.median(seconds),
+        "launch_seconds": statistics.median(launch_seconds),
+        "all_seconds": [round(s, 5) for s in seconds],
+    }
 
 
 def forum(context: Context) -> dict[str, Row]:
@@ -234,12 +249,8 @@ def forum(context: Context) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     if not context.tiny:
         for name in ("small", "large"):
-            rows[name_forum_run(name)] = partial(measure_forum_run, context, name)
-    return rows | measure_steps(context, list_forum_steps(tiny=context.tiny))
-
-
-def name_forum_run(name: str) -> str:
-    return f"{name}, in pure fp16 with SGD"
+            rows[f"{name}, {FORUM_RUN}"] = partial(measure_forum_run, context, name)
+    return rows | measure_steps(context, list_forum_steps)
 
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
@@ -248,56 +259,38 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     predicted = estimate_memory(settings)
     context.free_memory()
     step = build_configured_step(context, settings)
-    return compare_peaks(predicted, measure_peaks(context, step)) | time_step(context, step)
+    return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
 
 
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
-    return measure_steps(context, list_peer_steps(tiny=context.tiny))
+    return measure_steps(context, list_peer_steps)
+
+
+def residual(context: Context) -> dict[str, Row]:
+    """Measure nnU-Net's residual encoder and ours."""
+    return measure_steps(context, list_residual_steps)
+
+
+def tile_size(context: Context) -> dict[str, Row]:
+    """Measure time and memory of the small forum network with tiles of several sizes."""
+    return measure_steps(context, list_tile_steps)
 
 
 def tuned(context: Context) -> dict[str, Row]:
     """Measure plain modules as nnU-Net's users run them, compiled, and channels-last."""
-    rows: dict[str, Row] = {
-        name: partial(measure_tuned, context, make, size)
-        for name, (make, size) in list_tuned_steps(tiny=context.tiny).items()
-    }
+    steps = list_tuned_steps(tiny=context.tiny)
+    rows: dict[str, Row] = {n: partial(measure_tuned, context, *step) for n, step in steps.items()}
     return shorten(context, rows)
 
 
 def measure_tuned(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     """Measure a step with cudnn.benchmark, as nnU-Net sets it; its workspaces are not estimated."""
-    context.free_memory()
-    torch.manual_seed(0)
-    precision = "16" if context.cuda else "32"
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
-        step = build_step(make, size, 2, precision, context.device.type)
-        return describe_peaks(measure_peaks(context, step)) | time_step(context, step)
+        return measure_network(context, make, size)
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def residual(context: Context) -> dict[str, Row]:
-    """Measure nnU-Net's residual encoder and ours."""
-    return measure_steps(context, list_residual_steps(tiny=context.tiny))
-
-
-def tile_size(context: Context) -> dict[str, Row]:
-    """Measure time and memory of the small forum network with tiles of several sizes."""
-    return measure_steps(context, list_tile_steps(tiny=context.tiny))
-
-
-def measure_steps(context: Context, steps: Steps) -> dict[str, Row]:
-    rows: dict[str, Row] = {
-        name: partial(measure, context, make, size) for name, (make, size) in steps.items()
-    }
-    return shorten(context, rows)
-
-
-def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
-    """Return the rows; in a rehearsal, only the first."""
-    return dict(list(rows.items())[:1]) if context.tiny else rows
 
 
 # The largest batch.
@@ -305,16 +298,16 @@ def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
 
 def batch(context: Context) -> dict[str, Row]:
     """Find the largest batch of the forum networks that runs in GPU_MEMORY."""
-    rows: dict[str, Row] = {}
-    for name in ("small", "large"):
-        for strategy, make in list_forum_networks(name, 4 if context.tiny else 64).items():
-            rows[f"{name}, {strategy}"] = partial(find_largest_batch, context, make)
+    steps = list_forum_steps(tiny=context.tiny)
+    rows: dict[str, Row] = {
+        name: partial(find_largest_batch, context, *step) for name, step in steps.items()
+    }
     return shorten(context, rows)
 
 
-def find_largest_batch(context: Context, make: Factory) -> dict[str, Any]:
+def find_largest_batch(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     """Try batches, starting from the estimated one, until one fits and the next does not."""
-    precision, size = "16" if context.cuda else "32", get_forum_size(tiny=context.tiny)
+    precision = "16" if context.cuda else "32"
     any_batch = BatchExtrapolation(*(estimate(make, size, n, precision, cuda=True) for n in (2, 3)))
     predicted = 0
     if any_batch.affine and not context.tiny:
@@ -360,19 +353,19 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
 
 def profile(context: Context) -> dict[str, Row]:
     """List the slowest kernels of a step of the small forum network."""
-    networks = list_forum_networks("small", 4 if context.tiny else 64)
-    names = (AS_WRITTEN, *FUSED_STRATEGIES, "offload")
-    return shorten(
-        context, {name: partial(profile_step, context, networks[name]) for name in names}
-    )
+    steps = list_forum_steps(tiny=context.tiny)
+    names = (PLAIN, *FUSED_STRATEGIES, "offload")
+    rows: dict[str, Row] = {
+        name: partial(profile_step, context, *steps[f"small, {name}"]) for name in names
+    }
+    return shorten(context, rows)
 
 
-def profile_step(context: Context, make: Factory) -> dict[str, Any]:
+def profile_step(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as Profiler
 
-    precision = "16" if context.cuda else "32"
-    step = build_step(make, get_forum_size(tiny=context.tiny), 2, precision, context.device.type)
+    step = build_step(make, size, 2, "16" if context.cuda else "32", context.device.type)
     for _ in range(2):
         step.train(NullListener())
     context.synchronize()

@@ -1,4 +1,4 @@
-"""Rows of the GPU report about memory that libraries take: cuDNN, cuBLAS and CUDA itself."""
+"""Rows of the GPU report about memory that cuDNN and cuBLAS take."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scripts.bench.step import (
-    AS_WRITTEN,
+    PLAIN,
     Factory,
     build_step,
     list_forum_networks,
@@ -23,7 +23,6 @@ from scripts.bench.step import (
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
-from unet3d import nvml
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.library_workspaces import CONVOLUTIONS
@@ -58,7 +57,7 @@ LAYERS: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
 
 def workspaces(context: Context) -> dict[str, Row]:
     """Record what convolutions allocate, in layers and in the steps of networks."""
-    rows: dict[str, Row] = {"libraries": partial(measure_libraries, context)}
+    rows: dict[str, Row] = {}
     for (title, make, size), dtype, last in product(LAYERS, DTYPES, (False, True)):
         if last and len(size) == 3:
             continue  # 1D has no channels-last format
@@ -69,18 +68,18 @@ def workspaces(context: Context) -> dict[str, Row]:
     width = get_width(tiny=context.tiny)
     small, large = (list_forum_networks(name, width) for name in ("small", "large"))
     for name, networks in (("small", small), ("large", large)):
-        for strategy in (AS_WRITTEN, "fused", "lean", "leanest"):
+        for strategy in (PLAIN, "fused", "lean", "leanest"):
             make = networks[strategy]
             rows[f"forum {name}, {strategy}"] = partial(record_network, context, make, "16")
-    written, large_tiles = small[AS_WRITTEN], set_tile_size(small["fused"], 256)
+    written, large_tiles = small[PLAIN], set_tile_size(small["fused"], 256)
     rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles, "16")
     for precision in ("32", "bf16"):
-        title = f"forum small, {AS_WRITTEN}, {precision}"
+        title = f"forum small, {PLAIN}, {precision}"
         rows[title] = partial(record_network, context, written, precision)
     rows["forum small, pure fp16"] = partial(record_forum_run, context)
     rows["MONAI DynUNet"] = partial(record_dynunet, context)
     if context.tiny:
-        return {name: rows[name] for name in list(rows)[1:2]}
+        return dict(list(rows.items())[:1])
     return rows
 
 
@@ -171,30 +170,3 @@ def record_dynunet(context: Context) -> dict[str, Any]:
     make = dict(list_peers([32, 64, 128, 256, 320]))["MONAI DynUNet"]
     step = build_step(make, [96, 96, 96], 2, "16", context.device.type)
     return record_step(context, step)
-
-
-def measure_libraries(context: Context) -> dict[str, Any]:
-    """Return the process's memory outside the allocator, and cuBLAS's workspaces, use by use."""
-    device, rows = context.device, {}
-
-    def read(name: str) -> None:
-        torch.cuda.synchronize()
-        process = nvml.get_process_bytes(device)
-        outside = None if process is None else process - torch.cuda.memory_reserved()
-        rows[name] = {"outside_allocator": outside, "allocated": torch.cuda.memory_allocated()}
-
-    torch.zeros(1, device=device)
-    read("a tensor")
-    for dtype in DTYPES.values():
-        x = torch.randn(256, 256, device=device).to(dtype)
-        x @ x
-        read(f"matrix product, {dtype}")
-        torch.nn.functional.linear(x, x, x[0])
-        read(f"linear layer with bias, {dtype}")
-        y = torch.randn(1, 32, 32, 32, 32, device=device).to(dtype)
-        torch.nn.functional.conv3d(y, torch.randn(32, 32, 3, 3, 3, device=device).to(dtype))
-        read(f"3D convolution, {dtype}")
-    del x, y
-    torch._C._cuda_clearCublasWorkspaces()
-    read("workspaces of cuBLAS freed")
-    return rows

@@ -3,7 +3,6 @@
 The version must have a section in CHANGELOG.md that is not called unreleased.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -31,10 +30,7 @@ def find_problem(tag: str, version: str, changelog: str) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tag")
-    args = parser.parse_args()
-    problem = find_problem(args.tag, __version__, (ROOT / "CHANGELOG.md").read_text())
+    problem = find_problem(sys.argv[1], __version__, (ROOT / "CHANGELOG.md").read_text())
     if problem is not None:
         print(problem, file=sys.stderr)
     return int(problem is not None)

@@ -10,7 +10,6 @@ container/requirements.txt  what the extra export needs at run time, without tor
 container/build.txt         what builds wheels from sources
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -60,12 +59,6 @@ def split_packages(lock: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.release.lock_container",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.parse_args()
     python = f"python:{sys.version_info.major}.{sys.version_info.minor}"
     if not read_argument("BASE").startswith(python):
         sys.exit(f"the image has {read_argument('BASE')}, this is {python}: use the same version")

@@ -69,7 +69,7 @@ def test_recorded_estimates_of_the_presets_of_nnunet_are_those_of_this_code():
 
     rows = json.loads((BENCHMARKS / "predicted-nnunet.json").read_text())["rows"]
     assert {name.split(", ")[0] for name in rows} == set(read_documented())
-    configuration, estimate = estimate_preset("nnU-Net org", "like KiTS")
+    shape, estimate = estimate_preset("nnU-Net org", "like KiTS")
     row = rows["nnU-Net org, like KiTS"]
-    assert row["input_shape"] == list(configuration["input_shape"]) == [2, 1, 128, 128, 128]
-    assert row["peak_reserved_bytes"] == estimate.reserved
+    assert row["input_shape"] == shape == [2, 1, 128, 128, 128]
+    assert row["strategies"]["plain modules"]["peak_reserved_bytes"] == estimate.reserved

@@ -20,7 +20,7 @@ PARTS = json.loads((BENCHMARKS / "nvidia-h100-80gb-hbm3.json").read_text())["par
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"
 """The weight gradients of these convolutions use less workspace than is estimated."""
 SOME = [
-    ("forum", "small, as written"),
+    ("forum", "small, plain modules"),
     ("forum", "small, fused"),
     ("forum", "large, lean"),
     ("tile_size", "fused, 256 MiB"),
@@ -34,7 +34,7 @@ SOME = [
 
 
 def estimate_again(part, name):
-    with assume_gpu(PARTS["environment"]["summary"]):
+    with assume_gpu(PARTS):
         estimate = list_estimators(PARTS)[part, name]()
     return describe_errors(estimate, PARTS[part]["rows"][name]["measured"])
 
@@ -60,22 +60,22 @@ RUN = (
     *("data.batch_size=2", "data.patch_size=[128,128,128]", "data.layout.size=[128,128,128]"),
     *("model=unet_small", "precision=16", "trainer.accelerator=gpu"),
 )
-"""The job of the rows of `callbacks`, which are runs with Lightning."""
+"""The job of the rows of `lightning`."""
 
 
 @pytest.mark.parametrize(
     ("row", "override", "reserved_error"),
     [
-        ("all", "checkpointing=fused", -2),
+        ("fused", "checkpointing=fused", -2),
         ("offload", "checkpointing=offload", -13),
         ("CUDA graph", "trainer.cuda_graph=true", -6),
     ],
 )
 def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):
     settings = parse_training(compose_config([*RUN, override], "train"))
-    with assume_gpu(PARTS["environment"]["summary"]):
+    with assume_gpu(PARTS):
         peak = estimate_memory(settings).peak
-    measured = PARTS["callbacks"]["rows"][row]["peak"]
+    measured = PARTS["lightning"]["rows"][row]["peak"]
     assert peak.allocated == pytest.approx(measured["allocated"], rel=0.001)
     error = 100 * (peak.reserved / measured["reserved"] - 1)
     assert error == pytest.approx(reserved_error, abs=0.5)
@@ -96,7 +96,7 @@ def test_recorded_errors_are_small():
 
 
 def is_exception(name):
-    return name.startswith(FLOAT32) or name == "ours, leanest"
+    return name.startswith(FLOAT32) or name == "unet3d, leanest"
 
 
 def list_layers():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts.bench.step import AS_WRITTEN, build_cuda_step, list_forum_networks
+from scripts.bench.step import PLAIN, build_cuda_step, list_forum_networks
 from unet3d.loss.kernels import cuda as loss_cuda
 from unet3d.model.fused.kernels import cuda as fused_cuda
 from unet3d.pool.kernels import cuda as pool_cuda
@@ -35,7 +35,7 @@ def test_a_step_launches_few_kernels_and_never_waits(strategy, budget):
 
 
 def test_the_network_as_written_is_counted_with_the_same_loss():
-    operations = count_forum_step(AS_WRITTEN)
+    operations = count_forum_step(PLAIN)
     counts = Counter(operation.name for operation in operations)
     assert counts["convolution"] == counts["convolution_backward"] == 15
     assert counts["unet3d::dice_ce_sums"] == 1

@@ -1,0 +1,201 @@
+"""Tables of what was measured on a CPU, or estimated: a function for each table."""
+
+from math import prod
+from typing import Any
+
+from scripts.bench.step import CHANNELS_LAST, STRATEGIES
+from scripts.docs.tables import (
+    OPEN,
+    Row,
+    format_gib,
+    format_mib,
+    format_shape,
+    format_strategy,
+    format_time,
+    make_table,
+    read_estimates,
+    read_gpu,
+    read_result,
+    read_times,
+)
+from unet3d.units import CUDA_CONTEXT_BYTES
+
+POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
+PEAKS = "`checkpointing=` | allocated | reserved"
+
+
+def step() -> str:
+    """Compare memory and compute of each checkpointing strategy, and its time on a CPU."""
+    estimates, times, lines = read_estimates("forum"), read_times(), []
+    for name in STRATEGIES:
+        small, large = (estimates[f"{network}, {name}"] for network in ("small", "large"))
+        lines.append(
+            f"{format_strategy(name)} | {small['peak_allocated_mib']} MiB | "
+            f"{small['extra_work']:.0%} | {small['largest_batch_in_7000_mib'] or 'below 2'} | "
+            f"{large['peak_allocated_mib']} MiB | {format_time(times[name])}"
+        )
+    last = f"plain modules{CHANNELS_LAST}"
+    lines.insert(1, f"{last} |  | 0% |  |  | {format_time(times[last])}")
+    heads = "`checkpointing=` | small: peak | more convolution FLOPs | largest batch in 7000 MiB"
+    return make_table(f"{heads} | large: peak | time of a step on a CPU", lines)
+
+
+def step_times() -> str:
+    """Compare times of a step on a CPU at several sizes."""
+    titles = {
+        "96x64x32": "2 x 96x64x32, 16 channels",
+        "64x64x64, width 32": "1 x 64x64x64, 32 channels",
+        "patches of 32": "default run, 2 x 32x32x32",
+        "patches of 16": "default run, 2 x 16x16x16",
+    }
+    sizes = [read_times(case) for case in titles]
+    names = [name for name in sizes[0] if name in sizes[1] or name.endswith("compiled")]
+    lines = [" | ".join([n, *(format_time(size.get(n)) for size in sizes)]) for n in names]
+    return make_table(" | " + " | ".join(titles.values()), lines)
+
+
+def residual_encoder() -> str:
+    """Compare nnU-Net's residual encoder with ours by strategy: memory, FLOPs and time."""
+    estimates, times = (
+        read_result("cpu-step")[part]["rows"]
+        for part in ("residual encoder", "residual encoder times")
+    )
+    plain, lines = estimates["plain modules"]["convolution_flops"], []
+    for name, row in estimates.items():
+        more = f"{row['convolution_flops'] / plain - 1:.1%}" if name in STRATEGIES else ""
+        cells = f"{format_strategy(name)} | {row['peak_allocated_mib']:,} MiB | {more}"
+        lines.append(f"{cells} | {format_time(times.get(name))}")
+        if (last := name + CHANNELS_LAST) in times:
+            lines.append(f"{last} |  |  | {format_time(times[last])}")
+    heads = " | peak (estimated) | more convolution FLOPs | time of a step on a CPU"
+    return make_table(heads, lines)
+
+
+def huge() -> str:
+    """Compare checkpointing strategies on a whole volume at once."""
+    lines = [
+        f"`{name}` | {row['peak_allocated_gib']:.1f} GiB | {row['peak_reserved_gib']:.1f} GiB"
+        for name, row in read_estimates("huge").items()
+    ]
+    return make_table(PEAKS, lines)
+
+
+def big() -> str:
+    """Compare checkpointing strategies on the job of the tutorial about large volumes."""
+    study = read_result("predicted-big")["study"]
+    lines = [
+        f"`{row['value'].removeprefix('checkpointing=')}` | "
+        f"{format_mib(row['peak_allocated_bytes'])} | {format_mib(row['peak_reserved_bytes'])}"
+        for row in sorted(study, key=lambda row: -row["peak_allocated_bytes"])
+    ]
+    return make_table(PEAKS, lines)
+
+
+def big_fit() -> str:
+    """List settings that fit, as options to paste."""
+    fit = read_result("predicted-big")["fit"]
+    # As `unet3d suggest` sorts them; they were recorded before batches of one came last.
+    fit.sort(key=lambda row: "data.batch_size=1" in row["overrides"])
+    lines = [
+        f"`{' '.join(row['overrides'])}` | {format_mib(row['peak_reserved_bytes'])} | "
+        f"{row['extra_compute']:.0%}"
+        for row in fit
+    ]
+    return make_table("options | reserved | more convolution FLOPs", lines)
+
+
+def nnunet_presets() -> str:
+    """Compare estimates of nnU-Net's presets with the memory that its documentation states."""
+    report, lines = read_result("predicted-nnunet"), []
+    for preset in dict.fromkeys(name.split(", ")[0] for name in report["rows"]):
+        rows = [report["rows"][f"{preset}, {dataset}"] for dataset in report["datasets"]]
+        documented = rows[0]["documented_gb"]
+        cells = [preset, f"{documented:.1f}"]
+        for row in rows:
+            reserved = row["strategies"]["plain modules"]["peak_reserved_bytes"]
+            gb = (reserved + CUDA_CONTEXT_BYTES) / 1e9
+            cells.append(f"{gb:.1f} GB for {format_shape(row['input_shape'])}")
+            cells.append(f"{gb / documented - 1:+.0%}")
+        lines.append(" | ".join(cells))
+    heads = [f"{dataset}: estimate | error:" for dataset in report["datasets"]]
+    return make_table(" | ".join(["preset | documented GB:", *heads]), lines)
+
+
+def nnunet_fused() -> str:
+    """Compare estimates of nnU-Net's presets with plain modules and with fused blocks."""
+    strategies, lines = ("plain modules", "fused", "lean"), []
+    for name, row in read_result("predicted-nnunet")["rows"].items():
+        plain, *peaks = (row["strategies"][s]["peak_allocated_bytes"] for s in strategies)
+        cells = [f"{format_gib(peak, 2)} ({peak / plain:.2f}x)" for peak in peaks]
+        plan = f"{name}: {format_shape(row['input_shape'])}"
+        lines.append(" | ".join([plan, format_gib(plain, 2), *cells]))
+    return make_table(" | ".join(["plan of nnU-Net", *strategies]), lines)
+
+
+def nnunet_patches() -> str:
+    """Show the largest patches of ResEnc L in the memory that nnU-Net needs for its own."""
+    report, lines = read_result("predicted-nnunet"), []
+    for name, found in report["largest_patches"].items():
+        case = report["datasets"][name]["shape"][::-1]
+        rows = [report["rows"][f"ResEnc L, {name}"], found["lean"], found["leanest"]]
+        cells = [name, format_shape(case)]
+        for _, _, *patch in (row["input_shape"] for row in rows):
+            share = prod(map(min, patch, case)) / prod(case)
+            cells.append(f"{format_shape(patch)}, {share:.0%} of the case")
+        lines.append(" | ".join(cells))
+    heads = "data | median case | patch that nnU-Net plans | with `lean` | with `leanest`"
+    return make_table(heads, lines)
+
+
+def pooling_bytes() -> str:
+    """Compare the bytes that pooling methods store and allocate per output, in fp32."""
+    lines = []
+    for name, rows in read_poolings().items():
+        row = rows["1x8x320x150x26 float32"]
+        lines.append(f"`{name}` | {format_stored(row)} | {row['peak_bytes']:.0f}")
+    return make_table(" | stored | allocated at the peak", lines)
+
+
+def pooling() -> str:
+    """Compare forward + backward with eager nn.MaxPool3d, and the bytes per output."""
+    heads = " | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 | saved bytes fp32"
+    heads += " | peak bytes fp32 / bf16"
+    measured, dtypes, lines = read_gpu("pool"), ("float32", "bfloat16"), []
+    if measured:
+        heads += " | GPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16"
+    for name, rows in read_poolings().items():
+        first = [rows[f"1x8x320x150x26 {dtype}"] for dtype in dtypes]
+        last = [rows[f"1x64x32x64x64 {dtype} channels-last"] for dtype in dtypes]
+        cells = [f"`{name}`", join_ratios(first), join_ratios(last), format_stored(first[0])]
+        cells.append(" / ".join(f"{row['peak_bytes']:.0f}" for row in first))
+        for layout in ("", " channels-last") if measured else ():
+            cases = [measured.get(f"2x64x320x150x26 {dtype}{layout}", {}) for dtype in dtypes]
+            cells.append(join_ratios([case.get("rows", {}).get(name) for case in cases]))
+        lines.append(" | ".join(cells))
+    return make_table(heads, lines)
+
+
+def read_poolings() -> dict[str, dict[str, Row]]:
+    """Return the results of each pooling method by title of the volume."""
+    volumes = read_result("cpu-pool")["results"]
+    rows = {volume["title"]: {row["pool"]: row for row in volume["rows"]} for volume in volumes}
+    return {pool: {title: row[pool] for title, row in rows.items()} for pool in POOLS}
+
+
+def join_ratios(rows: list[Any]) -> str:
+    """Format times relative to nn.MaxPool3d in two precisions."""
+    return " / ".join(f"{row['both_ratio']:.2f}x" if row else OPEN for row in rows)
+
+
+def format_stored(row: Row) -> str:
+    """Format the bytes that backward needs per output, besides the input if it needs that too.
+
+    >>> format_stored({"saved_bytes": 0.0, "keeps_input": True})
+    'input'
+    >>> format_stored({"saved_bytes": 8.0, "keeps_input": True})
+    '8 per output + input'
+    """
+    nbytes = f"{row['saved_bytes']:.0f}"
+    if not row["keeps_input"]:
+        return nbytes
+    return "input" if nbytes == "0" else f"{nbytes} per output + input"

@@ -1,0 +1,250 @@
+"""Tables with results of the GPU report: a function for each table.
+
+What has not been measured is marked, or an empty text, and the table `unmeasured` lists it.
+"""
+
+import re
+from collections import defaultdict
+from itertools import product
+from math import prod
+from statistics import median
+
+from scripts.bench.step import CHANNELS_LAST, STRATEGIES, VARIANTS
+from scripts.docs.tables import (
+    OPEN,
+    Row,
+    format_mib,
+    format_strategy,
+    format_time,
+    make_table,
+    read_estimates,
+    read_gpu,
+    read_gpu_part,
+    read_result,
+    read_times,
+)
+from scripts.gpu.steps import FORUM_RUN, GRID, PATCHES
+from unet3d.units import CUDA_CONTEXT_BYTES, MIB
+
+SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
+"""Networks that their project compiles on a GPU, with cudnn.benchmark; on a CPU it does not."""
+
+PLAIN_NETWORK = re.compile(f"plain modules|blocks|{FORUM_RUN}|nnU-Net|MONAI|pytorch-3dunet")
+"""Rows of estimates without blocks of unet3d."""
+
+
+def front() -> str:
+    """Compare one network in four implementations: peak memory, and time of a step."""
+    return compare_networks(
+        {
+            "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
+            "MONAI DynUNet": "MONAI's DynUNet",
+            "unet3d, fused": "**unet3d**, default",
+            "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
+        }
+    )
+
+
+def peers() -> str:
+    """Compare the same channels in networks of other projects."""
+    return compare_networks({name: name for name in read_estimates("peers")})
+
+
+def compare_networks(labels: dict[str, str]) -> str:
+    """Compare networks of the peers' size; those of plain modules as shipped and at their best."""
+    estimates, times, lines = read_estimates("peers"), read_times(), []
+    measured, tuned = read_gpu("peers"), read_gpu("tuned")
+    for name, label in labels.items():
+        estimate = format_mib(estimates[name]["peak_allocated_mib"] * MIB)
+        shipped = [f"{OPEN} ({estimate})", OPEN]
+        if name in measured:
+            shipped = describe_step(measured[name])
+        variants = [name + variant for variant in VARIANTS if name + variant in times]
+        if not variants:
+            lines.append(" | ".join([label, *shipped, format_time(times[name])]))
+            continue
+        if name in SHIPPED_COMPILED:
+            row = tuned.get(f"{name}, compiled")
+            shipped = describe_step(row) if row else [f"{cell}, eager" for cell in shipped]
+        lines.append(" | ".join([f"{label}, as shipped", *shipped, format_time(times[name])]))
+        best = [OPEN, OPEN]
+        ways = {way: row for way, row in tuned.items() if way.startswith(name)}
+        if ways and name in measured:
+            ways[name] = measured[name]
+            fastest = min(ways, key=lambda way: ways[way]["step_seconds"])
+            best = describe_step(ways[fastest])
+            best[1] += fastest.removeprefix(name) or ", eager"
+        fastest = min([name, *variants], key=lambda way: times[way]["time_ratio"])
+        best.append(format_time(times[fastest]) + (fastest.removeprefix(name) or ", eager"))
+        lines.append(" | ".join([f"{label}, at its best", *best]))
+    heads = " | peak GPU memory, measured (estimated) | step on that GPU | relative time on a CPU"
+    return make_table(heads, lines)
+
+
+def describe_step(row: Row) -> list[str]:
+    """Format the peak and the time of a step."""
+    return [format_peak(row), f"{1000 * row['step_seconds']:.0f} ms"]
+
+
+def format_peak(row: Row) -> str:
+    """Format the measured peak of a step, with the estimate in brackets where there is one."""
+    peak = format_mib(row["measured"]["allocated"]) if "allocated" in row["measured"] else OPEN
+    return peak + (f" ({format_mib(row['predicted']['allocated'])})" if "predicted" in row else "")
+
+
+def front_limits() -> str:
+    """List what the tables of the front page do not show."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for name, row in read_result("predicted-nnunet")["rows"].items():
+        peaks = {s: row["strategies"][s]["peak_allocated_bytes"] for s in row["strategies"]}
+        shares[name.split()[0]].append(peaks["fused"] / peaks["plain modules"])
+    plan, residual = (f"{min(s):.2f}x to {max(s):.2f}x" for s in shares.values())
+    pools = read_result("cpu-hippocampus")["pools"]
+    dice = {pool: f"{mean['dice']['mean']:.4f}" for pool, mean in pools["mean"].items()}
+    runs = list(pools["rows"]["median"].values())
+    sizes = [read_times(case) for case in ("96x64x32", "64x64x64, width 32")]
+    last, fused = (
+        " and ".join(f"{rows[name]['time_ratio']:.2f}x" for rows in sizes)
+        for name in (f"plain modules{CHANNELS_LAST}", "fused")
+    )
+    errors = list_errors()
+    allocated, reserved = errors["allocated"], errors["reserved"]
+    return (
+        "- This network is the most favorable one. In nnU-Net's own plans, fused blocks are "
+        f"estimated to need {plan} of the memory of its eager network, and {residual} of its "
+        "residual encoders.\n"
+        f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
+        f"pooling (hippocampus, fold 0, {runs[0]['steps']} steps, means of {len(runs)} runs).\n"
+        "- On a CPU, one line (`channels_last_3d`) gives plain modules much of the speed of fused "
+        f"blocks: {last} at two sizes, against {fused}.\n"
+        f"- In {len(reserved)} steps on that GPU, the estimate was off by {min(allocated):+.1f}% "
+        f"to {max(allocated):+.1f}% for allocated memory, and {min(reserved):+.0f}% to "
+        f"{max(reserved):+.0f}% for reserved memory, which decides what fits."
+    )
+
+
+def gpu_error() -> str:
+    """Compare estimates with all peaks of a GPU, and name the tests that failed in that run."""
+    plain, ours = list_errors(plain=True), list_errors(plain=False)
+    groups = {"": list_errors(), "own blocks": ours, "plain modules": plain}
+    lines = []
+    for kind, group in product(("allocated", "reserved", "process"), groups):
+        if errors := sorted(groups[group][kind]):
+            sizes = sorted(map(abs, errors))
+            lines.append(
+                f"{f'{kind}, {group}' if group else f'**{kind}**'} | {len(errors)} | "
+                f"{median(sizes):.1f}% | {sizes[int(0.95 * len(sizes))]:.1f}% | "
+                f"{errors[0]:+.1f}% | {errors[-1]:+.1f}% | {sum(size > 8 for size in sizes)}"
+            )
+    notes = []
+    if read_gpu_part("predict").get("state") == "cut off":
+        total, measured = len(PATCHES) * prod(map(len, GRID.values())), len(read_gpu("predict"))
+        notes.append(f"The part *predict* was cut off after {measured} of {total} combinations.")
+    if tests := read_gpu("tests").values():
+        passed, failed = (sum(row.get(key, 0) for row in tests) for key in ("passed", "failed"))
+        names = {re.split(r"::|\[", line)[1]: None for row in tests for line in row["failures"]}
+        named = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
+        notes.append(f"Of the tests in the same run, {passed} passed and {failed} failed{named}.")
+    heads = "cases: | median: | 95th percentile: | lowest: | highest: | beyond 8%:"
+    table = make_table(f"error of the estimate | {heads}", lines)
+    return f"{table}\n\n{' '.join(notes)}" if notes else table
+
+
+def list_errors(*, plain: bool | None = None) -> dict[str, list[float]]:
+    """Return the signed errors in percent of all estimates, or of those of plain modules or not."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for part in ("forum", "tile_size", "peers", "residual", "predict"):
+        for name, row in read_gpu(part).items():
+            if plain not in (None, PLAIN_NETWORK.search(name) is not None):
+                continue
+            for kind in ("allocated", "reserved"):
+                if f"{kind}_error_percent" in row:
+                    errors[kind].append(row[f"{kind}_error_percent"])
+            if "process" in row["measured"]:
+                estimate = row["predicted"]["reserved"] + CUDA_CONTEXT_BYTES
+                errors["process"].append(100 * (estimate / row["measured"]["process"] - 1))
+    return errors
+
+
+def gpu_step() -> str:
+    """Compare peaks with their estimates on a GPU, with batch sizes and times."""
+    measured, batches, estimates = read_gpu("forum"), read_gpu("batch"), read_estimates("forum")
+    lines = []
+    for name in (FORUM_RUN, *STRATEGIES):
+        small, large = (measured.get(f"{network}, {name}") for network in ("small", "large"))
+        batch = "" if name == FORUM_RUN else OPEN
+        if tried := batches.get(f"small, {name}"):
+            estimate = estimates[f"small, {name}"]["largest_batch_in_7000_mib"] or "below 2"
+            batch = f"{tried['largest']} ({estimate})"
+        label = name if name == FORUM_RUN else format_strategy(name)
+        lines.append(f"{label} | {list_cells(small)} | {batch} | {list_cells(large)}")
+    for name, row in read_gpu("tuned").items():
+        if name.startswith("small, "):
+            lines.append(f"{name.removeprefix('small, ')} | {list_cells(row)} |  |  | ")
+    peak, seconds = "peak (estimated)", "seconds per step"
+    heads = f"on a GPU | small: {peak} | {seconds} | largest batch in 7000 MiB (estimated)"
+    return make_table(f"{heads} | large: {peak} | {seconds}", lines)
+
+
+def list_cells(row: Row | None) -> str:
+    """Format the peak of a step and its seconds."""
+    return f"{format_peak(row)} | {row['step_seconds']:.3f}" if row else f"{OPEN} | {OPEN}"
+
+
+def gpu_residual() -> str:
+    """Compare nnU-Net's residual encoder with ours on a GPU."""
+    lines = [f"{name} | {list_cells(row)}" for name, row in read_gpu("residual").items()]
+    return make_table("on a GPU | peak (estimated) | seconds per step", lines) if lines else ""
+
+
+def gpu_tiles() -> str:
+    """Compare peaks and times on a GPU by the size of a tile, and what its kernels take."""
+    lines = [
+        f"{format_strategy(name)} | {' | '.join(describe_step(row))} | "
+        f"{1000 * row['launch_seconds']:.0f} ms"
+        for name, row in read_gpu("tile_size").items()
+    ]
+    times = [
+        f"{format_strategy(name)} {row['device_ms']:.0f} ms"
+        for name, row in read_gpu("profile").items()
+    ]
+    table = make_table("`checkpointing=`, MiB of a tile | peak (estimated) | step | host", lines)
+    return f"{table}\n\nKernels alone take: {', '.join(times)}."
+
+
+def gpu_hippocampus() -> str:
+    """State how long the hippocampus takes on a GPU, and the Dice with each pooling method."""
+    parts = []
+    if found := read_gpu("hippocampus").get("fold 0"):
+        reached = found["seconds_to_goal"]
+        when = "not reached" if reached is None else f"reached after {reached:.0f} s"
+        parts.append(
+            f"`experiment=hippocampus` on a GPU, fold 0: a Dice of {found['goal']} {when}, "
+            f"{found['dice']['mean']:.4f} at the end of {found['steps']} steps of "
+            f"{found['median_step_seconds']:.3f} s."
+        )
+    if pools := read_gpu("pools"):
+        each = ", ".join(f"`{pool}` {row['dice']['mean']:.4f}" for pool, row in pools.items())
+        parts.append(f"The pooling methods, one run each: {each}.")
+    return " ".join(parts)
+
+
+def gpu_device() -> str:
+    """Name the GPU and the versions that its results were measured with."""
+    machine = read_gpu("environment")["machine"]
+    return (
+        f"Measured on one {machine['device']} (torch {machine['torch']}, CUDA {machine['cuda']}, "
+        f"Triton {machine['triton']}; `make gpu`)."
+    )
+
+
+def unmeasured() -> str:
+    """List the results that no file has."""
+    parts = {
+        "tuned": "other projects' networks compiled and channels-last",
+        "residual": "residual encoders",
+        "pool": "pooling",
+        "hippocampus": "hippocampus training",
+    }
+    missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))
+    return f"**Not yet measured on a GPU:** {missing}. `make gpu` measures them." if missing else ""

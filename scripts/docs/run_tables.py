@@ -1,0 +1,176 @@
+"""Tables of trainings, predictions and commands: a function for each table."""
+
+from scripts.docs.tables import (
+    OPEN,
+    format_gib,
+    format_mib,
+    format_shape,
+    make_table,
+    read_result,
+)
+
+JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
+"""Jobs of scripts.bench.quality, as the documents call them."""
+
+VARIANTS = {
+    "before": "`model.prior_bias=false`",
+    "ours": "unet3d (default)",
+    "no_warmup": "`scheduler.warmup=0`",
+    "lr_1e-3": "`optimizer.lr=1e-3`",
+    "transposed": "`model.upsampling=transposed`",
+    "deep_supervision": "`model.deep_supervision=true`",
+    "resenc": "residual encoder, `pool=strided`",
+    "dynunet": "MONAI DynUNet",
+    "nnunet": "nnU-Net PlainConvUNet",
+}
+"""Variants of scripts.bench.quality, as the documents call them."""
+
+
+def quality(name: str = "cpu-quality") -> str:
+    """Compare validation Dice of each job and network after its full training."""
+    lines = []
+    for job, variants in read_result(name).items():
+        for variant, content in variants.items():
+            found = content["summary"]
+            spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
+            interval = " to ".join(f"{dice:.4f}" for dice in found["interval_over_cases"] or ())
+            worst, estimate = f"{found['worst_dice']:.4f}", found["predicted_bytes"]
+            if found["worst_class"] is not None:
+                worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
+            lines.append(
+                f"{JOBS.get(job, job)} | {VARIANTS.get(variant, variant)} | "
+                f"{found['dice']:.4f}{spread} | {interval} | {worst} | {found['runs']} | "
+                f"{found['steps']} | {found['median_step_seconds']:.2f} | "
+                f"{OPEN if estimate is None else format_mib(estimate)}"
+            )
+    heads = "job | network or setting | Dice, mean | 95% over cases | worst run | runs | steps"
+    return make_table(f"{heads} | seconds per step | estimated peak", lines)
+
+
+def quality_screen() -> str:
+    """Compare validation Dice of short runs with other settings and networks."""
+    return quality("cpu-screen-quality")
+
+
+def hippocampus() -> str:
+    """Compare folds and pooling methods."""
+    folds, pools = (read_result("cpu-hippocampus")[part] for part in ("folds", "pools"))
+    numbers = ", ".join(name.removeprefix("fold ") for name in folds["rows"])
+    parts = {f"folds {numbers}": (folds["rows"], folds["mean"])}
+    for pool, runs in pools["rows"].items():
+        parts[f"`pool={pool}`, {len(runs)} runs"] = (runs, pools["mean"][pool])
+    lines = []
+    for name, (runs, mean) in parts.items():
+        dice, deviation = mean["dice"], mean["dice_deviation"]
+        spread = "" if deviation is None else f" ± {deviation:.4f}"
+        peak = ", ".join(f"{format_mib(n)} {kind}" for kind, n in mean["peak_bytes"].items())
+        lines.append(
+            f"{name} | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} | "
+            f"{dice['mean']:.4f}{spread} | {next(iter(runs.values()))['steps']} | "
+            f"{mean['median_step_seconds']:.2f} | {peak}"
+        )
+    heads = " | Dice anterior / posterior | mean | steps | seconds per step | peak of a step"
+    return make_table(heads, lines)
+
+
+def same_dice() -> str:
+    """Compare fused blocks with plain modules."""
+    lines = []
+    for job, found in read_result("cpu-same-dice").items():
+        for name, dice in found["dice"].items():
+            values = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
+            label = "plain modules" if name == "plain" else f"`{name}`"
+            lines.append(f"{job} | {label} | {values}")
+    return make_table(" | `checkpointing=` | Dice", lines)
+
+
+def partial_labels() -> str:
+    """Compare Dice of partial and of full labels."""
+    content = read_result("cpu-partial-labels")
+    kinds = {
+        "full": "all labels",
+        "partial": "half of the cases with one structure, half with the other, `data.annotated`",
+        "background": "the same, without `data.annotated`",
+    }
+    lines = []
+    for kind, about in kinds.items():
+        values = [*content["dice"][kind].values(), content["mean"][kind], content["ratio"][kind]]
+        lines.append(" | ".join([about, *(f"{value:.3f}" for value in values)]))
+    heads = [f"training cases of fold 0 of the hippocampus, {content['steps']:,} steps"]
+    heads += [f"{name}:" for name in (*content["dice"]["full"], "mean Dice", "of full labels")]
+    note = f"One run each, evaluated on full labels: `{content['command']}`."
+    return f"{make_table(' | '.join(heads), lines)}\n\n{note}"
+
+
+def monai_parts() -> str:
+    """Compare time and memory of parts of MONAI with ours."""
+    lines = []
+    for part, content in read_result("cpu-monai-parts")["parts"].items():
+        base = content["rows"]["unet3d"]["seconds"]
+        for name, row in content["rows"].items():
+            owner = name if name == "unet3d" else f"MONAI: {name}"
+            cells = f"{part} | {owner} | {row['seconds'] / base:.1f}x"
+            lines.append(f"{cells} | {row['peak_mib']:,.0f} MiB")
+    return make_table("one CPU core |  | time: | memory:", lines)
+
+
+def predict() -> str:
+    """State the memory of a scan with many classes in a sentence."""
+    case = read_result("cpu-predict")["cases"][-1]
+    keys = ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
+    peak, estimate, whole = (format_gib(case[key]) for key in keys)
+    return (
+        f"A scan with {case['classes']} classes at {format_shape(case['size'], ' x ')} voxels "
+        f"needed {peak} of RAM in addition to the network ({estimate} estimated).\n"
+        f"Its logits as one array would be {whole} (`python -m scripts.bench.inference`)."
+    )
+
+
+def predict_speed() -> str:
+    """Compare the time of a scan with MONAI's sliding window, as ratios."""
+    networks = {"unet_tiny": "`unet_tiny`", "dynunet": "MONAI's DynUNet"}
+    ways = {
+        "MONAI, fused blocks": "MONAI",
+        "unet3d": "default",
+        "skip_background": "`skip_background=0.1`",
+        "backend=onnx": "`backend=onnx`",
+        "backend=openvino": "`backend=openvino`",
+        "all": "all",
+    }
+    lines = []
+    for name, row in read_result("cpu-predict-speed").items():
+        if not isinstance(row, dict) or "one_scan" not in row:
+            continue
+        network, scan = name.split(", ")
+        found = {"MONAI, fused blocks": {"ratio": 1.0}, **row["one_scan"]}
+        same = [way for n, way in row["one_scan"].items() if n not in ("skip_background", "all")]
+        differ = max(way["labels_that_differ"] for way in same)
+        size = f"{format_shape(row['size'], ' x ')}, {row['windows']} windows"
+        ratios = [f"{found[way]['ratio']:.2f}" if way in found else "" for way in ways]
+        cells = [f"{networks[network]}, {scan} ({size})", *ratios]
+        lines.append(" | ".join([*cells, f"{differ:,} of {row['voxels']:,}"]))
+    heads = ["network and scan", *ways.values(), "labels that differ"]
+    return make_table(" | ".join(heads), lines)
+
+
+def start() -> str:
+    """List the seconds until a command begins its work."""
+    commands = read_result("cpu-start")["commands"]
+    names = ("unet3d --help", "unet3d train --help", "unet3d memory", "unet3d doctor")
+    lines = [f"`{name}` | {commands[name]['median_seconds']:.2f}" for name in names]
+    first = commands["unet3d train, to its first step"]
+    phases = first["median_seconds_by_phase"].items()
+    parts = ", ".join(f"{name} {taken:.1f}" for name, taken in phases if taken >= 0.05)
+    seconds = first["median_seconds"]
+    lines.append(f"`unet3d train`, to its first step ({parts}) | {seconds:.2f}")
+    return make_table(" | seconds", lines)
+
+
+def chaos() -> str:
+    """List how often runs were stopped, and how they ended."""
+    lines = [
+        f"{row['ranks']} | {', '.join(f'{n} x {end}' for end, n in row['ends'].items())} | "
+        f"{'identical' if row['identical'] else 'different'}"
+        for row in read_result("cpu-chaos")["rows"]
+    ]
+    return make_table("processes | exit codes | weights at the end", lines)

@@ -1,1 +1,0 @@
-"""Robustness tests: corrupted inputs for every command."""
