@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,8 +38,6 @@ def pytest_configure():
     """Let tests send signals that shells and nohup let what they start ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: more threads would wait for each other
@@ -155,31 +153,3 @@ def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
         return main(["train", *small, f"hydra.run.dir={tmp_path / 'run'}", *overrides])
 
     return command
-
-
-@pytest.fixture(scope="session")
-def drivers(tmp_path_factory) -> dict[str, str]:
-    """Build fakes of NVIDIA's library: a new one, an old one, one that does not start."""
-    folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_name("driver.cpp")
-    libraries = {kind: str(folder / f"{kind}.so") for kind in ("new", "old", "broken")}
-    for kind, path in libraries.items():
-        command = ["g++", "-shared", "-fPIC", f"-D{kind.upper()}", str(source), "-o", path]
-        subprocess.run(command, check=True)
-    return libraries
-
-
-@pytest.fixture
-def driver(drivers, monkeypatch) -> Iterator[Callable[[str], None]]:
-    """Replace NVIDIA's driver: by the new, old or broken fake, or by any library."""
-    from unet3d import nvml
-
-    def clear_caches():
-        nvml._library.cache_clear()
-        nvml._find_handle.cache_clear()
-
-    def replace_driver(kind: str) -> None:
-        monkeypatch.setattr(nvml, "LIBRARY", drivers.get(kind, kind))
-        clear_caches()
-
-    yield replace_driver
-    clear_caches()

@@ -1,14 +1,9 @@
 """What works without a compiler and on other systems, as far as Linux can imitate them."""
 
 import ast
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from unet3d.cli.train import build_training
@@ -39,41 +34,6 @@ def test_a_step_without_a_compiler_equals_one_with_kernels(composed, tmp_path, m
     fallback = "no C++ compiler found: the {} kernels fall back to plain PyTorch, slowly"
     for message, name in zip(sorted(messages), ("fused-block", "pooling"), strict=True):
         assert message.startswith(fallback.format(name))
-
-
-@pytest.mark.slow
-def test_a_run_trains_resumes_and_predicts_with_what_windows_has(small, tmp_path, decathlon_folder):
-    run = tmp_path / "run"
-    options = [*small, "evaluation.enabled=true", "trainer.max_steps=2", f"hydra.run.dir={run}"]
-    commands = (
-        ["train", *options],
-        ["train", *options, "trainer.max_steps=3", "resume=auto"],
-        [
-            *("predict", f"checkpoint={run}", "save_probabilities=true"),
-            *(f"input={decathlon_folder / 'imagesTs'}", f"output={tmp_path / 'predictions'}"),
-        ],
-        ["doctor", *options],
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.windows", *map(shlex.join, commands)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for file in ("best.ckpt", "last.ckpt", "previous.ckpt"):
-        assert (run / "checkpoints" / file).is_file()
-    assert len(list((tmp_path / "predictions" / "probabilities").iterdir())) == 5
-    assert re.search(r"peak memory of a step +not measured", done.stdout)
-    for lost in (
-        "the system does not report free RAM: unet3d predict is not limited by it",
-        "the system does not report peak RAM: steps on the CPU have none",
-        "cannot be locked: runs that start at once may preprocess the same cases",
-        "the system has no POSIX signals: trainer.devices must be 1",
-    ):
-        assert lost in done.stdout
 
 
 def test_every_text_file_is_read_and_written_as_utf_8():

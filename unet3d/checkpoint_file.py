@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError, summarize_error
+from unet3d.files import atomic_write
 
 FORMAT_VERSION = 1
 """Version of checkpoints; raised when an older unet3d could not read them any more."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unet3d.kernel_cache import create_private_folder, get_cpp_cache
+from unet3d.kernel_cache import create_kernel_folder
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,6 @@ MIN_ELEMENTS = 1 << 16  # below, plain PyTorch takes 2 ms and compiling takes 3 
 def find_compiler() -> str | None:
     """Return the C++ compiler: $CXX, or the first of g++, clang++ and c++; None without one."""
     return os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-
-
-def supports_openmp(compiler: str) -> bool:
-    """Return whether a compiler links OpenMP, as Apple's does not: kernels then use one thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "empty.cpp"
-        source.write_text("int main() {}\n", "utf-8")
-        command = [compiler, "-fopenmp", str(source), "-o", str(source.with_suffix(".out"))]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 class CppKernels:
@@ -75,14 +66,13 @@ class CppKernels:
                 self.name,
             )
             return None
-        folder, element = get_cpp_cache(), CPP_TYPES[dtype].strip("_").lower()
-        name = f"{self.source.stem}-{element}-{self._fingerprint(command)}"
+        element = CPP_TYPES[dtype].strip("_").lower()
+        name = f"{self.source.stem}-{element}-{self._fingerprint(command)}.so"
         try:
-            create_private_folder(folder)
-            file = find_intact_library(folder, name)
-            if file is None:
-                announce_compilation(folder)
-                file = self._compile(command, CPP_TYPES[dtype], folder, name)
+            file = create_kernel_folder("cpp") / name
+            if not file.exists():
+                announce_compilation(file.parent)
+                self._compile(command, CPP_TYPES[dtype], file)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", None) or str(error)
             log.warning(
@@ -91,20 +81,20 @@ class CppKernels:
             return None
         try:
             return ctypes.CDLL(str(file))
-        except OSError as error:
-            noexec = f"{folder} is mounted noexec; set XDG_CACHE_HOME to another folder"
-            reason = str(error) if allows_exec(folder) else noexec
+        except OSError as error:  # such as a folder that is mounted noexec
             log.warning(
-                "the %s kernels cannot be loaded, using plain PyTorch: %s", self.name, reason
+                "the %s kernels cannot be loaded, using plain PyTorch: %s (XDG_CACHE_HOME names "
+                "another folder for them)",
+                *(self.name, error),
             )
             return None
 
-    def _compile(self, compiler: str, element: str, folder: Path, name: str) -> Path:
+    def _compile(self, compiler: str, element: str, file: Path) -> None:
         """Compile to a temporary file, then rename: other processes may compile the same file."""
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
+        with tempfile.TemporaryDirectory(dir=file.parent) as draft:
             output = Path(draft) / "library.so"
             self.compile(compiler, element, output)
-            return output.replace(folder / f"{name}-{digest_file(output)}.so")
+            output.replace(file)
 
     def compile(self, compiler: str, element: str, output: Path) -> None:
         """Compile to a file, for this processor and with several threads where that works."""
@@ -143,24 +133,6 @@ def announce_compilation(folder: Path) -> None:
         "process finds them in %s",
         folder,
     )
-
-
-def find_intact_library(folder: Path, name: str) -> Path | None:
-    """Return a cached library whose name has the digest of its content, if there is one."""
-    files = folder.glob(f"{name}-*.so")
-    return next((file for file in files if file.stem == f"{name}-{digest_file(file)}"), None)
-
-
-def digest_file(file: Path) -> str:
-    """Return a digest of a file's content."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
-def allows_exec(folder: Path) -> bool:
-    """Return whether libraries may be loaded from a folder; Docker mounts tmpfs noexec."""
-    if not hasattr(os, "statvfs"):  # Windows
-        return True
-    return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def get_data_ptr(x: Tensor | None) -> ctypes.c_void_p:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu.parts import PARTS, Part
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"

@@ -1,41 +1,27 @@
-import os
+from pathlib import Path
+from types import SimpleNamespace
 
-from unet3d.machine import cgroups, memory, system
+import torch
+
+from unet3d.machine import system
+from unet3d.machine.system import Gpu, describe_machine, list_gpus
 from unet3d.units import GIB
 
 
 def test_a_systems_resources_are_plausible():
     resources = system.inspect_system()
-    assert 1 <= resources.cores <= resources.total_cores == os.cpu_count()
+    assert resources.cores >= 1
     assert resources.threads == 1  # set for tests
     assert 0 < resources.ram_free <= resources.ram
     assert resources.shm.free <= resources.shm.total
-    assert resources.open_files <= resources.max_open_files
 
 
-def test_without_proc_its_values_are_unknown(tmp_path, monkeypatch):
-    nowhere = tmp_path / "none"
-    for module, constant in ((memory, "MEMINFO"), (system, "CPUINFO"), (system, "SHM")):
-        monkeypatch.setattr(module, constant, nowhere)
-    monkeypatch.setattr(memory.read_meminfo, "__defaults__", (nowhere,))
-    monkeypatch.setattr(cgroups.get_available_memory, "__defaults__", (nowhere, nowhere))
+def test_other_systems_have_a_name_without_proc(monkeypatch):
+    monkeypatch.setattr(system, "CPUINFO", Path("/no/such"))
     monkeypatch.setattr(system.platform, "freedesktop_os_release", lambda: {}["PRETTY_NAME"])
     monkeypatch.setattr(system.platform, "processor", str)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    resources = system.inspect_system()
-    assert resources.shm is resources.ram is resources.ram_free is resources.swap is None
-    assert system.get_cpu_model(nowhere) is None
-    assert resources.cores == os.cpu_count()
-    assert resources.name
-
-
-def test_the_launcher_of_a_process_is_described():
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}
-    srun = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-    assert system.describe_launcher({}) is None
-    assert system.describe_launcher(torchrun) == "torchrun, rank 2 of 4"
-    assert system.describe_launcher(srun) == "SLURM job 17, task 1 of 2"
-    assert system.describe_launcher({"SLURM_JOB_ID": "17"}) == "SLURM job 17, not started by srun"
+    assert system.get_cpu_model() is None
+    assert system.get_os_name()
 
 
 def test_the_disk_space_of_a_missing_folder_is_that_of_its_parent(tmp_path):
@@ -44,10 +30,53 @@ def test_the_disk_space_of_a_missing_folder_is_that_of_its_parent(tmp_path):
     assert 0 < space.free <= space.total < 2**20 * GIB
 
 
-def test_compiled_kernels_are_counted_and_a_missing_folder_has_none(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "kernel.cubin").write_bytes(b"1234")
-    (tmp_path / "a" / "kernel.json").write_bytes(b"12")
-    cache = system.inspect_kernel_cache(tmp_path, "*/*.cubin")
-    assert (cache.files, cache.size) == (1, 4)
-    assert system.inspect_kernel_cache(tmp_path / "none", "*").files == 0
+def test_versions_and_compilers_are_found():
+    installed = system.inspect_software()
+    assert installed.torch == torch.__version__
+    assert installed.packages["numpy"]
+    assert installed.cpu_compiler
+    assert installed.python_headers
+
+
+def test_broken_or_missing_software_is_none(monkeypatch):
+    def broken():
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", broken)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    installed = system.inspect_software()
+    assert installed.cudnn is installed.cpu_compiler is installed.triton_compiler is None
+    assert installed.driver is None
+    assert system.get_package_version("no-such-package") is None
+
+
+def test_cudnns_number_becomes_a_version(monkeypatch):
+    for number, expected in ((91002, "9.10.2"), (None, None)):
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda number=number: number)
+        assert system.get_cudnn_version() == expected
+
+
+def test_the_driver_is_asked_for_its_version(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert system.get_driver_version() == "580.65.06"
+
+
+def test_torch_reports_the_gpus(monkeypatch):
+    properties = SimpleNamespace(name="NVIDIA Fake", major=8, minor=6)
+    functions = {
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device: properties,
+        "mem_get_info": lambda device: (20 * GIB, 24 * GIB),
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    assert list_gpus() == [
+        Gpu(index=0, name="NVIDIA Fake", total=24 * GIB, free=20 * GIB, capability=(8, 6))
+    ]
+    assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"

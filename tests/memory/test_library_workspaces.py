@@ -3,7 +3,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d import nvml
 from unet3d.memory.estimate import simulate_cuda_step
 from unet3d.memory.library_workspaces import get_cublas_bytes
 from unet3d.memory.trace import Trace
@@ -86,5 +85,6 @@ def test_each_thread_that_multiplies_matrices_keeps_a_workspace_of_cublas():
 )
 def test_the_workspace_of_cublas(config, capability, nbytes, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
-    monkeypatch.setattr(nvml, "get_compute_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert get_cublas_bytes() == nbytes

@@ -109,7 +109,7 @@ def test_the_files_that_the_dockerfile_copies_suffice_to_build_the_wheel(tmp_pat
 
 
 def test_every_imported_package_is_required_and_every_required_one_is_imported():
-    names = {"yaml": "pyyaml", "hydra": "hydra-core", "PIL": "pillow"}
+    names = {"yaml": "pyyaml", "hydra": "hydra-core", "PIL": "pillow", "pynvml": "nvidia-ml-py"}
     required = {Requirement(line).name for line in PROJECT["dependencies"]}
     imported = set()
     for path in (ROOT / "unet3d").rglob("*.py"):
@@ -130,6 +130,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
             "itk",
             "mlflow",
             "nnunet",
+            "nvml",
             "openvino",
             "search",
             "tiff",

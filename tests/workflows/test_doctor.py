@@ -16,10 +16,9 @@ SMALL = ["model.depth=2", "model.width=4", "model.convs_per_level=1"]
 
 
 @pytest.fixture
-def gpu(driver, monkeypatch):
-    """Torch as on a machine with one GPU; the driver is a fake."""
-    driver("new")
-    properties = SimpleNamespace(uuid="aaaa", name="NVIDIA Fake", total_memory=80 * GIB)
+def gpu(monkeypatch):
+    """Torch as on a machine with one GPU."""
+    properties = SimpleNamespace(name="NVIDIA Fake", major=9, minor=0)
     functions = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -51,22 +50,15 @@ def inspect(composed, tmp_path):
 
 def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     report, run, problems = inspect(*SMALL, "precision=16")
-    (whole, part) = report.gpus
-    assert (whole.index, whole.capability, whole.utilization) == (0, (9, 0), 87)
-    assert part.index is None
-    assert [process.pid for process in whole.other_processes] == [4242, 77]
     assert (run.device, run.precision.used) == ("cuda", "16")
     assert run.available == 60 * GIB
     assert run.largest_batch > 100 * run.batch_size
     (message,) = [problem.message for problem in problems if "hold" in problem.message]
     assert message.startswith("other processes hold 20.0 GiB of GPU 0's 80.0 GiB")
-    assert "(/usr/bin/viewer 4242 with 16.0 GiB, " in message
-    assert message.endswith(": 60.0 GiB are free")
+    assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
     assert not [problem for problem in problems if problem.is_fatal]
     text = format_doctor_report(report, run, problems)
-    assert "580.65.06, supports CUDA up to 13.1" in text
-    assert "60.0 GiB of 80.0 GiB free, sm_90, 87% utilization" in text
-    assert "not visible to torch" in text
+    assert "NVIDIA Fake, 60.0 GiB of 80.0 GiB free, sm_90" in text
 
 
 @pytest.mark.slow
@@ -98,26 +90,11 @@ def test_a_cpu_and_its_precision_are_reported_with_the_reason(
     assert 0 < run.peak < GIB
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        (None, "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run"),
-        ("exit 1", "has no OpenMP: CPU kernels use one thread; install g++ and set CXX"),
-        ("exit 0", None),
-    ],
-)
-def test_what_the_cpu_loses_with_its_compiler_is_reported(
-    inspect, tmp_path, monkeypatch, script, expected
-):
-    compiler = tmp_path / "compiler"
-    if script is not None:
-        compiler.write_text(f"#!/bin/sh\n{script}\n")
-        compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+def test_what_the_cpu_loses_without_a_compiler_is_reported(inspect, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
     _, _, problems = inspect(*SMALL, "trainer.accelerator=cpu")
-    found = [p.message for p in problems if "compiler" in p.message]
-    assert len(found) == (expected is not None)
-    assert all(expected in message for message in found)
+    (message,) = [p.message for p in problems if "compiler" in p.message]
+    assert message.startswith("no C++ compiler (install g++, or set CXX): pooling layers and")
 
 
 @pytest.mark.parametrize(
@@ -165,14 +142,5 @@ def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monke
         monkeypatch.setenv(key, value)
     assert main(["doctor", *SMALL]) == 1
     text = capsys.readouterr().out
-    assert "launcher             torchrun, rank 1 of 2" in text
     assert "BLOCKER: torchrun started 2 processes, which would each train alone" in text
     assert main(["doctor", *SMALL, "trainer=torchrun"]) == 0
-
-
-def test_workers_that_are_not_forked_are_reported(inspect, monkeypatch):
-    monkeypatch.setattr(machine, "has_forked_workers", lambda: False)  # Windows and macOS
-    line = "data workers are not forked: each imports torch, which takes seconds"
-    for workers, expected in ((0, 0), (1, 1)):
-        _, _, problems = inspect(*SMALL, f"data.num_workers={workers}")
-        assert [p.message for p in problems].count(line) == expected

@@ -12,11 +12,9 @@ from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
-from unet3d.machine.describe import describe_machine
 from unet3d.machine.device import resolve_device
-from unet3d.machine.gpus import Gpu
 from unet3d.machine.preflight import Problem
-from unet3d.machine.system import DiskSpace
+from unet3d.machine.system import DiskSpace, describe_machine
 from unet3d.units import format_bytes
 from unet3d.workflows.benchmark import (
     list_failures,
@@ -26,7 +24,6 @@ from unet3d.workflows.benchmark import (
 from unet3d.workflows.doctor import (
     MachineReport,
     RunEstimate,
-    describe_processes,
     inspect_machine,
     inspect_run,
 )
@@ -104,12 +101,11 @@ def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
     packages = [f"{name} {version or '(not installed)'}" for name, version in s.packages.items()]
     half = len(packages) // 2
     headers = "" if s.python_headers else ", no Python headers"
-    backends = ", ".join([f"NCCL {s.nccl}"] * bool(s.nccl) + ["gloo"] * s.gloo)
     return [
         ("unet3d", f"{__version__}, Python {s.python}"),
         ("torch", f"{s.torch}, built for {build}"),
         ("cuDNN", s.cudnn or ("none" if s.cuda is None else UNKNOWN)),
-        ("distributed", backends or "none"),
+        ("NCCL", s.nccl or "none"),
         ("packages", ", ".join(packages[:half])),
         ("", ", ".join(packages[half:])),
         ("compiler for CPUs", s.cpu_compiler or "no C++ compiler"),
@@ -118,51 +114,29 @@ def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
 
 
 def make_gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
-    """Return the driver, and a row or two for each GPU."""
-    cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
-    rows = [("driver", f"{machine.driver}{cuda}" if machine.driver else "no driver found")]
-    for gpu in machine.gpus:
-        rows.append((f"GPU {'-' if gpu.index is None else gpu.index}", format_gpu(gpu)))
-        rows += (
-            [("", f"in use by{describe_processes(gpu.other_processes)}")]
-            if gpu.other_processes
-            else []
+    """Return the driver, and a row for each GPU."""
+    gpus = [
+        (
+            f"GPU {gpu.index}",
+            f"{gpu.name}, {format_bytes(gpu.free)} of {format_bytes(gpu.total)} free, "
+            f"sm_{gpu.capability[0]}{gpu.capability[1]}",
         )
-    return rows if machine.gpus else [*rows, ("GPU", "none")]
-
-
-def format_gpu(gpu: Gpu) -> str:
-    """Return one GPU in a line."""
-    parts = [gpu.name or UNKNOWN]
-    parts.append(f"{format_known_size(gpu.free)} of {format_known_size(gpu.total)} free")
-    parts += [f"sm_{gpu.capability[0]}{gpu.capability[1]}"] if gpu.capability else []
-    parts += [] if gpu.utilization is None else [f"{gpu.utilization}% utilization"]
-    parts += ["not visible to torch"] if gpu.index is None else []
-    return ", ".join(parts)
+        for gpu in machine.gpus
+    ]
+    return [("driver", machine.software.driver or "no driver found"), *(gpus or [("GPU", "none")])]
 
 
 def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
     """Return cores, memory and disks."""
     s = machine.system
-    cores = f"{s.cores} of {s.total_cores or UNKNOWN} cores"
-    cores += f", limited to {s.cpu_quota:g} cores" if s.cpu_quota else ""
     bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
     limit = f", limited to {format_bytes(s.ram_limit)}" if s.ram_limit else ""
-    limits = None if s.open_files is None else f"{s.open_files}, at most {s.max_open_files}"
-    free_swap = f"{format_known_size(s.swap_free)} of {format_known_size(s.swap)} free"
     return [
-        ("system", s.name + (f", in a container ({s.container})" if s.container else "")),
-        *([("launcher", s.launcher)] if s.launcher else []),
-        ("CPU", f"{s.cpu_model or UNKNOWN}, {cores}, {s.threads} threads, {bf16}"),
+        ("system", s.name),
+        ("CPU", f"{s.cpu_model or UNKNOWN}, {s.cores} cores, {s.threads} threads, {bf16}"),
         ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
-        ("swap", "none" if s.swap == 0 else free_swap),
         ("/dev/shm", "none" if s.shm is None else format_disk_space(s.shm)),
-        ("open files", UNKNOWN if limits is None else limits),
         *((what, f"{format_disk_space(d)} in {d.folder}") for what, d in machine.disks.items()),
-        *(
-            (f"kernels for {device}", f"{c.files} compiled, {format_bytes(c.size)}, in {c.folder}")
-            for device, c in machine.kernel_caches.items()
-        ),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from errno import EACCES, EAGAIN, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 from typing import Any
 
+from unet3d.cli.output import is_output_lost
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
@@ -63,6 +64,8 @@ def run_with_error_handling(
     except ReportedUsageError:
         return EXIT_CODES[UsageError]
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_output_lost():
+            return 1
         if debug:
             traceback.print_exc()
         print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)

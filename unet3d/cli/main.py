@@ -2,9 +2,7 @@
 
 import atexit
 import gc
-import mmap
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -14,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from unet3d import __version__
-from unet3d.cli.streams import find_lost_output, ignore_hangup, protect_streams
-from unet3d.errors import STOP_SIGNALS
-from unet3d.stop_signals import SignalListener, drop_ignored
+from unet3d.cli.output import is_output_lost
+from unet3d.errors import Interrupted
+from unet3d.stop_signals import SignalListener
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -39,56 +37,27 @@ COMMANDS = {
 FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 """Flags of Hydra after which a word is not a file."""
 
-PRINTING_FLAGS = {"--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help"}
-"""Flags with which a command prints something, and does nothing else."""
-
-LIBRARY_BYTES = 128 * 2**20
-"""Memory that numpy or SciPy have taken when they are imported, and more."""
-
-OUTLAST_OUTPUT = ("train", "search")
-"""Commands that may run for days: a lost line of their log is not a failure."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     if arguments is not None:
         return run_command_line(arguments)
-    args, signals = sys.argv[1:], SignalListener()
-    signals.is_idle = True
-    signals.listen_until_exit(prepare_signals(args))
-    protect_streams()
     try:
-        code = run_command_line(args, signals)
-    finally:
-        signals.is_idle = True
-    lost = find_lost_output()
-    if lost is None or code or outlasts_output(args):
-        return code
-    print(
-        f"unet3d: standard output: {lost.strerror}: the command is done, but not all that it "
-        "printed was written",
-        file=sys.stderr,
-    )
-    return 4
+        with SignalListener().listening():
+            code = run_command_line(sys.argv[1:])
+            sys.stdout.flush()
+            return code
+    except Interrupted as stop:
+        print(f"unet3d: interrupted by {stop}", file=sys.stderr)
+        return stop.exit_code
+    except BrokenPipeError:
+        if not is_output_lost():
+            raise
+        return 1
 
 
-def outlasts_output(args: Sequence[str]) -> bool:
-    """Return whether a command goes on when nobody reads what it prints."""
-    return bool(args) and args[0] in OUTLAST_OUTPUT and not PRINTING_FLAGS & set(args)
-
-
-def prepare_signals(args: Sequence[str]) -> list[signal.Signals]:
-    """Return the signals that stop this process, but for those that it was started to ignore."""
-    signals = drop_ignored(STOP_SIGNALS)
-    if outlasts_output(args):
-        ignore_hangup()
-    elif hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signals.append(signal.SIGHUP)
-    return signals
-
-
-def run_command_line(args: Sequence[str], signals: SignalListener | None = None) -> int:
-    """Run a command; return the exit code. `signals` are those of a process of its own."""
+def run_command_line(args: Sequence[str]) -> int:
+    """Run a command; return the exit code."""
     if list(args[:1]) == ["--version"]:
         print(__version__)
         return 0
@@ -108,19 +77,10 @@ def run_command_line(args: Sequence[str], signals: SignalListener | None = None)
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        print("unet3d: the working folder was deleted: change to another one", file=sys.stderr)
-        return 2
-    if signals is not None and {"-m", "--multirun"} & set(rest):
-        signals.is_idle = False  # a sweep locks its folder
     from unet3d.cli.app import run_app  # imports Hydra
 
     def run_command(composed: Any, folder: Path) -> int:
         module = import_command(command)
-        if signals is not None:
-            signals.is_idle = False
         accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
         if accelerator.startswith("cuda:"):
             from unet3d.machine.device import select_gpu
@@ -144,27 +104,12 @@ def import_command(command: str) -> ModuleType:
     if name not in sys.modules:
         gc.disable()
         try:
-            import_within_limits()
             import_module(name)
         finally:
             gc.enable()
         gc.freeze()
         atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
     return sys.modules[name]
-
-
-def import_within_limits() -> None:
-    """Import libraries with OpenBLAS where memory is limited: it waits for memory for ever.
-
-    Raises OSError if there is too little for them.
-    """
-    from unet3d.cli.error_messages import list_memory_limits
-
-    if list_memory_limits():
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each takes memory
-        for name in ("numpy", "torch", "scipy.linalg"):
-            mmap.mmap(-1, LIBRARY_BYTES, mmap.MAP_PRIVATE).close()
-            import_module(name)
 
 
 def collect_files(command: str, args: Sequence[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """Print a command's result, or write it to a file."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import atomic_write, write_text
+from unet3d.files import atomic_write, write_text
 
 
 def write_output(text: str, path: Path | None) -> None:
@@ -18,3 +20,16 @@ def write_figure(figure: Any, path: Path, *, dpi: int) -> None:
     """Write a figure of matplotlib as PNG."""
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=dpi, format="png")
+
+
+def is_output_lost() -> bool:
+    """Return whether nobody reads standard output any more, as in `unet3d --help | head`.
+
+    What is still to be printed is then discarded.
+    """
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

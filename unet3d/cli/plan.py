@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from unet3d.atomic_write import write_text
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.planning import parse_planning
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
+from unet3d.files import write_text
 from unet3d.report.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.suggest import get_budget_bytes

@@ -73,7 +73,6 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             composition=composition,
             log=print,
             inputs=settings.list_inputs(),
-            hands_over=True,
         ) as own:
             return launch_ranks([*composition.overrides, *extra], own, processes)
     with join_run(settings, folder, process, log=print) as (own, signals):

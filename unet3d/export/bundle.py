@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unet3d.atomic_write import name_file
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, need_packages, summarize_error
-from unet3d.json_file import read_json
+from unet3d.files import name_file, read_json
 
 REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
 FORMAT = "unet3d bundle"

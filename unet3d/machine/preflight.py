@@ -6,17 +6,14 @@ Each check gets the numbers, or the folder to look at, and returns a Problem or 
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from unet3d.atomic_write import find_existing_dir
-from unet3d.cpp_kernels import allows_exec
-from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
+from unet3d.files import find_existing_dir
 from unet3d.units import GIB, MIB, format_bytes
 
 try:
@@ -29,11 +26,8 @@ SHM = Path("/dev/shm")
 PREFETCH = 2
 """Batches that each DataLoader worker loads ahead, all of them in shared memory."""
 
-FORKED_WORKER_BYTES, SPAWNED_WORKER_BYTES = 64 * MIB, 160 * MIB
-"""RAM of a worker besides its batches.
-
-A forked one takes 14 MiB at first, more as it touches its parent's pages; any other imports torch.
-"""
+WORKER_BYTES = 64 * MIB
+"""RAM of a worker besides its batches: 14 MiB at first, more as it touches its parent's pages."""
 
 COPIES = 8
 """Peak RAM of a worker in batches, measured with every augmentation on."""
@@ -53,42 +47,23 @@ class Problem:
     is_fatal: bool = False
 
 
-def check_torch_build(
-    version: str, *, cuda: str | None, gpu: bool, half: bool, devices: Iterable[Path]
-) -> Problem | None:
-    """Check torch against this machine: built for CUDA `cuda`, `gpu` if it finds one."""
-    if version.startswith("2.9."):
-        what = (
-            f"torch {version} runs half-precision 3D convolutions without cuDNN, in 3 to 17 times "
-            "the memory (pytorch#166122): install torch>=2.10"
-        )
-        return Problem(what, is_fatal=gpu and half)
-    device = next(iter(devices), None)
-    if gpu or device is None:
+def list_nvidia_devices() -> list[Path]:
+    """Return the device files of NVIDIA GPUs, whether torch finds them or not."""
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def check_torch_build(version: str, *, cuda: str | None, devices: Sequence[Path]) -> Problem | None:
+    """Say why torch, built for CUDA `cuda`, may find none of the GPUs that have device files."""
+    if not devices:
         return None
     if cuda is None:
         return Problem(
             f"torch {version} was built without CUDA, but the machine has an NVIDIA GPU "
-            f"({device}): install a CUDA build"
+            f"({devices[0]}): install a CUDA build"
         )
     return Problem(
         f"torch {version}, built for CUDA {cuda}, finds no GPU, but the machine has one "
-        f"({device}): check that nvidia-smi works and that the driver is new enough"
-    )
-
-
-def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> Problem | None:
-    """Check whether torch gives half-precision 3D convolutions to this version of cuDNN.
-
-    Fused blocks are not concerned: they compute channels-last.
-    """
-    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D or not half or is_fused:
-        return None
-    number = f"{cudnn // 10_000}.{cudnn % 10_000 // 100}"
-    return Problem(
-        f"cuDNN {number}: torch computes half-precision 3D convolutions of plain modules without "
-        "it, in many times the memory and the time (pytorch#166643): install cuDNN 9.15 or newer "
-        "(nvidia-cudnn-cu12 or -cu13), or use fused blocks"
+        f"({devices[0]}): check that nvidia-smi works and that the driver is new enough"
     )
 
 
@@ -126,16 +101,6 @@ def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bo
     return not architectures  # unknown
 
 
-def check_driver(cuda: str | None, *, driver: str | None, runs: str | None) -> Problem | None:
-    """Check that a driver, which `runs` CUDA up to that version, supports torch's `cuda`."""
-    if cuda is None or runs is None or int(runs.split(".")[0]) >= int(cuda.split(".")[0]):
-        return None
-    return Problem(
-        f"driver {driver} supports CUDA {runs} at most, but torch is built for CUDA {cuda}: update "
-        f"the driver, or install a build of torch for CUDA {runs.split('.')[0]}"
-    )
-
-
 def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
     """Check that Triton can compile the GPU kernels of pooling layers and fused blocks."""
     if installed is None:
@@ -152,18 +117,10 @@ def check_triton(installed: str | None, *, compiler: str | None, headers: bool) 
     )
 
 
-def list_nvidia_devices(folder: Path = Path("/dev")) -> list[Path]:
-    """Return the device files of NVIDIA GPUs, whether torch finds them or not."""
-    return sorted(folder.glob("nvidia[0-9]*"))
-
-
-def get_free_shm(folder: Path = SHM) -> int | None:
-    """Return the free bytes of shared memory; None on systems that need no folder for it.
-
-    On Linux there is none without the folder.
-    """
-    if folder.is_dir():
-        return shutil.disk_usage(folder).free
+def get_free_shm() -> int | None:
+    """Return the free bytes of shared memory; None on systems that need no folder for it."""
+    if SHM.is_dir():
+        return shutil.disk_usage(SHM).free
     return 0 if sys.platform == "linux" else None
 
 
@@ -172,26 +129,19 @@ def check_shm(*, workers: int, processes: int, batch: int, free: int | None) -> 
     needed = processes * workers * PREFETCH * batch
     if free is None or needed <= free:
         return None
-    state = f"has {format_bytes(free)} left" if SHM.is_dir() else "is missing"
     return Problem(
-        f"{SHM} {state}, but the batches of "
+        f"{SHM} has {format_bytes(free)} left, but the batches of "
         f"{describe_workers(workers, processes)} need {format_bytes(needed)}: start the container "
         f"with --shm-size={ceil(1.25 * needed / GIB)}g or use data.num_workers=0",
         is_fatal=True,
     )
 
 
-def has_forked_workers() -> bool:
-    """Return whether data workers start as copies of this process; else each imports torch."""
-    return get_context().get_start_method() == "fork"
-
-
 def check_worker_ram(
     *, workers: int, processes: int, batch: int, free: int | None
 ) -> Problem | None:
     """Check RAM for the workers' own memory; volumes are mapped from disk and do not count."""
-    own = FORKED_WORKER_BYTES if has_forked_workers() else SPAWNED_WORKER_BYTES
-    bytes_per_worker = processes * (own + COPIES * batch)
+    bytes_per_worker = processes * (WORKER_BYTES + COPIES * batch)
     needed = workers * bytes_per_worker
     if free is None or needed <= free:
         return None
@@ -210,46 +160,16 @@ def describe_workers(workers: int, processes: int) -> str:
     return f"{workers} workers" if processes == 1 else f"{processes} x {workers} workers"
 
 
-def check_open_files(workers: int, *, hard: int | None) -> Problem | None:
-    """Check the hard limit of open files; `raise_open_file_limit` raises the soft one."""
-    needed = BASE_FILES + workers * FILES_PER_WORKER
-    if hard is None or hard >= needed:
-        return None
-    fewer = max(0, hard - BASE_FILES) // FILES_PER_WORKER
-    return Problem(
-        f"{workers} workers need about {needed} open files, but the limit is {hard}: raise it "
-        f"(ulimit -Hn) or use data.num_workers={fewer}"
-    )
-
-
-def get_file_limits() -> tuple[int, int] | None:
-    """Return the soft and the hard limit of open files; None on Windows."""
-    if resource is None:
-        return None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return parse_limit(soft), parse_limit(hard)
-
-
-def parse_limit(limit: int) -> int:
-    """Return a limit as a number, also if it is infinite."""
-    return 2**31 if limit == resource.RLIM_INFINITY else limit
-
-
 def raise_open_file_limit(workers: int) -> None:
-    """Raise the soft limit to what data loaders need, at most to the hard limit."""
-    limits = get_file_limits()
-    if limits is None:
+    """Raise the soft limit of open files to what data workers need, at most to the hard limit."""
+    if resource is None:
         return
-    soft, hard = limits
-    needed = min(BASE_FILES + workers * FILES_PER_WORKER, hard)
-    if soft < needed:
-        _, unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, unchanged))
-
-
-def has_posix_processes() -> bool:
-    """Return whether processes have sessions and forward signals; on Windows they do not."""
-    return hasattr(os, "setsid")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = BASE_FILES + workers * FILES_PER_WORKER
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def check_writable(folder: Path) -> Problem | None:
@@ -264,15 +184,13 @@ def check_writable(folder: Path) -> Problem | None:
 
 
 def check_triton_cache(folder: Path) -> Problem | None:
-    """Check that Triton can write compiled kernels to the folder and load them from it."""
+    """Check that Triton can write compiled kernels to the folder."""
     problem = check_writable(folder)
-    reason = problem and problem.message
-    if problem is None and not allows_exec(find_existing_dir(folder)):
-        reason = f"{find_existing_dir(folder)} is mounted noexec"
-    if reason is None:
+    if problem is None:
         return None
     return Problem(
-        f"{reason}, but Triton caches kernels there: set TRITON_CACHE_DIR to another folder",
+        f"{problem.message}, but Triton caches kernels there: set TRITON_CACHE_DIR to another "
+        "folder",
         is_fatal=True,
     )
 

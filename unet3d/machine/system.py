@@ -1,29 +1,34 @@
-"""Cores, memory, files and disks that this process may use; what is unknown is None."""
+"""Describe this machine: cores, memory, GPUs, and the software that runs on them."""
 
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+import subprocess
+import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+import torch.cuda.nccl
 
-from unet3d.atomic_write import find_existing_dir
-from unet3d.machine import cgroups
+from unet3d.cpp_kernels import find_compiler
+from unet3d.files import find_existing_dir
 from unet3d.machine.device import has_fast_bf16
-from unet3d.machine.distributed_env import detect_launcher
-from unet3d.machine.memory import get_available_bytes, read_meminfo
-from unet3d.machine.preflight import SHM, get_file_limits
+from unet3d.machine.memory import get_available_bytes, get_memory_limit, read_meminfo
+from unet3d.machine.preflight import SHM
+from unet3d.units import format_bytes
+
+T = TypeVar("T")
 
 CPUINFO = Path("/proc/cpuinfo")
 
-CONTAINER_FILES = {
-    "docker": Path("/.dockerenv"),
-    "podman": Path("/run/.containerenv"),
-    "singularity": Path("/.singularity.d"),
-}
-"""Files by which container engines are recognized."""
+PACKAGES = (
+    *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),
+    *("triton",),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,60 +41,129 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCache:
-    """Compiled kernels in a folder, which may not exist yet."""
-
-    folder: str
-    files: int
-    size: int  # bytes
-
-
-@dataclass(frozen=True, kw_only=True)
 class System:
-    """Resources of this machine, in bytes unless they are counts."""
+    """Resources of this machine, in bytes unless they are counts; what is unknown is None."""
 
     name: str
-    container: str | None  # the container engine, if detected
-    launcher: str | None  # SLURM or torchrun, if it started this process
     cpu_model: str | None
     cores: int  # that this process may use
-    total_cores: int | None
-    cpu_quota: float | None  # CPU time limit of the container or job, in cores
     threads: int  # of torch
     fast_bf16: bool
     ram: int | None
-    ram_free: int | None  # within the container's limit
-    ram_limit: int | None
-    swap: int | None
-    swap_free: int | None
+    ram_free: int | None  # within the limit
+    ram_limit: int | None  # of the container or batch job
     shm: DiskSpace | None  # /dev/shm
-    open_files: int | None
-    max_open_files: int | None  # hard limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Versions and paths of programs; what is missing is None."""
+
+    python: str
+    torch: str
+    cuda: str | None  # version that torch is built for
+    rocm: str | None
+    cudnn: str | None
+    nccl: str | None  # for distributed runs on GPUs
+    driver: str | None  # NVIDIA's
+    cpu_compiler: str | None
+    triton_compiler: str | None
+    python_headers: bool
+    packages: dict[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU that torch finds."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    capability: tuple[int, int]
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the device and the versions of what runs on it; no names of users or folders."""
+    software, cuda = inspect_software(), device.type == "cuda"
+    gpu = list_gpus()[torch.cuda.current_device()] if cuda else None
+    return {
+        "device": device.type,
+        "gpu": None if gpu is None else gpu.name,
+        "capability": None if gpu is None else gpu.capability,
+        "memory_bytes": None if gpu is None else gpu.total,
+        "torch": software.torch,
+        "cuda": software.cuda,
+        "cudnn": software.cudnn,
+        "triton": software.packages.get("triton"),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def summarize_machine() -> dict[str, str]:
+    """Return system, processor, memory and GPUs for people to read; no names of users or hosts."""
+    memory = read_meminfo().get("MemTotal")
+    facts = {
+        "system": get_os_name(),
+        "processor": f"{get_cpu_model() or 'unknown'}, {count_usable_cores()} usable cores",
+        "memory": None if memory is None else format_bytes(memory),
+        "GPU": ", ".join(gpu.name for gpu in list_gpus()),
+        "CUDA": torch.version.cuda,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def inspect_system() -> System:
     """Collect the resources of this machine."""
-    memory = read_meminfo()
-    soft, hard = get_file_limits() or (None, None)
     return System(
         name=get_os_name(),
-        container=next((engine for engine, file in CONTAINER_FILES.items() if file.exists()), None),
-        launcher=describe_launcher(),
         cpu_model=get_cpu_model(),
         cores=count_usable_cores(),
-        total_cores=os.cpu_count(),
-        cpu_quota=cgroups.get_cpu_quota(),
         threads=torch.get_num_threads(),
         fast_bf16=has_fast_bf16(),
-        ram=memory.get("MemTotal"),
+        ram=read_meminfo().get("MemTotal"),
         ram_free=get_available_bytes(torch.device("cpu")),
-        ram_limit=cgroups.get_memory_limit(),
-        swap=memory.get("SwapTotal"),
-        swap_free=memory.get("SwapFree"),
+        ram_limit=get_memory_limit(),
         shm=get_disk_space(SHM) if SHM.is_dir() else None,
-        open_files=soft,
-        max_open_files=hard,
     )
+
+
+def inspect_software() -> Software:
+    """Collect the versions and programs of this machine."""
+    return Software(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        rocm=torch.version.hip,
+        cudnn=call_or_none(get_cudnn_version),
+        nccl=call_or_none(get_nccl_version),
+        driver=get_driver_version(),
+        cpu_compiler=find_program(find_compiler()),
+        triton_compiler=find_program(get_triton_compiler()),
+        python_headers=has_python_headers(),
+        packages={name: get_package_version(name) for name in PACKAGES},
+    )
+
+
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs that torch finds; none if their driver is broken."""
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        capability = (properties.major, properties.minor)
+        gpus.append(
+            Gpu(index=index, name=properties.name, total=total, free=free, capability=capability)
+        )
+    return gpus
+
+
+def call_or_none(function: Callable[[], T]) -> T | None:
+    """Return what a function returns; None if it fails, as on a machine with a broken driver."""
+    try:
+        return function()
+    except Exception:
+        return None
 
 
 def get_os_name() -> str:
@@ -97,16 +171,14 @@ def get_os_name() -> str:
     try:
         release = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):  # not Linux, or one without os-release
-        release = " ".join(filter(None, ("macOS", platform.mac_ver()[0])))
-        release = release if platform.system() == "Darwin" else ""
-    kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return ", ".join(filter(None, (release, kernel)))
+        release = platform.platform(terse=True)
+    return f"{release}, {platform.system()} {platform.release()} {platform.machine()}"
 
 
-def get_cpu_model(file: Path = CPUINFO) -> str | None:
+def get_cpu_model() -> str | None:
     """Return the model name of the CPU."""
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = CPUINFO.read_text("utf-8").splitlines()
     except OSError:
         return platform.processor() or None
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -120,26 +192,53 @@ def count_usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def describe_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Describe the launcher and the rank of this process; None without a launcher."""
-    launcher = detect_launcher(environ)
-    if launcher == "torchrun":
-        return f"torchrun, rank {environ.get('RANK')} of {environ.get('WORLD_SIZE')}"
-    if "SLURM_JOB_ID" not in environ:
-        return None
-    job = f"SLURM job {environ['SLURM_JOB_ID']}"
-    if launcher is None:
-        return f"{job}, not started by srun"
-    return f"{job}, task {environ['SLURM_PROCID']} of {environ['SLURM_STEP_NUM_TASKS']}"
-
-
-def inspect_kernel_cache(folder: Path, pattern: str) -> KernelCache:
-    """Return how many compiled kernels a folder has."""
-    sizes = [file.stat().st_size for file in folder.glob(pattern)]
-    return KernelCache(folder=str(folder), files=len(sizes), size=sum(sizes))
-
-
 def get_disk_space(folder: Path) -> DiskSpace:
     """Return the disk space where a folder is or would be created."""
     usage = shutil.disk_usage(find_existing_dir(folder))
     return DiskSpace(folder=str(folder), total=usage.total, free=usage.free)
+
+
+def get_cudnn_version() -> str | None:
+    """Return cuDNN's version with dots: 91002 is 9.10.2."""
+    number = torch.backends.cudnn.version()
+    return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
+
+
+def get_nccl_version() -> str | None:
+    """Return NCCL's version with dots."""
+    if not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def get_driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None without one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(ended.stdout.splitlines()), None)
+
+
+def get_triton_compiler() -> str | None:
+    """Return the C compiler that Triton runs to build its launchers."""
+    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+
+
+def has_python_headers() -> bool:
+    """Return whether C can be compiled against this Python, as Triton does."""
+    return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+
+
+def find_program(command: str | None) -> str | None:
+    """Return the path of a command's program; None if it is not found."""
+    return None if command is None else shutil.which(command.split()[0])
+
+
+def get_package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -11,7 +11,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from unet3d.cudnn_versions import CUDNN_WITHOUT_CONV3D
 from unet3d.errors import UsageError
 from unet3d.memory.assumption import Assumption
 from unet3d.memory.cudnn import is_channels_last
@@ -21,6 +20,9 @@ INT_MAX = 2**31 - 1
 
 COLUMNS = "convolution: columns"
 """Name of the operation that allocates columns in a trace."""
+
+CUDNN_WITHOUT_CONV3D = range(90_800, 91_500)
+"""Versions, from 9.8 to 9.14, that torch does not use for half-precision 3D convolutions."""
 
 HALVES = (torch.float16, torch.bfloat16)
 

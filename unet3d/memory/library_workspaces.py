@@ -11,7 +11,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from unet3d import nvml
 from unet3d.memory.assumption import Assumption
 from unet3d.memory.cudnn import has_channels_last_memory
 from unet3d.units import MIB
@@ -62,8 +61,8 @@ def get_cublas_bytes() -> int:
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if sizes:
         return sum(int(kib) * 1024 * int(count) for kib, count in sizes)
-    capability = nvml.get_compute_capability(torch.device("cuda"))
-    return HOPPER_CUBLAS_BYTES if capability and capability[0] >= 9 else CUBLAS_BYTES
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return HOPPER_CUBLAS_BYTES if is_hopper else CUBLAS_BYTES
 
 
 def _is_one_voxel(weight: Tensor) -> bool:

@@ -1,6 +1,5 @@
 """Measure the peak memory of a piece of work, not that of the process's lifetime."""
 
-import os
 import time
 from math import inf
 from pathlib import Path
@@ -61,11 +60,6 @@ def _reset_resident_peak() -> None:
 
 
 _lifetime_peak_only = False
-
-
-def can_measure_resident_peak() -> bool:
-    """Return whether the system reports the peak of resident memory and can reset it."""
-    return STATUS.exists() and os.access(CLEAR_REFS, os.W_OK)
 
 
 def read_resident_peak() -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 from unet3d.report.slices import (
     EDGES,
     THIN,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 

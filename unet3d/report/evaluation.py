@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 from unet3d.text import escape_mathtext, format_cell, pluralize
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -8,9 +8,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import atomic_write
 from unet3d.errors import UsageError, describe_os_error
-from unet3d.json_file import read_json
+from unet3d.files import atomic_write, read_json
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.text import escape_mathtext, flatten_keys, join_first, pluralize
 from unet3d.units import GIB, MIB

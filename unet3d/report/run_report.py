@@ -11,7 +11,7 @@ from textwrap import indent
 from typing import Any
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 from unet3d.text import format_columns, pluralize
 from unet3d.units import MIB
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
+from unet3d.files import atomic_write
 from unet3d.lit.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
 from unet3d.machine.device import resolve_precision
 from unet3d.memory.estimate import estimate_step

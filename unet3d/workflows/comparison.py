@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.errors import summarize_error
-from unet3d.json_file import read_json
+from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.curves import Points
 from unet3d.report.html.comparison_page import render_comparison

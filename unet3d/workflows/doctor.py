@@ -1,18 +1,14 @@
 """Inspect this machine, and find what limits the configured run on it."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from unet3d import nvml
-from unet3d.atomic_write import find_existing_dir
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.data.preprocessing.lock import has_locks
 from unet3d.errors import UsageError, summarize_error
-from unet3d.kernel_cache import get_cpp_cache, get_triton_cache
 from unet3d.machine import preflight as machine
 from unet3d.machine.device import (
     Precision,
@@ -21,20 +17,20 @@ from unet3d.machine.device import (
     resolve_precision,
 )
 from unet3d.machine.distributed_env import read_process_rank
-from unet3d.machine.gpus import Gpu, list_gpus
 from unet3d.machine.memory import get_available_bytes
 from unet3d.machine.preflight import Problem
-from unet3d.machine.software import Software, call_or_none, inspect_software
 from unet3d.machine.system import (
     DiskSpace,
-    KernelCache,
+    Gpu,
+    Software,
     System,
+    call_or_none,
     get_disk_space,
-    inspect_kernel_cache,
+    inspect_software,
     inspect_system,
+    list_gpus,
 )
 from unet3d.memory.estimate import UntraceableError
-from unet3d.memory.peak import can_measure_resident_peak
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import format_oom_warning
@@ -46,15 +42,12 @@ from unet3d.workflows.training.preflight import count_local_processes, find_prob
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReport:
-    """Hardware, driver, software and disks."""
+    """Hardware, software and disks."""
 
     system: System
     software: Software
-    driver: str | None
-    driver_cuda: str | None  # the newest CUDA that the driver supports
     gpus: list[Gpu]
     disks: dict[str, DiskSpace]  # by what is written there
-    kernel_caches: dict[str, KernelCache]  # by the device that the kernels are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +70,8 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
     return MachineReport(
         system=inspect_system(),
         software=inspect_software(),
-        driver=nvml.get_driver_version(),
-        driver_cuda=nvml.get_max_cuda_version(),
         gpus=call_or_none(list_gpus) or [],
         disks={what: get_disk_space(folder) for what, folder in folders.items()},
-        kernel_caches={
-            "CPUs": inspect_kernel_cache(get_cpp_cache(), "*.so"),
-            "GPUs": inspect_kernel_cache(get_triton_cache(), "*/*.cubin"),
-        },
     )
 
 
@@ -126,7 +113,6 @@ def inspect_run(
         problems += find_performance_problems(
             settings, precision, device, report, requested=requested
         )
-        problems += find_system_problems(settings, report.system)
     estimate = RunEstimate(
         overrides=list(settings.composition.overrides),
         device=device,
@@ -159,15 +145,13 @@ def with_device(settings: TrainingSettings, device: str) -> TrainingSettings:
 
 def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:
     """Return what a process may take: of GPUs in use by others, what is free."""
-    free = [gpu.free for gpu in gpus if count_bytes_held_by_others(gpu) and gpu.free is not None]
+    free = [gpu.free for gpu in gpus if count_bytes_held_by_others(gpu)]
     available = get_available_bytes(torch.device(device))
     return None if available is None else min([*free, available])
 
 
 def count_bytes_held_by_others(gpu: Gpu) -> int:
     """Return what others hold of a GPU, ignoring the little that a driver and a screen take."""
-    if gpu.index is None or gpu.total is None or gpu.free is None:
-        return 0
     used = gpu.total - gpu.free
     return used if used > GIB else 0
 
@@ -203,45 +187,22 @@ def find_performance_problems(
         problems.append(
             Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")
         )
-    cores = min(system.cores, system.cpu_quota or system.cores)
-    if system.threads > max(1, round(cores)):
+    if system.threads > system.cores:
         problems.append(
             Problem(
-                f"torch uses {system.threads} threads on {cores:g} available cores: set "
-                f"OMP_NUM_THREADS={max(1, int(cores))}"
+                f"torch uses {system.threads} threads on {system.cores} available cores: set "
+                f"OMP_NUM_THREADS={system.cores}"
             )
         )
-    if workers > cores:
+    if workers > system.cores:
         problems.append(
             Problem(
-                f"data.num_workers={workers} exceeds the {cores:g} available cores: lower it to "
-                f"{max(1, int(cores))}"
+                f"data.num_workers={workers} exceeds the {system.cores} available cores: lower it "
+                f"to {system.cores}"
             )
         )
     cache = machine.check_writable(settings.data.cache)
     return problems if cache is None else [*problems, cache]
-
-
-def find_system_problems(settings: TrainingSettings, system: System) -> list[Problem]:
-    """Return what the operating system does not provide, and what a run loses by it."""
-    lost = []
-    if system.ram_free is None:
-        lost.append(
-            "the system does not report free RAM: unet3d predict is not limited by it (set "
-            "memory_gib=), and preprocessing takes one case per core"
-        )
-    if not can_measure_resident_peak():
-        lost.append("the system does not report peak RAM: steps on the CPU have none")
-    folder = find_existing_dir(settings.data.cache)
-    if not has_locks(folder):
-        lost.append(
-            f"{folder} cannot be locked: runs that start at once may preprocess the same cases"
-        )
-    if settings.data.num_workers > 0 and not machine.has_forked_workers():
-        lost.append("data workers are not forked: each imports torch, which takes seconds")
-    if not machine.has_posix_processes():
-        lost.append("the system has no POSIX signals: trainer.devices must be 1")
-    return [Problem(message) for message in lost]
 
 
 def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
@@ -249,20 +210,11 @@ def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
     software = report.software
     reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
     problems = [Problem(f"{reason}: training runs on {report.system.cores} CPU cores")]
-    driver = machine.check_driver(software.cuda, driver=report.driver, runs=report.driver_cuda)
-    problems += [] if driver is None else [driver]
     if software.cpu_compiler is None:
         problems.append(
             Problem(
                 "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
                 "plain PyTorch, slowly"
-            )
-        )
-    elif software.cpu_openmp is False:
-        problems.append(
-            Problem(
-                f"{software.cpu_compiler} has no OpenMP: CPU kernels use one thread; install g++ "
-                "and set CXX"
             )
         )
     return problems
@@ -280,17 +232,11 @@ def find_gpu_problems(report: MachineReport) -> list[Problem]:
     for gpu in report.gpus:
         held = count_bytes_held_by_others(gpu)
         if held:
-            names = describe_processes(gpu.other_processes or [])
-            total, free = format_bytes(gpu.total or 0), format_bytes(gpu.free or 0)
-            message = f"other processes hold {format_bytes(held)} of GPU {gpu.index}'s {total}"
-            problems.append(Problem(f"{message}{names}: {free} are free"))
+            total, free = format_bytes(gpu.total), format_bytes(gpu.free)
+            problems.append(
+                Problem(
+                    f"other processes hold {format_bytes(held)} of GPU {gpu.index}'s {total}: "
+                    f"{free} are free (nvidia-smi lists them)"
+                )
+            )
     return problems
-
-
-def describe_processes(processes: Iterable[nvml.Process]) -> str:
-    """Return names and process ids in parentheses."""
-    names = [
-        f"{p.name or 'process'} {p.pid}" + (f" with {format_bytes(p.used)}" if p.used else "")
-        for p in processes
-    ]
-    return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""

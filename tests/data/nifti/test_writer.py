@@ -2,8 +2,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from unet3d.atomic_write import atomic_write
 from unet3d.data.nifti.writer import open_probability_file, write_labels
+from unet3d.files import atomic_write
 
 OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
 

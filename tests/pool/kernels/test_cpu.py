@@ -97,33 +97,6 @@ def test_without_a_working_compiler_pooling_falls_back_to_plain_pytorch(
     assert "plain PyTorch" in record.getMessage()
 
 
-def test_a_library_is_loaded_only_with_the_content_that_was_compiled(uncompiled, tmp_path, caplog):
-    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
-    x = torch.randn(1, 1, 64, 64, 64)
-    expected = MedianPool3d(2)(x)
-    (library,) = tmp_path.glob("unet3d/cpp/*.so")
-    content = library.read_bytes()
-    library.unlink()  # the file itself is mapped into this process
-    library.write_bytes(content[:5000])  # dlopen would crash
-    cpu.kernels.libraries.clear()
-    assert torch.equal(MedianPool3d(2)(x), expected)
-    (recompiled,) = tmp_path.glob("unet3d/cpp/*.so")
-    assert len(recompiled.read_bytes()) > 5000
-
-
-def test_libraries_that_others_can_write_to_are_not_loaded(uncompiled, tmp_path, caplog):
-    uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
-    x = torch.randn(1, 1, 64, 64, 64)
-    expected = MedianPool3d(2)(x)
-    folder = tmp_path / "unet3d" / "cpp"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-    cpu.kernels.libraries.clear()
-    assert torch.equal(MedianPool3d(2)(x), expected)
-    assert cpu.kernels.libraries == {torch.float32: None}
-    assert f"other users can write to {folder}" in caplog.text
-
-
 def test_a_library_that_cannot_be_loaded_falls_back_to_plain_pytorch(uncompiled, tmp_path, caplog):
     x = torch.randn(1, 1, 64, 64, 64)
     expected = MedianPool3d(2)(x)
@@ -131,12 +104,8 @@ def test_a_library_that_cannot_be_loaded_falls_back_to_plain_pytorch(uncompiled,
     uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
     uncompiled.setattr(cpu.kernels, "compile", lambda _compiler, _element, target: target.touch())
     assert torch.equal(MedianPool3d(2)(x), expected)
-    uncompiled.setattr(cpp_kernels, "allows_exec", lambda _: False)  # as on Docker's tmpfs
-    cpu.kernels.libraries.clear()
-    assert torch.equal(MedianPool3d(2)(x), expected)
-    first, second = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
-    assert "file too short" in first
-    assert "is mounted noexec" in second
+    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
+    assert "file too short (XDG_CACHE_HOME names another folder" in record.getMessage()
 
 
 def test_a_compiler_without_openmp_makes_kernels_of_one_thread_and_says_so(
@@ -145,8 +114,6 @@ def test_a_compiler_without_openmp_makes_kernels_of_one_thread_and_says_so(
     compiler = tmp_path / "clang++"  # Apple's
     compiler.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1; esac\nexec g++ "$@"\n')
     compiler.chmod(0o755)
-    assert cpp_kernels.supports_openmp("g++")
-    assert not cpp_kernels.supports_openmp(str(compiler))
     uncompiled.setenv("XDG_CACHE_HOME", str(tmp_path))
     uncompiled.setenv("CXX", str(compiler))
     x = torch.randn(1, 1, 64, 64, 64)

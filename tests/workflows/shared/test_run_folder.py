@@ -1,14 +1,12 @@
 """A folder belongs to one run: at a time, and at all times."""
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 import yaml
 
 from unet3d.cli.main import main
-from unet3d.run_lock import NAME, acquire_lock, make_record
+from unet3d.files import LOCK, lock_folder
 
 
 def read_all(folder):
@@ -38,7 +36,7 @@ def test_a_run_that_starts_anew_sets_the_earlier_one_aside_whole(unet3d, used, c
     assert not {"validation", "evaluation"} & {path.parts[0] for path in left}
     assert unet3d("fold=none", "logger=csv") == 0
     assert read_all(used.with_name("run.2")) == left
-    assert not list(used.parent.rglob(NAME))
+    assert not list(used.parent.rglob(LOCK))
 
 
 def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch):
@@ -49,37 +47,6 @@ def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch
         assert main(["train", *small, "hydra.run.dir=run", "logger=csv"]) == 0
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
     assert (tmp_path / "run").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("name", "resume"),
-    [("validation", "null"), ("evaluation", "auto"), ("checkpoints", "null")],
-)
-def test_a_folder_of_data_is_refused_and_stays_as_it_is(unet3d, tmp_path, capsys, name, resume):
-    (tmp_path / "run" / name).mkdir(parents=True)
-    (tmp_path / "run" / name / "scan.nii.gz").write_text("data")
-    assert unet3d(f"resume={resume}") == 2
-    assert "run is not the folder of a run" in capsys.readouterr().err
-    assert list(read_all(tmp_path)) == [Path("run", name, "scan.nii.gz")]
-
-
-def test_a_folder_with_other_things_is_not_set_aside(unet3d, used, small, monkeypatch, capsys):
-    before = read_all(used)
-    other = used / "other"
-    other.mkdir()
-    lock = acquire_lock(other, print)
-    assert unet3d() == 2
-    assert "holds an earlier run and also other, in which a command" in capsys.readouterr().err
-    lock.release()
-    monkeypatch.chdir(other)
-    assert unet3d() == 2
-    assert "is the working folder, or has it in it" in capsys.readouterr().err
-    monkeypatch.chdir(used.parent)
-    for home in (used, other):
-        monkeypatch.setenv("HOME", str(home))
-        assert unet3d() == 2
-        assert "holds an earlier run and has your home folder in it" in capsys.readouterr().err
-    assert read_all(used) == before
 
 
 @pytest.mark.parametrize(
@@ -112,17 +79,6 @@ def test_a_run_below_a_folder_is_another_one(unet3d, used, capsys):
     assert read_all(used) == before
 
 
-def test_checkpoints_that_nothing_resumes_from_are_set_aside_with_their_run(unet3d, used):
-    folder = used / "checkpoints"
-    (folder / "last.ckpt").rename(folder / "corrupted.ckpt")
-    for name in ("best.ckpt", "previous.ckpt"):
-        (folder / name).unlink(missing_ok=True)
-    used.with_name("run.1").symlink_to("nowhere")
-    before = read_all(used)
-    assert unet3d("resume=auto", "seed=3") == 0
-    assert read_all(used.with_name("run.2")) == before
-
-
 def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
     before = read_all(used)
     words = ["space={pool:[max,avg]}", f"hydra.run.dir={used}"]
@@ -147,28 +103,19 @@ def test_a_folder_that_the_new_run_reads_from_is_not_set_aside(unet3d, used, cap
     assert read_all(used) == before
 
 
-def test_the_lock_of_a_killed_command_does_not_keep_a_folder_in_place(unet3d, used):
-    (used / "0").mkdir()
-    record = json.loads(make_record()) | {"process_start": "1"}
-    (used / "0" / NAME).write_text(json.dumps(record))
-    assert unet3d() == 0
-    assert (used.with_name("run.1") / "0" / NAME).exists()
-
-
 @pytest.mark.parametrize("words", [[], ["resume=auto"], ["resume=auto", "trainer.max_steps=9"]])
 def test_a_second_command_in_a_folder_in_use_is_refused_and_changes_nothing(
     unet3d, used, capsys, words
 ):
-    lock = acquire_lock(used, print)
-    before = read_all(used)
-    capsys.readouterr()
-    assert unet3d(*words) == 2
-    error = capsys.readouterr().err.strip()
-    assert f"{used} is in use by process {os.getpid()} on " in error
-    assert len(error.splitlines()) == 1
-    assert read_all(used) == before
+    with lock_folder(used):
+        before = read_all(used)
+        capsys.readouterr()
+        assert unet3d(*words) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"{used} is in use by process {os.getpid()} on " in error
+        assert len(error.splitlines()) == 1
+        assert read_all(used) == before
     assert not used.with_name("run.1").exists()
-    lock.release()
 
 
 def test_a_run_holds_its_folder_and_lets_go_of_it(unet3d, tmp_path, monkeypatch):
@@ -177,13 +124,13 @@ def test_a_run_holds_its_folder_and_lets_go_of_it(unet3d, tmp_path, monkeypatch)
     evaluate, seen = fit.build_training, []
 
     def build(settings, folder, *rest):
-        seen.append((folder / NAME).exists())
+        seen.append((folder / LOCK).exists())
         return evaluate(settings, folder, *rest)
 
     monkeypatch.setattr(fit, "build_training", build)
     assert unet3d("logger=csv") == 0
     assert seen == [True]
-    assert not (tmp_path / "run" / NAME).exists()
+    assert not (tmp_path / "run" / LOCK).exists()
     records = tmp_path / "run" / ".hydra"
     assert {path.name for path in records.iterdir()} == {
         *("config.yaml", "hydra.yaml", "overrides.yaml")
@@ -198,9 +145,8 @@ def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatc
     assert main(["train", *words]) == 0
     (first,) = (tmp_path / "outputs").iterdir()
     before = read_all(first)
-    lock = acquire_lock(first, print)
-    assert main(["train", *words]) == 0
-    lock.release()
+    with lock_folder(first):
+        assert main(["train", *words]) == 0
     assert main(["train", *words]) == 0
     names = {path.name for path in (tmp_path / "outputs").iterdir()}
     assert names == {first.name, f"{first.name}-1", f"{first.name}-2"}
@@ -213,12 +159,11 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     assert main(words) == 0
     sweep = tmp_path / "sweep"
     before = read_all(sweep)
-    lock = acquire_lock(sweep, print)
     capsys.readouterr()
-    assert main(words) == 2
-    assert "is in use by process" in capsys.readouterr().err
-    assert main([*words, "resume=auto"]) == 2
-    lock.release()
+    with lock_folder(sweep):
+        assert main(words) == 2
+        assert "is in use by process" in capsys.readouterr().err
+        assert main([*words, "resume=auto"]) == 2
     assert read_all(sweep) == before
     assert main([*words, "resume=auto"]) == 0
     assert not (tmp_path / "sweep.1").exists()
@@ -234,8 +179,7 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
 def test_a_search_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "search").mkdir()
-    lock = acquire_lock(tmp_path / "search", print)
-    assert main(["search", *small, "space={pool:[max,avg]}", "hydra.run.dir=search"]) == 2
+    with lock_folder(tmp_path / "search"):
+        assert main(["search", *small, "space={pool:[max,avg]}", "hydra.run.dir=search"]) == 2
     assert "is in use by process" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "search").iterdir()] == [NAME]
-    lock.release()
+    assert list((tmp_path / "search").iterdir()) == []

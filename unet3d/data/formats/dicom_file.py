@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write
 from unet3d.data.formats.dicom_series import (
     TAGS,
     compute_affine,
@@ -25,6 +24,7 @@ from unet3d.data.formats.volume_format import (
     get_spacing_mm,
 )
 from unet3d.errors import UsageError, need_packages
+from unet3d.files import atomic_write
 
 SUFFIX = ".dcm"
 

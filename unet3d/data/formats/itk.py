@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
 from unet3d.data.formats.itk_text import TextHeader, split_text
 from unet3d.data.formats.volume_format import (
     LPS_TO_RAS,
@@ -19,6 +18,7 @@ from unet3d.data.formats.volume_format import (
     iter_slabs,
 )
 from unet3d.errors import UsageError, need_packages
+from unet3d.files import atomic_write
 from unet3d.text import is_utf8
 
 ORTHOGONAL = 1e-4

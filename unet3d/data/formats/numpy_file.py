@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volume_format import (
     NOT_2D,
     UnreadableFileError,
@@ -14,6 +13,7 @@ from unet3d.data.formats.volume_format import (
     get_number_type,
     iter_slabs,
 )
+from unet3d.files import atomic_write, name_file
 
 MAX_HEADER_BYTES = 10_000
 """As NumPy has it, which reads a longer header before it refuses it."""

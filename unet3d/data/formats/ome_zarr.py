@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import create_folder
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
@@ -20,6 +19,7 @@ from unet3d.data.formats.volume_format import (
     make_scaled_affine,
 )
 from unet3d.errors import need_packages
+from unet3d.files import create_folder
 
 MM_PER_UNIT = {
     "angstrom": 1e-7,

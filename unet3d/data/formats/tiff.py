@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
@@ -22,6 +21,7 @@ from unet3d.data.formats.volume_format import (
     make_scaled_affine,
 )
 from unet3d.errors import UsageError, need_packages
+from unet3d.files import atomic_write
 
 MM_PER_UNIT = {
     **dict.fromkeys(("nm", "nanometer", "nanometers"), 1e-6),

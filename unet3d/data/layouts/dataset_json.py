@@ -10,7 +10,7 @@ from unet3d.data.case import Case
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volumes import describe_skipped, list_volumes
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json
+from unet3d.files import read_json
 
 MAX_NAMES = 1000
 """Channels or classes of a dataset, each of which needs a file of every case or an output."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import create_folder
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.errors import UsageError
+from unet3d.files import create_folder
 from unet3d.text import join_first
 
 MAX_CASES = 100_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json, read_text
+from unet3d.files import read_json
 from unet3d.text import escape_unprintable, join_first, pluralize
 
 ACCEPTED = (
@@ -79,7 +79,7 @@ def _read_file(file: Path, key: str) -> dict[str, str]:
     """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
         if file.suffix.lower() == ".csv":
-            lines = read_text(file).splitlines()
+            lines = file.read_text("utf-8-sig").splitlines()
             rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
             pairs = [(case, group) for case, group in rows]
         else:

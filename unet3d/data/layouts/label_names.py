@@ -7,7 +7,7 @@ from typing import Any
 
 from unet3d.data.formats.labels import MAX_LABEL
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json
+from unet3d.files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)

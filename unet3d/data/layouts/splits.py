@@ -8,7 +8,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json
+from unet3d.files import read_json
 from unet3d.text import join_first, pluralize
 
 NUM_FOLDS = 5

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
 from unet3d.data.nifti.reader import open_image
+from unet3d.files import atomic_write
 
 
 def make_template(shape: tuple[int, ...], affine: np.ndarray) -> Any:

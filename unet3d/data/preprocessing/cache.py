@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.atomic_write import shorten_name
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
@@ -39,6 +38,7 @@ from unet3d.data.preprocessing.resampling import (
 )
 from unet3d.data.preprocessing.statistics import PERCENTILES, Statistics
 from unet3d.errors import UsageError
+from unet3d.files import shorten_name
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes

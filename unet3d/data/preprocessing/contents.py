@@ -10,10 +10,9 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from unet3d.atomic_write import atomic_write, name_file
 from unet3d.data.formats.volumes import list_files
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json
+from unet3d.files import atomic_write, name_file, read_json
 
 FILE = "contents.json"
 

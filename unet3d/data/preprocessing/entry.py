@@ -11,9 +11,8 @@ from zlib import crc32
 
 import numpy as np
 
-from unet3d.atomic_write import name_file
 from unet3d.data.formats.numpy_file import save_array
-from unet3d.json_file import read_text
+from unet3d.files import name_file
 
 VALUES = "values.json"
 
@@ -57,7 +56,7 @@ def write_entry(
 def read_entry(folder: Path) -> dict[str, Any]:
     """Return the values, and what was recorded of the arrays."""
     try:
-        content, checksum = read_text(folder / VALUES).split("\n")[:2]
+        content, checksum = (folder / VALUES).read_text("utf-8").split("\n")[:2]
         if crc32(content.encode()) != int(checksum):
             raise DamagedEntryError(f"{VALUES} does not have its checksum")
         entry = json.loads(content)

@@ -16,7 +16,7 @@ import yaml
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.atomic_write import atomic_write, name_file
+from unet3d.files import atomic_write, name_file
 from unet3d.lit.loggers.append_only_file import AppendOnlyFile
 from unet3d.lit.loggers.image_file import write_image
 from unet3d.lit.loggers.run_logger import RunFacts

@@ -14,8 +14,8 @@ import numpy as np
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.atomic_write import atomic_write
 from unet3d.errors import summarize_error
+from unet3d.files import atomic_write
 from unet3d.lit.loggers.append_only_file import warn
 from unet3d.lit.loggers.image_file import write_image
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.atomic_write import atomic_write
+from unet3d.files import atomic_write
 
 
 def write_image(folder: Path, name: str, image: np.ndarray, step: int) -> Path:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.atomic_write import atomic_write
 from unet3d.errors import RunError
+from unet3d.files import atomic_write
 from unet3d.report.html.elements import Html, join, tag
 from unet3d.report.html.viewer import Viewer
 

@@ -9,8 +9,8 @@ from torch.export import ExportedProgram
 from unet3d.export.bundle import get_network_path, write_description, write_weights
 from unet3d.export.onnx_format import OnnxSession, write_onnx
 from unet3d.export.torch_export_format import ExportedSession, write_torch_export
+from unet3d.files import read_json
 from unet3d.inference.accumulate import Network
-from unet3d.json_file import read_json
 from unet3d.report.model_card import make_model_card
 from unet3d.workflows.export.trained_network import TrainedNetwork
 

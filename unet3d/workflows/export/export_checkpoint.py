@@ -11,7 +11,6 @@ import torch
 from torch.export import ExportedProgram
 
 from unet3d import __version__
-from unet3d.atomic_write import atomic_write, name_file, shorten_name
 from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
@@ -19,6 +18,7 @@ from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format, torch_export_format
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
 from unet3d.export.program import export_program, require_packages
+from unet3d.files import atomic_write, name_file, shorten_name
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import choose_decision

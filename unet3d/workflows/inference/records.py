@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unet3d.atomic_write import MAX_NAME_BYTES, shorten_name, write_text
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.contents import digest_volume
 from unet3d.errors import UsageError
-from unet3d.json_file import read_json
+from unet3d.files import MAX_NAME_BYTES, read_json, shorten_name, write_text
 from unet3d.text import join_first, pluralize
 from unet3d.workflows.inference.predictor import ScanTask
 

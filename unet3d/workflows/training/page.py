@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.errors import summarize_error
-from unet3d.machine.describe import summarize_machine
+from unet3d.machine.system import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import COLORS, compute_kinds_over_time, find_large_events
 from unet3d.report.html.run_page import StepTimeline, render_run

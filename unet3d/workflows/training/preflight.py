@@ -15,6 +15,7 @@ from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.machine.memory import get_available_bytes
+from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
 from unet3d.types import HasRetention
 from unet3d.units import format_bytes
@@ -73,20 +74,15 @@ def find_problems(
 ) -> list[machine.Problem]:
     """Return what is missing on this machine for a run of `processes` processes; change nothing."""
     cuda = device == "cuda"
-    gpu_files = [] if settings.trainer.accelerator == "cpu" else machine.list_nvidia_devices()
-    problems = [
-        machine.check_torch_build(
-            torch.__version__,
-            cuda=torch.version.cuda,
-            gpu=cuda,
-            half=precision.used != "32",
-            devices=gpu_files,
-        ),
-        machine.check_writable(folder / "checkpoints"),
-    ]
+    problems = [machine.check_writable(folder / "checkpoints")]
+    if not cuda and settings.trainer.accelerator != "cpu":
+        devices = machine.list_nvidia_devices()
+        problems.append(
+            machine.check_torch_build(torch.__version__, cuda=torch.version.cuda, devices=devices)
+        )
     if cuda:
         problems.append(
-            machine.check_cudnn(
+            check_cudnn(
                 torch.backends.cudnn.version(),
                 half=precision.used != "32",
                 is_fused=is_fused,
@@ -106,13 +102,26 @@ def find_problems(
     if workers > 0:
         batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
         ram, shm = get_available_bytes(torch.device("cpu")), machine.get_free_shm()
-        limits = machine.get_file_limits()
         problems += [
             machine.check_shm(workers=workers, processes=processes, batch=batch, free=shm),
             machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=ram),
-            machine.check_open_files(workers, hard=limits and limits[1]),
         ]
     return [problem for problem in problems if problem is not None]
+
+
+def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Problem | None:
+    """Check whether torch gives half-precision 3D convolutions to this version of cuDNN.
+
+    Fused blocks are not concerned: they compute channels-last.
+    """
+    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D or not half or is_fused:
+        return None
+    number = f"{cudnn // 10_000}.{cudnn % 10_000 // 100}"
+    return machine.Problem(
+        f"cuDNN {number}: torch computes half-precision 3D convolutions of plain modules without "
+        "it, in many times the memory and the time (pytorch#166643): install cuDNN 9.15 or newer "
+        "(nvidia-cudnn-cu12 or -cu13), or use fused blocks"
+    )
 
 
 def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment) -> None:
@@ -173,10 +182,5 @@ def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None 
         raise UsageError(
             f"trainer.devices={processes}, but torch finds {pluralize(num_gpus, 'GPU')}: lower it, "
             "or set it to auto"
-        )
-    if processes > 1 and not machine.has_posix_processes():
-        raise UsageError(
-            f"trainer.devices={trainer.devices}: several processes need POSIX signals, which this "
-            "system does not have: use trainer.devices=1, or WSL2 on Windows"
         )
     return processes

@@ -13,7 +13,6 @@ import torch
 import yaml
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.atomic_write import write_text
 from unet3d.config.compose import list_config_groups
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.layouts.groups import describe_groups
@@ -26,7 +25,7 @@ from unet3d.errors import (
     describe_os_error,
     summarize_error,
 )
-from unet3d.json_file import read_json
+from unet3d.files import read_json, write_text
 from unet3d.lit.callbacks.checkpoints import (
     AtomicCheckpointIO,
     BestCheckpoint,

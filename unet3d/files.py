@@ -1,16 +1,24 @@
-"""Atomic writes: after a crash a file or folder is the old one or the new one, never a part."""
+"""Write files atomically, read JSON, and lock a folder for one process."""
 
-import errno
+import json
 import os
 import shutil
+import socket
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from hashlib import blake2s
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
+
+from unet3d.errors import UsageError
 
 MAX_NAME_BYTES = 255
 """What file systems allow."""
+
+LOCK, LOCK_OWNER = "run.lock", ".run.lock.owner"
+"""The lock of a folder, and the text that names the process which holds it."""
 
 
 def find_existing_dir(folder: Path) -> Path:
@@ -36,15 +44,6 @@ def name_file(path: Path) -> Generator[None]:
         raise cause from None
 
 
-def name_draft(name: str) -> str:
-    """Return the name of the temporary file of a file.
-
-    It ends with the file's name, because writers choose a format by suffix.
-    """
-    prefix = f".{os.getpid()}-"
-    return prefix + shorten_name(name, MAX_NAME_BYTES - len(prefix))
-
-
 def shorten_name(name: str, limit: int) -> str:
     """Return a name of at most `limit` bytes with the same end; two long names stay two.
 
@@ -65,49 +64,38 @@ def shorten_name(name: str, limit: int) -> str:
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.
 
-    If the body raises, the temporary file is removed and `path` is unchanged.
+    After a crash the file is the old one or the new one, never a part. If the body raises, the
+    temporary file is removed. Its name ends like the file's, because writers choose a format by it.
     """
-    draft = path.with_name(name_draft(path.name))
+    prefix = f".{os.getpid()}-"
+    draft = path.with_name(prefix + shorten_name(path.name, MAX_NAME_BYTES - len(prefix)))
     try:
         with name_file(path):
             yield draft
             with draft.open("r+b") as file:  # Windows syncs only what is open for writing
-                sync_file(file.fileno())
+                os.fsync(file.fileno())
             draft.replace(path)
     except BaseException as error:
-        with suppress(OSError):  # Windows removes no file that is still mapped
-            draft.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(draft):
             error.filename = str(path)
         raise
     if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder to sync it
-        # Only a power failure could lose the new name; the file is complete under either.
-        with suppress(OSError):
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-
-def sync_file(number: int) -> None:
-    """Write an open file to disk, where its file system can."""
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-            raise
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8; anything but a regular file is written to.
+    """Replace a file by a text in UTF-8; /dev/stdout and links are written to instead.
 
     Bytes of names that are not UTF-8 are written as escapes.
     """
     content = text.encode("utf-8", "backslashreplace")
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        with name_file(path):
-            path.write_bytes(content)
+        path.write_bytes(content)
         return
     with atomic_write(path) as draft:
         draft.write_bytes(content)
@@ -131,3 +119,51 @@ def create_folder(path: Path) -> Generator[Path]:
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; what is wrong with it is an OSError or a ValueError."""
+    try:
+        return json.loads(path.read_text("utf-8-sig"))  # editors on Windows write such a mark
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
+@contextmanager
+def lock_file(path: Path, timeout: float = -1) -> Generator[None]:
+    """Hold the lock of a path, whose file is removed afterwards; others wait, or raise Timeout.
+
+    The system releases the lock when the process ends, however it ends.
+    """
+    from filelock import FileLock  # takes 40 ms, which most commands do not need
+
+    with FileLock(path, timeout=timeout):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows removes no open file
+                path.unlink()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    """Hold the lock of an existing folder; a UsageError names the process that holds it."""
+    from filelock import Timeout
+
+    path, owner = folder / LOCK, folder / LOCK_OWNER
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_file(path, timeout=0))
+        except Timeout:
+            text = owner.read_text("utf-8") if owner.exists() else "another process"
+            raise UsageError(
+                f"{folder} is in use by {text}: wait until it has ended, or set another "
+                f"hydra.run.dir= (if that process is gone, delete {path})"
+            ) from None
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = f"process {os.getpid()} on {socket.gethostname()}, since {started}"
+        owner.write_text(text, "utf-8")
+        try:
+            yield
+        finally:
+            owner.unlink(missing_ok=True)

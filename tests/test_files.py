@@ -1,0 +1,108 @@
+"""Files are the old or the new one, and a folder has one writer."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unet3d.errors import RunError, UsageError
+from unet3d.files import (
+    LOCK,
+    atomic_write,
+    create_folder,
+    lock_folder,
+    name_file,
+    read_json,
+    write_text,
+)
+
+
+def test_a_file_that_cannot_be_completed_keeps_its_old_content(tmp_path):
+    (tmp_path / "a").write_text("old")
+
+    def fail():
+        with atomic_write(tmp_path / "a") as draft:
+            draft.write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device", str(draft))
+
+    with pytest.raises(OSError, match="No space") as failed:
+        fail()
+    assert failed.value.filename == str(tmp_path / "a")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
+
+
+def test_errors_of_writing_get_the_name_of_their_file(tmp_path):
+    path = tmp_path / "a"
+    full = Path("/dev/full")
+    with pytest.raises(OSError, match="No space") as failed, name_file(path):
+        full.write_text("a")
+    assert failed.value.filename == str(path)
+
+
+def test_an_error_that_explains_another_keeps_its_message(tmp_path):
+    with pytest.raises(RunError, match="explained"), name_file(tmp_path / "a"):
+        raise RunError("explained") from OSError(errno.EIO, "Input/output error")
+
+
+def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
+    write_text(tmp_path / "a", "1")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    write_text(tmp_path / "link", "2")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a").read_text() == "2"
+    write_text(Path(os.devnull), "3")
+    assert Path(os.devnull).is_char_device()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
+
+
+def test_bytes_that_are_not_utf8_are_written_as_escapes(tmp_path):
+    write_text(tmp_path / "a", "caf\udce9")
+    assert (tmp_path / "a").read_text() == "caf\\udce9"
+
+
+@pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 255 * "\udc80"])
+def test_a_name_of_any_length_can_be_written(tmp_path, name):
+    write_text(tmp_path / name, "1")
+    with create_folder(tmp_path / name[::-1]) as draft:
+        (draft / "a").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}
+
+
+def test_json_may_begin_with_the_mark_that_windows_writes(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"a": [1]}), "utf-8-sig")
+    assert read_json(tmp_path / "a.json") == {"a": [1]}
+
+
+def test_a_folder_in_use_is_refused_in_one_line_that_says_how_to_clear_it(tmp_path):
+    expected = rf"in use by process {os.getpid()} on .*, since 20.*delete {tmp_path / LOCK}\)$"
+    with lock_folder(tmp_path), pytest.raises(UsageError, match=expected), lock_folder(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with lock_folder(tmp_path):
+        pass
+
+
+def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
+    code = (
+        "import os, sys, time; from pathlib import Path; from unet3d.files import lock_folder\n"
+        "with lock_folder(Path(sys.argv[1])):\n"
+        "    if os.fork():  # a data worker outlives its parent for seconds\n"
+        "        print('held', flush=True)\n"
+        "    time.sleep(30)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"held\n"
+        try:
+            with pytest.raises(UsageError, match=f"process {process.pid} "), lock_folder(tmp_path):
+                pass
+            process.kill()
+            process.wait()
+            with lock_folder(tmp_path):
+                pass
+        finally:
+            os.killpg(process.pid, 9)
