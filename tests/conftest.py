@@ -17,7 +17,7 @@ import yaml
 from tests.data.helpers.datasets import write_nnunet, write_pairs
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.data.layouts.synthetic import write_dataset
+from unet3d.data.layouts.synthetic import Synthetic
 
 Compose = Callable[..., TrainingSettings]
 
@@ -122,9 +122,9 @@ def composed(small: list[str]) -> Compose:
 def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a small dataset in the layout of the Decathlon."""
     folder = tmp_path_factory.mktemp("decathlon")
-    write_dataset(
-        folder, classes=3, cases=5, size=[16, 16, 16], spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1
-    )
+    sizes: Any = {"num_classes": 3, "num_cases": 5, "size": [16, 16, 16]}
+    dataset = Synthetic("", **sizes, spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1)
+    dataset.write(folder)
     (folder / "imagesTs").symlink_to(folder / "imagesTr")
     return folder
 

@@ -526,7 +526,7 @@ def test_windows_of_background_are_skipped_and_counted(
 def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
     predict, checkpoint, images, tmp_path, monkeypatch
 ):
-    from unet3d.data.nifti import writer
+    from unet3d.data.formats import nifti
 
     def interrupted(image, path):
         path.write_bytes(b"half")
@@ -537,7 +537,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         patched.setattr(nibabel, "save", interrupted)
         assert predict(**words) == 130
     assert list_labels(tmp_path / "out") == []
-    assert writer.atomic_write is not None
+    assert nifti.atomic_write is not None
     assert predict(**words) == 0
 
 

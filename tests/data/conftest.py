@@ -5,6 +5,7 @@ import pytest
 
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
+from unet3d.data.preprocessing.entry import write_entry
 from unet3d.data.preprocessing.statistics import Statistics
 
 
@@ -15,10 +16,12 @@ def volumes(tmp_path):
     for n, size in enumerate([(12, 11, 10), (9, 9, 9), (16, 8, 12)]):
         folder = tmp_path / str(n)
         folder.mkdir()
-        np.save(folder / "image.npy", rng.normal(size=(2, *size)).astype(np.float32))
-        np.save(folder / "label.npy", rng.integers(0, 3, size, np.uint8))
-        points = np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32)
-        np.save(folder / "foreground_points.npy", points)
+        arrays = {
+            "image": rng.normal(size=(2, *size)).astype(np.float32),
+            "label": rng.integers(0, 3, size, np.uint8),
+            "foreground_points": np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32),
+        }
+        write_entry(folder, arrays, {}, folder.name)
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
         statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(9, 9, 9), percentiles=())
         summary = VolumeSummary(shape=size, classes=frozenset({1, 2}), statistics=statistics)

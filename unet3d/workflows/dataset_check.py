@@ -1,6 +1,5 @@
 """Check every file of a dataset for what training could not use."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from unet3d.data.checks.headers import (
 )
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
+from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.machine.memory import get_available_bytes
 from unet3d.workflows.shared.dataset import SplitRule, build_layout, choose_split, resolve_dataset
 
@@ -53,6 +53,7 @@ def check_dataset(
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if settings.read_voxels:
+        largest = max([1, *(header.reading_bytes for header in headers)])
         findings += check_voxels(
             [case for case in cases if case.name not in too_large],
             classes=dataset.classes,
@@ -60,7 +61,7 @@ def check_dataset(
             annotations=dataset.annotations,
             channels=dataset.channels,
             background=data.background,
-            workers=settings.workers or os.cpu_count() or 1,
+            workers=settings.workers or count_parallel_jobs(largest, ram),
             progress=progress,
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read

@@ -1,7 +1,6 @@
-"""Every way in which a case of a Decathlon folder can be broken."""
+"""Faults that datasets have, to plant in a case of a Decathlon folder."""
 
 import gzip
-import os
 import shutil
 
 import nibabel
@@ -31,10 +30,6 @@ def flip_bit(path, position):
     content = bytearray(path.read_bytes())
     content[int(len(content) * position)] ^= 0x10
     path.write_bytes(content)
-
-
-def remove_checksum(path):
-    path.write_bytes(path.read_bytes()[:-8])
 
 
 def set_value(path, value, dtype=np.float32):
@@ -76,17 +71,12 @@ CORRUPTIONS = {
     "a truncated file": (
         lambda r, i, t: truncate(i, 0.5),
         "image",
-        "cannot be decompressed completely",
+        "cannot be decoded: Compressed file ended",
     ),
     "a truncated label": (
         lambda r, i, t: truncate(t, 0.5),
         "label",
-        "cannot be decompressed completely",
-    ),
-    "a missing checksum": (
-        lambda r, i, t: remove_checksum(i),
-        "image",
-        "cannot be decompressed completely",
+        "cannot be decoded: Compressed file ended",
     ),
     "a truncated plain file": (
         lambda r, i, t: replace_by_truncated_plain_file(i),
@@ -96,34 +86,20 @@ CORRUPTIONS = {
     "a flipped bit": (
         lambda r, i, t: flip_bit(i, 0.6),
         "image",
-        "cannot be (read|decompressed)|contains data beyond",
+        "cannot be (read|decoded)|contains data beyond",
     ),
-    "a wrong checksum": (lambda r, i, t: flip_bit(i, 0.998), "image", "cannot be read: CRC check"),
+    "a wrong checksum": (
+        lambda r, i, t: flip_bit(i, 0.998),
+        "image",
+        "cannot be read: CRC check",
+    ),
     "more voxels than declared": (
         lambda r, i, t: set_header_fields(i, dim=[3, 12, 10, 7, 1, 1, 1, 1]),
         "image",
         "contains data beyond the 840 voxels",
     ),
-    "a negative size": (
-        lambda r, i, t: set_header_fields(i, dim=[4, 12, 10, 8, -1, 1, 1, 1]),
-        "image",
-        "invalid header: shape",
-    ),
-    "an infinite voxel offset": (
-        lambda r, i, t: set_header_fields(i, vox_offset=np.inf),
-        "image",
-        "invalid header",
-    ),
-    "a pipe": (lambda r, i, t: (i.unlink(), os.mkfifo(i)), "image", "not a regular file"),
-    "a link to itself": (lambda r, i, t: (i.unlink(), i.symlink_to(i)), "image", "symbolic links"),
-    "a folder": (lambda r, i, t: (i.unlink(), i.mkdir()), "image", "cannot be read: Is a dir"),
     "NaN": (lambda r, i, t: set_value(i, np.nan), "image", "holds NaN or infinity in 1 of 960"),
     "infinity": (lambda r, i, t: set_value(i, np.inf), "image", "infinity in 1 of 960 voxels"),
-    "values beyond float32": (
-        lambda r, i, t: set_value(i, 1e300, float),
-        "image",
-        "NaN or infinity",
-    ),
     "NaN in a label": (lambda r, i, t: set_value(t, np.nan), "label", "holds NaN"),
     "an unknown class": (lambda r, i, t: set_value(t, 3), "label", r"holds 3: .* must be 0\.\.2"),
     "a negative label": (lambda r, i, t: set_value(t, -2), "label", "holds -2: labels must be"),
@@ -168,11 +144,6 @@ CORRUPTIONS = {
         "image",
         "it must be 3D, or 4D",
     ),
-    "5D": (
-        lambda r, i, t: save_volume(i, make_image(72, (4, 4, 4, 1, 2))),
-        "image",
-        "it must be 3D, or 4D",
-    ),
     "a slice": (
         lambda r, i, t: save_volume(i, make_image(73, (12, 10, 3))),
         "image",
@@ -197,16 +168,6 @@ CORRUPTIONS = {
         lambda r, i, t: set_header_fields(i, srow_z=[0, 1, 0, 0]),
         "image",
         r"invalid affine \[1 0 0 0, 0 1 0 0, 0 1 0 0\]",
-    ),
-    "NaN in the affine": (
-        lambda r, i, t: set_header_fields(i, srow_x=[np.nan] * 4),
-        "image",
-        "invalid affine",
-    ),
-    "an unknown type": (
-        lambda r, i, t: set_header_fields(i, datatype=999),
-        "image",
-        "invalid header",
     ),
     "the same image": (
         lambda r, i, t: shutil.copy(r / "imagesTr" / "case_00.nii.gz", i),

@@ -61,33 +61,3 @@ def test_one_file_may_hold_several_channels(tmp_path):
     settings = Preprocessing(num_classes=3, normalize=("none",))
     scan, label = preprocess_case(layout.list_cases()[0], settings)
     assert scan.image.shape == (4, *label.shape) == (4, *SIZE)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"labels": ' * 50_000, "cannot be read as JSON"),
-        ('{"modality": {"0": "a", "1": "b\\u001b[2J"}}', "names with control characters"),
-        ('{"modality": {"0": "a", "1": "\\ud800"}}', "names with control characters"),
-        (json.dumps({"modality": {n: f"c{n}" for n in range(1001)}}), "modality has 1001 names"),
-    ],
-)
-def test_nested_json_and_control_characters_are_refused(tmp_path, content, message):
-    (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(UsageError, match=message):
-        Decathlon(str(tmp_path)).describe()
-
-
-def test_names_of_folders_above_a_dataset_do_not_matter():
-    dataset = Decathlon("caf\udce9\n")
-    dataset.content = {"training": [{"image": "a.nii.gz", "label": "b.nii.gz"}]}
-    assert [case.name for case in dataset.list_cases()] == ["a"]
-
-
-@pytest.mark.parametrize("name", ["a\\u0000.nii.gz", "\\ud800.nii.gz"])
-def test_an_impossible_path_is_an_invalid_entry(tmp_path, name):
-    entry = f'{{"image": "{name}", "label": "b.nii.gz"}}'
-    good = '{"image": "a.nii.gz", "label": "b.nii.gz"}'
-    (tmp_path / "dataset.json").write_text(f'{{"training": [{entry}, {good}]}}')
-    (finding,) = Decathlon(str(tmp_path)).find_problems()[:1]
-    assert finding.case == "training[0]"

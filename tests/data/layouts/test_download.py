@@ -104,12 +104,8 @@ def test_an_archive_is_extracted_completely(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (make_archive(**{"../evil": tarfile.REGTYPE}), "has a path outside of its folder: ../evil"),
-        (make_archive(**{f"{TASK}/../../evil": tarfile.REGTYPE}), "outside"),
-        (make_archive(**{"/tmp/unet3d-evil": tarfile.REGTYPE}), "outside"),
-        (make_archive(**{f"{TASK}/link": tarfile.SYMTYPE}), "link, which is not a regular file"),
-        (make_archive(**{f"{TASK}/link": tarfile.LNKTYPE}), "link, which is not a regular file"),
-        (make_archive(**{f"{TASK}/pipe": tarfile.FIFOTYPE}), "pipe, which is not a regular file"),
+        (make_archive(**{"../evil": tarfile.REGTYPE}), "cannot be extracted: .*outside"),
+        (make_archive(**{f"{TASK}/link": tarfile.SYMTYPE}), "is a link to an absolute path"),
         (make_archive({"readme": b""}), f"does not contain {TASK}/dataset.json"),
         (make_archive()[:250_000], "cannot be extracted: unexpected end of data"),
         (b"not an archive", "cannot be extracted"),

@@ -3,7 +3,6 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case, zero_padded_noise
 from unet3d.data.preprocessing.background import (
-    StreamedBorder,
     choose_background,
     find_background,
     find_border_value,
@@ -57,17 +56,6 @@ def test_a_border_that_varies_is_not_background():
     volume[2:10, 2:10, 0] = noise(8, 8)
     assert find_border_value(volume) == -4
     assert find_background(noise(1, 8, 8, 8), AUTO) == [0]
-
-
-@pytest.mark.parametrize("shape", [(12, 12, 12), (1, 5, 4), (5, 4, 1)])
-@pytest.mark.parametrize("piece", [7, 1000, 10_000])
-def test_a_streamed_border_has_the_same_value(shape, piece):
-    for full in (zero_padded_noise() - 4, noise(12, 12, 12)):
-        volume = full[tuple(slice(n) for n in shape)]
-        values, border = volume.ravel(order="F"), StreamedBorder(shape)
-        for start in range(0, len(values), piece):
-            border.add(values[start : start + piece])
-        assert border.value == find_border_value(volume)
 
 
 def test_air_in_ct_is_an_ordinary_value():

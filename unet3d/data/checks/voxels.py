@@ -1,4 +1,4 @@
-"""Check the voxels of a dataset: read every file completely, in pieces of bounded memory."""
+"""Check the voxels of a dataset: read every file completely."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,17 @@ import numpy as np
 
 from unet3d.data.annotated import Annotations
 from unet3d.data.case import Case
-from unet3d.data.checks.headers import make_unreadable_finding
+from unet3d.data.checks.headers import is_3d, make_unreadable_finding
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader
-from unet3d.data.formats.volumes import iter_voxels, read_header
+from unet3d.data.formats.volume_format import UnreadableFileError, iter_slabs
+from unet3d.data.formats.volumes import find_format, read_header
 from unet3d.data.preprocessing.background import (
     AUTO,
     Background,
-    StreamedBorder,
+    find_border_value,
     repeat_per_channel,
 )
+from unet3d.data.preprocessing.pipeline import count_nonfinite
 from unet3d.text import join_first
 
 MAX_VALUES = 1000
@@ -122,75 +123,63 @@ def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int])
     for file in (*case.images, case.label):
         try:
             header = read_header(file)
-            if header.dtype.kind not in "iuf":
+            if header.dtype.kind not in "iuf" or not is_3d(header):
                 continue  # check_headers reports it
-            if file == case.label:
-                problems, digest, labels = check_label_voxels(file, header, classes, ignore_labels)
-                result.labels.update(labels)
-            else:
-                problems, digest, borders = check_image_voxels(file, header)
-                result.borders.extend(borders)
+            channels, _ = find_format(file).read_volume(file)
         except UnreadableFileError as error:
             result.findings.append(make_unreadable_finding(case.name, file, error))
             continue
+        if file == case.label:
+            problems, labels = check_label_voxels(channels, classes, ignore_labels)
+            result.labels.update(labels)
+        else:
+            problems = check_image_voxels(channels)
+            result.borders.extend(map(find_border_value, channels))
         result.findings.extend(
             Finding(case=case.name, file=file, message=message, advice=advice)
             for message, advice in problems
         )
-        if digest is not None:
-            result.digests[file] = digest
+        if any(channel.min() < channel.max() for channel in channels):
+            result.digests[file] = digest_voxels(channels)
     return result
 
 
-def check_image_voxels(
-    file: Path, header: VolumeHeader
-) -> tuple[Problems, bytes | None, list[float | None]]:
-    """Return the problems, a digest (None if constant) and the border of each channel."""
-    low = np.full(header.num_channels, np.inf)
-    high, not_finite, total = -low, 0, 0
-    digest = blake2b(repr(header.shape).encode(), digest_size=16)
-    is_volume = len(header.shape) >= 3 and min(header.shape) > 0
-    fastest_first = header.shape[:3] if header.order == "F" else header.shape[2::-1]
-    borders = [
-        StreamedBorder(fastest_first) for _ in range(header.num_channels if is_volume else 0)
-    ]
-    for channel, values in iter_voxels(file, header):
-        digest.update(values.data)
-        total += len(values)
-        if is_volume:
-            borders[channel].add(values)
-        finite = np.isfinite(values)
-        if not finite.all():
-            values = values[finite]
-            not_finite += len(finite) - len(values)
-        if len(values):
-            low[channel] = min(low[channel], values.min())
-            high[channel] = max(high[channel], values.max())
+def digest_voxels(channels: np.ndarray) -> bytes:
+    """Return a digest of the values of (C, D, H, W), whatever their type and order in memory."""
+    digest = blake2b(repr(channels.shape).encode(), digest_size=16)
+    for channel in channels:
+        for values in iter_slabs(channel):
+            digest.update(values.data)
+    return digest.digest()
+
+
+def check_image_voxels(channels: np.ndarray) -> Problems:
+    """Return the problems of (C, D, H, W)."""
     problems = []
+    not_finite = sum(map(count_nonfinite, channels))
     if not_finite:
-        advice = "replace them with finite values, or remove the case"
-        problems.append((f"holds NaN or infinity in {not_finite:,} of {total:,} voxels", advice))
-    for channel in np.flatnonzero(low == high):
-        prefix = f"channel {channel} " if header.num_channels > 1 else ""
-        message = f"{prefix}is {low[channel]:g} everywhere"
-        problems.append((message, "replace it with the correct file, or remove the case"))
-    is_constant = bool((low >= high).all())
-    border_values = [border.value for border in borders]
-    return problems, None if is_constant else digest.digest(), border_values
+        message = f"holds NaN or infinity in {not_finite:,} of {channels.size:,} voxels"
+        problems.append((message, "replace them with finite values, or remove the case"))
+    for index, channel in enumerate(channels):
+        low, high = channel.min(), channel.max()  # NaN if any voxel is
+        if low == high:
+            prefix = f"channel {index} " if len(channels) > 1 else ""
+            message = f"{prefix}is {low:g} everywhere"
+            problems.append((message, "replace it with the correct file, or remove the case"))
+    return problems
 
 
 def check_label_voxels(
-    file: Path, header: VolumeHeader, classes: int, ignore_labels: Sequence[int]
-) -> tuple[Problems, bytes | None, set[int]]:
-    """Return the problems, a digest (None if constant) and the classes that occur."""
+    channels: np.ndarray, classes: int, ignore_labels: Sequence[int]
+) -> tuple[Problems, set[int]]:
+    """Return the problems of (C, D, H, W), and the classes that occur."""
     present = np.empty(0, np.float32)
-    digest = blake2b(repr(header.shape).encode(), digest_size=16)
-    for _, values in iter_voxels(file, header):
-        digest.update(values.data)
-        if len(present) < MAX_VALUES:
-            # Labels come in runs: the last voxel of each run is enough, and faster to sort.
-            ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-            present = np.union1d(present, values[ends])
+    for channel in channels:
+        for values in iter_slabs(channel):
+            if len(present) < MAX_VALUES:
+                # Labels come in runs: the last voxel of each is enough, and faster to sort.
+                ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
+                present = np.union1d(present, values[ends])
     finite = present[np.isfinite(present)]
     is_integer = finite == np.round(finite)
     labels = {int(v) for v in finite[is_integer]}
@@ -211,4 +200,4 @@ def check_label_voxels(
                 "correct the label, the classes, or data.ignore_label",
             )
         )
-    return problems, digest.digest() if len(present) > 1 else None, labels & set(range(classes))
+    return problems, labels & set(range(classes))

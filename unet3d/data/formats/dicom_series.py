@@ -1,9 +1,8 @@
 """A folder with one series of DICOM images, one slice each, by pydicom."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,6 @@ TAGS = [
     *("SliceThickness", "ImageOrientationPatient", "ImagePositionPatient"),
 ]
 """What a header needs of each image."""
-
-BITS = (8, 16, 32)
-"""Bits of a voxel that are read."""
 
 GAP_TOLERANCE = 0.02
 """Tolerated difference between distances of slices, as a fraction of them."""
@@ -63,27 +59,30 @@ class Series:
         ]
 
     @property
-    def stored_type(self) -> np.dtype:
-        """Return the type of the voxels before scaling."""
+    def header(self) -> VolumeHeader:
+        """Return the header of the volume: float32 if any slice must be scaled."""
         first = self.datasets[0]
-        kind = "i" if first.get("PixelRepresentation") else "u"
-        return np.dtype(f"{kind}{first.BitsAllocated // 8}")
+        with describe_read_errors():
+            kind = "i" if first.get("PixelRepresentation") else "u"
+            is_scaled = set(self.scaling) != {(1.0, 0.0)}
+            return VolumeHeader(
+                shape=(int(first.Columns), int(first.Rows), len(self.files)),
+                affine=self.affine,
+                pixdim=get_spacing_mm(self.affine),
+                dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
+            )
 
-    @property
-    def is_scaled(self) -> bool:
-        """Return whether any slice must be scaled."""
-        return set(self.scaling) != {(1.0, 0.0)}
-
-    def iter_slices(self) -> Iterator[np.ndarray]:
-        """Yield slices (Y, X), scaled to float32 if any of them must be."""
-        is_scaled = self.is_scaled
-        for file, (slope, intercept) in zip(self.files, self.scaling, strict=True):
-            with describe_read_errors():
+    def read(self) -> np.ndarray:
+        """Return (1, D, H, W), read slice by slice."""
+        header = self.header
+        volume = np.empty(header.shape[::-1], header.dtype)
+        for index, (file, (slope, intercept)) in enumerate(
+            zip(self.files, self.scaling, strict=True)
+        ):
+            with describe_read_errors(), np.errstate(over="ignore"):  # beyond float32: infinite
                 plane = read_dataset(file).pixel_array
-            if is_scaled:
-                with np.errstate(over="ignore"):  # values beyond float32 become infinite
-                    plane = (plane.astype(np.float64) * slope + intercept).astype(np.float32)
-            yield plane
+                volume[index] = plane * slope + intercept if header.dtype.kind == "f" else plane
+        return volume.transpose(2, 1, 0)[None]
 
 
 def is_series(path: Path) -> bool:
@@ -92,16 +91,9 @@ def is_series(path: Path) -> bool:
         return False
     try:
         with os.scandir(path) as entries:
-            names = sorted(e.name for e in entries if e.name[0] != "." and _is_file(e))
-    except OSError:
-        return False
-    return any(_is_single_image(path / name) for name in islice(names, MAX_TRIED))
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:  # a link that leads to itself
+            names = sorted(e.name for e in entries if e.name[0] != "." and e.is_file())
+        return any(_is_single_image(path / name) for name in names[:MAX_TRIED])
+    except OSError:  # such as lost+found, which only root may read
         return False
 
 
@@ -116,15 +108,8 @@ def read_dataset(file: Path, **options: Any) -> Any:
     with need_packages(file, "pydicom", "highdicom"):
         import pydicom
         from pydicom.config import IGNORE, settings
-        from pydicom.filereader import read_file_meta_info
-        from pydicom.uid import DeflatedExplicitVRLittleEndian as deflated
 
     settings.reading_validation_mode = IGNORE
-    if read_file_meta_info(file).get("TransferSyntaxUID") == deflated:
-        raise UnreadableFileError(
-            f"has {file.name} as {deflated.name}, which pydicom decompresses as a whole to read "
-            "its header: convert it to Explicit VR Little Endian"
-        )
     return pydicom.dcmread(file, **options)
 
 
@@ -165,11 +150,6 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
         for tag in ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient"):
             if not dataset.get(tag):
                 raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
-        if dataset.BitsAllocated not in BITS:
-            raise UnreadableFileError(
-                f"has {file.name} with {dataset.BitsAllocated} bits for a voxel: convert it to "
-                "8, 16 or 32"
-            )
         if int(dataset.get("NumberOfFrames") or 1) > 1 or int(dataset.SamplesPerPixel) != 1:
             raise UnreadableFileError(f"has {file.name}, which is not one gray slice: remove it")
         for tag in ("Rows", "Columns", "PixelSpacing", "BitsAllocated", "PixelRepresentation"):
@@ -255,34 +235,8 @@ def compute_affine(
     return LPS_TO_RAS @ affine
 
 
-def read_series_header(folder: Path) -> VolumeHeader:
-    """Read the headers of all images."""
-    series = open_series(folder)
-    first = series.datasets[0]
-    with describe_read_errors():
-        shape = int(first.Columns), int(first.Rows), len(series.files)
-        is_scaled = series.is_scaled
-    plane = shape[0] * shape[1] * series.stored_type.itemsize
-    for file, dataset in zip(series.files, series.datasets, strict=True):
-        syntax = dataset.file_meta.get("TransferSyntaxUID")
-        with describe_read_errors():
-            is_plain = syntax is None or not syntax.is_compressed
-        if is_plain and file.stat().st_size < plane:
-            raise UnreadableFileError(f"has {file.name}, which ends before its last voxel")
-    return VolumeHeader(
-        shape=shape,
-        affine=series.affine,
-        pixdim=get_spacing_mm(series.affine),
-        dtype=np.dtype(np.float32) if is_scaled else series.stored_type,
-        buffer_bytes=4 * plane,
-    )
-
-
 def _is_single_image(file: Path) -> bool:
-    try:
-        head = _read_head(file)
-    except OSError:  # one damaged file must not hide the others of a folder
-        return False
+    head = _read_head(file)
     return head is not None and not any(uid.encode() in head for uid in MULTIFRAME)
 
 

@@ -1,53 +1,197 @@
-"""NIfTI; unet3d/data/nifti/ reads and writes the files."""
+"""NIfTI, by nibabel."""
 
-from collections.abc import Callable, Iterator, Sequence
+import gzip
+import logging
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import VolumeHeader
-from unet3d.data.nifti import reader, stream, writer
+from unet3d.data.formats.volume_format import (
+    UnreadableFileError,
+    VolumeHeader,
+    describe_read_errors,
+)
+from unet3d.files import atomic_write
+
+LOG = logging.getLogger("nibabel.global")
+LOG.setLevel(logging.CRITICAL)  # how nibabel corrects a header; `check` reports what matters
 
 
 class Nifti:
     """Files that end in .nii or .nii.gz."""
 
     name = "NIfTI"
-    suffixes = stream.NIFTI_SUFFIXES
-
-    def __init__(self, read_other_header: Callable[[Path], VolumeHeader]):
-        self.read_other_header = read_other_header  # of the other formats, to write labels
+    suffixes = (".nii.gz", ".nii")
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the file."""
         return [file]
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the header as written."""
-        return stream.read_header(file)
-
-    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the voxels in pieces of at most stream.CHUNK."""
-        assert isinstance(header, stream.Header)
-        return stream.iter_voxels(file, header)
+        """Read the header; `pixdim` as written, because nibabel corrects it."""
+        fields = read_fields(file)
+        pixdim = tuple(fields["pixdim"][1:4].tolist())
+        with describe_read_errors():
+            fields.check_fix(LOG)
+            shape, dtype = drop_trailing_axes(fields.get_data_shape()), fields.get_data_dtype()
+            is_scaled = fields.get_slope_inter() not in ((None, None), (1, 0))
+            affine = np.asarray(fields.get_best_affine(), np.float64)
+        if file.suffix != ".gz":
+            size = file.stat().st_size - fields.get_data_offset()
+            check_voxel_count(size / max(dtype.itemsize, 1), prod(shape))
+        is_number = dtype.kind in "iuf"
+        return VolumeHeader(
+            shape=shape,
+            affine=affine,
+            pixdim=pixdim,
+            dtype=np.dtype(np.float32) if is_scaled and is_number else dtype,
+        )
 
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Map an uncompressed file, decompress another."""
-        return reader.read_volume(file)
+        """Map an uncompressed file, read another plane by plane."""
+        header, image = self.read_header(file), open_image(file)
+        is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
+        with describe_read_errors():
+            if file.suffix != ".gz" and not is_scaled:
+                array = image.dataobj.get_unscaled().reshape(header.shape, order="F")
+            else:
+                array = read_planes(file, header)
+        channels = np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
+        return channels, header.affine
 
-    def check_target(self, path: Path, like: Path) -> None:
+    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
         """Accept every grid."""
 
     def write_labels(
-        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+        self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write labels with the header of a NIfTI image, or the affine of another."""
-        writer.write_labels(path, labels, self.find_template(like))
+        """Write labels with the affines and units of a NIfTI image, or the affine of another."""
+        import nibabel
 
-    def find_template(self, like: Path) -> Any:
-        """Return the image whose header is copied: the file, or one with its grid."""
-        if like.name.endswith(self.suffixes):
-            return reader.open_image(like)
-        header = self.read_other_header(like)
-        return writer.make_template(header.shape, header.affine)
+        template = open_template(like, grid)
+        header = make_header(template, labels.shape, np.uint8)
+        with atomic_write(path) as draft:
+            nibabel.save(type(template)(labels, None, header), draft)  # Nifti1Image or Nifti2Image
+
+
+def open_image(file: Path) -> Any:
+    """Open an image: its header is read, its voxels are not."""
+    import nibabel
+
+    with describe_read_errors():
+        return nibabel.load(file)
+
+
+def open_stream(file: Path) -> Any:
+    """Open a file for reading what it holds when it is decompressed."""
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+
+
+def read_fields(file: Path) -> Any:
+    """Read a header as written; nibabel.load takes three times as long, and corrects it."""
+    from nibabel.nifti1 import Nifti1Header
+    from nibabel.nifti2 import Nifti2Header
+
+    if not file.is_file():
+        raise UnreadableFileError("is missing")
+    if not file.stat().st_size:
+        raise UnreadableFileError("is empty")
+    with describe_read_errors(), open_stream(file) as stream:
+        block = stream.read(Nifti2Header.sizeof_hdr)
+    for kind in (Nifti1Header, Nifti2Header):
+        if kind.may_contain_header(block):
+            return kind(block[: kind.sizeof_hdr], check=False)
+    raise UnreadableFileError("is not a NIfTI file")
+
+
+def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without axes of size 1 after the third."""
+    sizes = tuple(map(int, shape))
+    while len(sizes) > 3 and sizes[-1] == 1:
+        sizes = sizes[:-1]
+    return sizes
+
+
+def read_planes(file: Path, header: VolumeHeader) -> np.ndarray:
+    """Read and scale voxels one plane (or channel) after the other: no second copy is held.
+
+    Reading to the end of a compressed file compares it with its checksum.
+    """
+    with open_stream(file) as stream:
+        voxels = type(open_image(file)).from_stream(stream).dataobj.reshape(header.shape)
+        array = np.empty(header.shape, header.dtype, order="F")
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
+            for index in range(header.shape[-1]):
+                array[..., index] = voxels[..., index]
+        if stream.read(1):
+            check_voxel_count(prod(header.shape) + 1, prod(header.shape))
+    return array
+
+
+def check_voxel_count(found: float, declared: int) -> None:
+    """Refuse a file with fewer or more voxels than its header declares."""
+    if found < declared:
+        raise UnreadableFileError(f"ends after {max(int(found), 0):,} of {declared:,} voxels")
+    if found > declared:
+        raise UnreadableFileError(
+            f"contains data beyond the {declared:,} voxels its header declares"
+        )
+
+
+def open_template(like: Path, grid: VolumeHeader) -> Any:
+    """Return the image whose header is copied: `like`, or one on its grid if it is no NIfTI."""
+    import nibabel
+
+    if like.name.endswith(Nifti.suffixes):
+        return open_image(like)
+    image = nibabel.Nifti1Image(np.broadcast_to(np.uint8(0), grid.shape), grid.affine)
+    image.header.set_xyzt_units("mm")
+    return image
+
+
+def make_header(template: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Copy a header for other voxels: both affines stay, scaling and display go."""
+    header = template.header.copy()
+    header.set_data_shape(shape)
+    header.set_data_dtype(dtype)
+    header.set_slope_inter(1, 0)
+    header.set_intent("none")
+    header["cal_min"] = header["cal_max"] = 0
+    header.set_data_offset(0)
+    header.extensions.clear()
+    return header
+
+
+@contextmanager
+def open_probability_file(
+    path: Path, classes: int, like: Path, grid: VolumeHeader
+) -> Generator[np.ndarray]:
+    """Yield an array (K, D, H, W), float32, that is mapped to an uncompressed file.
+
+    The disk space is allocated first, so that a full disk fails here and not while writing.
+    """
+    shape = (*grid.shape[:3], classes)
+    header = make_header(open_template(like, grid), shape, np.float32)
+    with atomic_write(path) as draft:
+        with draft.open("wb") as file:
+            header.write_to(file)
+            offset = header.get_data_offset()
+            length = offset + get_probability_bytes(grid.shape[:3], classes)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, length)
+            else:
+                file.truncate(length)
+        values = np.memmap(draft, header.get_data_dtype(), "r+", offset, shape, order="F")
+        yield np.moveaxis(values, -1, 0)
+        values.flush()
+        del values
+
+
+def get_probability_bytes(space: tuple[int, ...], classes: int) -> int:
+    """Return the bytes of the voxels of a file of probabilities."""
+    return 4 * classes * prod(space)

@@ -1,6 +1,6 @@
 """NumPy arrays (D, H, W) or (C, D, H, W) in .npy files, which have no spacing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,8 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_number_type,
-    iter_slabs,
 )
 from unet3d.files import atomic_write, name_file
-
-MAX_HEADER_BYTES = 10_000
-"""As NumPy has it, which reads a longer header before it refuses it."""
 
 
 class NumPy:
@@ -31,30 +27,33 @@ class NumPy:
 
     def read_header(self, file: Path) -> VolumeHeader:
         """Map the file."""
-        channels = _map(file)
+        channels, affine = self.read_volume(file)
         spatial = channels.shape[1:]
         return VolumeHeader(
             shape=spatial if len(channels) == 1 else (*spatial, len(channels)),
-            affine=np.eye(4),
+            affine=affine,
             pixdim=(1.0, 1.0, 1.0),
             dtype=channels.dtype,
             assumption="no voxel spacing: 1 mm is assumed",
-            order="F" if channels.flags.f_contiguous else "C",
         )
-
-    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield slabs across the slowest axis."""
-        return iter_slabs(_map(file), header.order)
 
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Map the file."""
-        return _map(file), np.eye(4)
+        if not file.is_file():
+            raise UnreadableFileError("is missing")
+        with describe_read_errors():
+            array = np.load(file, mmap_mode="c", allow_pickle=False)
+        if array.ndim not in (3, 4) or not array.size:
+            expected = NOT_2D if array.ndim == 2 else "it must be (D, H, W) or (C, D, H, W)"
+            raise UnreadableFileError(f"has shape {list(array.shape)}: {expected}")
+        array = array.view(get_number_type(array.dtype))
+        return array[None] if array.ndim == 3 else array, np.eye(4)
 
-    def check_target(self, path: Path, like: Path) -> None:
+    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
         """Accept every grid: none is written."""
 
     def write_labels(
-        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+        self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
         """Write the array alone."""
         with atomic_write(path) as draft:
@@ -68,27 +67,3 @@ def save_array(path: Path, array: np.ndarray) -> None:
     with name_file(path), path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.write(array.data)
-
-
-def _map(file: Path) -> np.ndarray:
-    """Return channels (C, D, H, W), mapped."""
-    if not file.exists():
-        raise UnreadableFileError("is missing")
-    if not file.is_file():  # reading a pipe may never end
-        raise UnreadableFileError("is not a regular file")
-    with describe_read_errors():
-        _check_header_length(file)
-        array = np.load(file, mmap_mode="c", allow_pickle=False)
-    if array.ndim not in (3, 4) or not array.size:
-        expected = NOT_2D if array.ndim == 2 else "it must be (D, H, W) or (C, D, H, W)"
-        raise UnreadableFileError(f"has shape {list(array.shape)}: {expected}")
-    array = array.view(get_number_type(array.dtype))
-    return array[None] if array.ndim == 3 else array
-
-
-def _check_header_length(file: Path) -> None:
-    with file.open("rb") as stream:
-        is_long = np.lib.format.read_magic(stream) > (1, 0)  # its length has four bytes
-        length = int.from_bytes(stream.read(4 if is_long else 2), "little")
-    if length > MAX_HEADER_BYTES:
-        raise UnreadableFileError(f"declares a header of {length:,} bytes")

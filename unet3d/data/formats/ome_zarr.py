@@ -1,7 +1,8 @@
-"""OME-Zarr 0.4 and 0.5, read and written chunk by chunk by zarr."""
+"""OME-Zarr 0.4 and 0.5, by zarr."""
 
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +16,7 @@ from unet3d.data.formats.volume_format import (
     check_straight,
     describe_read_errors,
     get_number_type,
-    iter_slabs,
+    get_spacing_mm,
     make_scaled_affine,
 )
 from unet3d.errors import need_packages
@@ -33,6 +34,9 @@ MM_PER_UNIT = {
 CHUNK = 64
 """Voxels along each axis of the chunks of labels."""
 
+PARALLEL_CHUNKS = 10
+"""Chunks that zarr decompresses at a time, by default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
@@ -46,40 +50,23 @@ class Level:
     assumption: str | None
 
     @property
-    def spacing_mm(self) -> tuple[float, float, float]:
-        """Return the spacing along x, y and z."""
-        z, y, x = self._to_mm(self.scale)
-        return x, y, z
-
-    @property
-    def origin_mm(self) -> tuple[float, float, float]:
-        """Return the position of the first voxel along x, y and z."""
-        z, y, x = self._to_mm(self.translation)
-        return x, y, z
-
-    def _to_mm(self, lengths: Sequence[float]) -> list[float]:
-        factors = [MM_PER_UNIT[unit or "millimeter"] for unit in self.units]
-        return [length * factor for length, factor in zip(lengths, factors, strict=True)]
+    def affine(self) -> np.ndarray:
+        """Return the affine of (x, y, z)."""
+        factors = np.array([MM_PER_UNIT[unit or "millimeter"] for unit in self.units])
+        return make_scaled_affine((self.scale * factors)[::-1], (self.translation * factors)[::-1])
 
     @property
     def size(self) -> dict[str, int]:
         """Return the size of each axis."""
         return dict(zip(self.axes, self.array.shape, strict=True))
 
-    @property
-    def rows(self) -> int:
-        """Return the planes of a chunk along z."""
-        return self.array.chunks[self.axes.index("z")]
-
-    def iter_chunk_rows(self) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Yield (channel, slice of z, (z, y, x)): all that one row of chunks holds of a channel."""
-        for channel in range(self.size.get("c", 1)):
-            for start in range(0, self.size["z"], self.rows):
-                part = slice(start, start + self.rows)
-                index = {"t": 0, "c": channel, "z": part}
-                block = self.array[tuple(index.get(axis, slice(None)) for axis in self.axes)]
-                order = [axis for axis in self.axes if axis in "zyx"]
-                yield channel, part, block.transpose([order.index(axis) for axis in "zyx"])
+    def read_channels(self) -> np.ndarray:
+        """Return (C, X, Y, Z)."""
+        array = self.array[tuple(0 if axis == "t" else slice(None) for axis in self.axes)]
+        axes = self.axes.replace("t", "")
+        if "c" not in axes:
+            axes, array = "c" + axes, array[None]
+        return array.transpose([axes.index(axis) for axis in "cxyz"])
 
 
 class OmeZarr:
@@ -88,57 +75,44 @@ class OmeZarr:
     name = "OME-Zarr"
     suffixes = (".ome.zarr", ".zarr")
 
-    def __init__(self, open_header: Callable[[Path], VolumeHeader]):
-        self.open_header = open_header  # of any format
-
     def list_files(self, file: Path) -> list[Path]:
-        """Return all files of the folder."""
-        return sorted(path for path in file.rglob("*") if path.is_file())
+        """Return all files of the folder, and of folders that it links to."""
+        folders = os.walk(file, followlinks=True)
+        return sorted(Path(folder, name) for folder, _, names in folders for name in names)
 
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the attributes of the full resolution."""
         level = open_level(file)
         size, channels = level.size, level.size.get("c", 1)
         shape = size["x"], size["y"], size["z"]
+        chunk = prod(level.array.shards or level.array.chunks)
         return VolumeHeader(
             shape=shape if channels == 1 else (*shape, channels),
-            affine=make_scaled_affine(level.spacing_mm, level.origin_mm),
-            pixdim=level.spacing_mm,
+            affine=level.affine,
+            pixdim=get_spacing_mm(level.affine),
             dtype=get_number_type(level.array.dtype),
             assumption=level.assumption,
             buffer_bytes=level.array.dtype.itemsize
-            * max(level.rows * size["y"] * size["x"], prod(level.array.chunks)),
+            * min(PARALLEL_CHUNKS * chunk, max(chunk, prod(level.array.shape))),
         )
 
-    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield slabs, and hold one row of chunks."""
-        with describe_read_errors():
-            for channel, _, block in open_level(file).iter_chunk_rows():
-                for _, values in iter_slabs(block.T[None]):
-                    yield channel, values
-
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Fill an array, one row of chunks after the other."""
-        level, header = open_level(file), self.read_header(file)
-        size = level.size
-        stored = (size.get("c", 1), size["z"], size["y"], size["x"])
+        """Decompress all chunks."""
+        level = open_level(file)
         with describe_read_errors():
-            channels = np.empty(stored, header.dtype)
-            for channel, part, block in level.iter_chunk_rows():
-                channels[channel, part] = block
-        return channels.transpose(0, 3, 2, 1), header.affine
+            channels = level.read_channels()
+        return channels.view(get_number_type(channels.dtype)), level.affine
 
-    def check_target(self, path: Path, like: Path) -> None:
+    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
         """Refuse a grid that is not along the axes."""
         with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
-        check_straight(path, self.open_header(like), like)
+        check_straight(path, grid, like)
 
     def write_labels(
-        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+        self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
         """Write labels in the version of the image, or 0.5."""
-        self.check_target(path, like)
         import zarr
 
         if like.name.endswith(self.suffixes):  # as it is: viewers compare the numbers
@@ -146,10 +120,9 @@ class OmeZarr:
             scale, translation, units = level.scale, level.translation, level.units
             version = zarr.open_group(like, mode="r").metadata.zarr_format
         else:
-            header = self.open_header(like)
-            scale = header.spacing_mm[::-1]
-            translation = tuple(header.affine[2::-1, 3].tolist())
-            units, version = (None if header.assumption else "millimeter",) * 3, 3
+            scale = grid.spacing_mm[::-1]
+            translation = tuple(grid.affine[2::-1, 3].tolist())
+            units, version = (None if grid.assumption else "millimeter",) * 3, 3
         axes: list[dict[str, str]] = [
             {"name": name, "type": "space"} | ({"unit": unit} if unit else {})
             for name, unit in zip("zyx", units, strict=True)
@@ -179,15 +152,8 @@ def open_level(file: Path) -> Level:
     """Open the full resolution of an image."""
     with need_packages(file, "zarr", "numcodecs"):
         import zarr
-
-        from unet3d.data.formats.zarr_codecs import limit_chunks
     if not file.is_dir():
         raise UnreadableFileError("is missing")
-    for path in file.rglob("*"):
-        if path.is_symlink() and path.is_dir():  # a change of its files would not be noticed
-            raise UnreadableFileError(f"has {path.name}, which is a linked folder: copy it")
-        if not path.is_file() and not path.is_dir() and path.exists():
-            raise UnreadableFileError(f"has {path.name}, which is not a regular file")
     with describe_read_errors():
         group = zarr.open_group(file, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
@@ -203,7 +169,6 @@ def open_level(file: Path) -> Level:
         if "t" in names and array.shape[names.index("t")] > 1:
             count = array.shape[names.index("t")]
             raise UnreadableFileError(f"has {count} time points: save each as a volume")
-        array = limit_chunks(array)
         transforms = [
             *first.get("coordinateTransformations", ()),
             *images[0].get("coordinateTransformations", ()),

@@ -17,9 +17,6 @@ FIX_2D = "stack the slices of each scan into one volume"
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
 
-MAX_DEFLATE_RATIO = 1032
-"""Largest ratio of decompressed to compressed size that deflate can reach."""
-
 SLAB = 2**20
 """Voxels of an array that are converted at a time, about."""
 
@@ -43,7 +40,6 @@ class VolumeHeader(Grid):
     pixdim: tuple[float, float, float]  # as written; the affine may disagree
     dtype: np.dtype
     assumption: str | None = None  # what the file does not say of its spacing
-    order: str = "F"  # of iter_voxels: F (first axis fastest) or C (last axis fastest)
     may_be_cropped: bool = False  # it may hold only a part of its image's grid
     buffer_bytes: int = 0  # held while reading, besides the array
 
@@ -84,20 +80,16 @@ class VolumeFormat(Protocol):
         """Read the header without decoding any voxel."""
         ...
 
-    def iter_voxels(self, file: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (channel, float32 values), channel after channel, each in `header.order`."""
-        ...
-
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Return (channels (C, D, H, W), affine)."""
         ...
 
-    def check_target(self, path: Path, like: Path) -> None:
+    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
         """Refuse to write labels to `path` if it cannot hold the grid of `like`."""
         ...
 
     def write_labels(
-        self, path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]
+        self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
         """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically."""
         ...
@@ -120,6 +112,8 @@ def describe_read_errors() -> Generator[None]:
         raise UnreadableFileError(f"does not fit into memory: {error}") from error
     except FileNotFoundError as error:
         raise UnreadableFileError(f"has a part that is missing: {error}") from error
+    except OSError as error:
+        raise UnreadableFileError(f"cannot be read: {error.strerror or error}") from error
     except Exception as error:  # damaged files raise anything
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else type(error).__name__
@@ -144,14 +138,13 @@ def check_straight(path: Path, header: VolumeHeader, like: Path) -> None:
         )
 
 
-def iter_slabs(channels: np.ndarray, order: str = "F") -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (channel, float32 values) of (C, D, H, W) in pieces of about SLAB voxels."""
-    for index, channel in enumerate(channels):
-        planes = channel.T if order == "F" else channel  # the slowest axis first
-        step = max(1, SLAB // planes[0].size)
-        for start in range(0, len(planes), step):
-            with np.errstate(over="ignore"):  # values beyond float32 become infinite
-                yield index, planes[start : start + step].astype(np.float32).ravel()
+def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the float32 values of (D, H, W) in pieces of about SLAB voxels, first axis fastest."""
+    planes = channel.T
+    step = max(1, SLAB // planes[0].size)
+    for start in range(0, len(planes), step):
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
+            yield planes[start : start + step].astype(np.float32).ravel()
 
 
 def get_number_type(dtype: np.dtype) -> np.dtype:

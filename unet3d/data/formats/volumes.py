@@ -1,6 +1,6 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from unet3d.data.formats.dicom import Dicom
 from unet3d.data.formats.dicom_series import is_series
 from unet3d.data.formats.grids import find_offset, paste
 from unet3d.data.formats.itk import Itk
-from unet3d.data.formats.itk_text import MetaImageText, NrrdText
 from unet3d.data.formats.nifti import Nifti
+from unet3d.data.formats.nifti import open_probability_file as open_nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
@@ -24,7 +24,6 @@ from unet3d.data.formats.volume_format import (
     VolumeFormat,
     VolumeHeader,
 )
-from unet3d.data.nifti import writer
 from unet3d.errors import UsageError
 
 SEG_SUFFIX = ".dcm"
@@ -147,14 +146,6 @@ def read_orientation(path: Path) -> str:
     return "".join(map(str, aff2axcodes(open_header(path).affine)))
 
 
-def iter_voxels(path: Path, header: VolumeHeader) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (channel, float32 values), channel after channel, each in `header.order`.
-
-    `header` is that of the file itself, not put on a grid.
-    """
-    return find_format(path).iter_voxels(path, header)
-
-
 def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers.
 
@@ -175,9 +166,8 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 
 def check_target(path: Path, like: Path) -> None:
     """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`."""
-    format = find_format(path)
     with _name_file(like):
-        format.check_target(path, like)
+        find_format(path).check_target(path, like, open_header(like))
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
@@ -185,14 +175,16 @@ def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[s
 
     `classes` are the names of the labels 0, 1, 2, ...
     """
-    find_format(path).write_labels(path, labels, like, classes)
+    format, grid = find_format(path), open_header(like)
+    format.check_target(path, like, grid)
+    format.write_labels(path, labels, like, grid, classes)
 
 
 def open_probability_file(
     path: Path, classes: int, like: Path
 ) -> AbstractContextManager[np.ndarray]:
     """Yield an array (K, D, H, W), float32, mapped to a NIfTI file on the grid of `like`."""
-    return writer.open_probability_file(path, classes, NIFTI.find_template(like))
+    return open_nifti(path, classes, like, open_header(like))
 
 
 def check_shape(path: Path, shape: Sequence[int]) -> None:
@@ -212,13 +204,13 @@ def _name_file(path: Path) -> Generator[None]:
         raise UsageError(f"{path} cannot be read as a volume: it {error}") from error
 
 
-NIFTI, DICOM = Nifti(open_header), Dicom()
+DICOM = Dicom()
 FORMATS: tuple[VolumeFormat, ...] = (
-    NIFTI,
-    Itk("NRRD", (".nrrd",), NrrdText(), open_header),
-    Itk("MetaImage", (".mha", ".mhd"), MetaImageText(), open_header),
-    Tiff(open_header),
-    OmeZarr(open_header),
+    Nifti(),
+    Itk("NRRD", ".nrrd"),
+    Itk("MetaImage", ".mha", ".mhd"),
+    Tiff(),
+    OmeZarr(),
     NumPy(),
     DICOM,
 )

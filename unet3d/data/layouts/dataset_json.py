@@ -1,7 +1,6 @@
 """Read dataset.json and find files that it does not list."""
 
 import os
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ from unet3d.data.findings import Finding
 from unet3d.data.formats.volumes import describe_skipped, list_volumes
 from unet3d.errors import UsageError
 from unet3d.files import read_json
-
-MAX_NAMES = 1000
-"""Channels or classes of a dataset, each of which needs a file of every case or an output."""
 
 
 def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
@@ -42,31 +38,11 @@ def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...
         numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
     except (TypeError, ValueError):
         numbered = {}
-    if len(numbered) > MAX_NAMES:
-        raise UsageError(
-            f"{root / 'dataset.json'}: {key} has {len(numbered)} names; at most {MAX_NAMES} work"
-        )
-    unprintable = [name for name in numbered.values() if not is_printable(name)]
-    if unprintable:
-        raise UsageError(
-            f"{root / 'dataset.json'}: {key} has names with control characters: {unprintable!r}"
-        )
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         raise UsageError(
             f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... without gaps, got {names!r}"
         )
     return tuple(numbered[n] for n in sorted(numbered))
-
-
-def is_printable(name: str) -> bool:
-    r"""Return whether a name holds no control characters or lone surrogates.
-
-    str.isprintable also rejects no-break spaces and joiners, which names may hold.
-
-    >>> is_printable("left atrium"), is_printable("a\n"), is_printable("\ud800")
-    (True, False, False)
-    """
-    return not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
 
 
 def find_unlisted_files(root: Path, cases: Iterable[Case], message: str) -> list[Finding]:

@@ -10,7 +10,6 @@ from unet3d.data.formats.volumes import split_suffix
 from unet3d.data.layouts.dataset_json import (
     check_num_training,
     find_unlisted_files,
-    is_printable,
     load_dataset_json,
     parse_names,
 )
@@ -83,7 +82,5 @@ class Decathlon:
         try:
             image, label = self.root / entry["image"], self.root / entry["label"]
         except (KeyError, TypeError):
-            return None
-        if not (is_printable(entry["image"]) and is_printable(entry["label"])):
             return None
         return Case(name=split_suffix(image)[0], images=(image,), label=label)

@@ -5,7 +5,7 @@ The folder's name holds a hash of the settings, so that other settings get anoth
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,20 @@ NAME = re.compile(r".*_[0-9a-f]{8}")
 
 
 class GeneratedDataset:
-    """A dataset that `write(folder, **settings)` creates on first use."""
+    """A dataset that is written on first use; `draw` returns (image, label) of a case.
+
+    Images have their channels last, if there are several.
+    """
+
+    channels: tuple[str, ...]
 
     def __init__(
         self,
         root: str,
         *,
-        name: str,
+        prefix: str,
+        classes: Sequence[str],
         settings: Mapping[str, Any],
-        write: Callable[..., None],
     ):
         if not 1 <= settings["cases"] <= MAX_CASES:
             raise UsageError(
@@ -43,8 +48,13 @@ class GeneratedDataset:
         if settings["seed"] < 0:
             raise UsageError(f"data.layout.seed must be >= 0, got {settings['seed']}")
         key = blake2s(json.dumps(settings).encode(), digest_size=4).hexdigest()
-        self.root = Path(root) / f"{name}_{key}"
-        self.settings, self.write = settings, write
+        size = "x".join(map(str, settings["size"]))
+        self.root = Path(root) / f"{prefix}_{settings['cases']}-cases_{size}_{key}"
+        self.classes, self.settings = classes, settings
+
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the image and the label of a case."""
+        raise NotImplementedError
 
     def describe(self) -> DatasetDescription:
         """Return the channels and classes in the order of their numbers."""
@@ -63,8 +73,32 @@ class GeneratedDataset:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             check_folder(self.root.parent)
             with create_folder(self.root) as draft:
-                self.write(draft, **self.settings)
+                self.write(draft)
         return Decathlon(str(self.root))
+
+    def write(self, folder: Path) -> None:
+        """Write all cases to an empty folder."""
+        import nibabel
+
+        (folder / "imagesTr").mkdir()
+        (folder / "labelsTr").mkdir()
+        affine = np.diag([*self.settings["spacing_mm"], 1.0])
+        training = []
+        for index in range(self.settings["cases"]):
+            image, label = self.draw(np.random.default_rng((self.settings["seed"], index)))
+            entry = {}
+            for key, array in (("image", image.astype(np.float32)), ("label", label)):
+                file = f"./{key}sTr/case_{index:03d}.nii.gz"
+                nibabel.save(nibabel.Nifti1Image(array, affine), folder / file)
+                entry[key] = file
+            training.append(entry)
+        content = {
+            "name": type(self).__name__,
+            "modality": {str(n): channel for n, channel in enumerate(self.channels)},
+            "labels": {str(n): label for n, label in enumerate(self.classes)},
+            "training": training,
+        }
+        (folder / "dataset.json").write_text(json.dumps(content, indent=1), "utf-8")
 
 
 def check_folder(folder: Path) -> None:
@@ -82,37 +116,3 @@ def make_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
     """Return the voxel centers in mm: (3, D, H, W)."""
     axes = ((np.arange(n) + 0.5) * s for n, s in zip(size, spacing_mm, strict=True))
     return np.stack(np.meshgrid(*axes, indexing="ij"))
-
-
-def write_decathlon(
-    folder: Path,
-    *,
-    name: str,
-    channels: Sequence[str],
-    classes: Sequence[str],
-    cases: int,
-    spacing_mm: Sequence[float],
-    draw: Callable[[int], tuple[np.ndarray, np.ndarray]],
-) -> None:
-    """Write the image (channels last, if several) and label of `draw(index)` for each case."""
-    import nibabel
-
-    (folder / "imagesTr").mkdir()
-    (folder / "labelsTr").mkdir()
-    affine = np.diag([*spacing_mm, 1.0])
-    training = []
-    for index in range(cases):
-        image, label = draw(index)
-        entry = {}
-        for key, array in (("image", image.astype(np.float32)), ("label", label)):
-            file = f"./{key}sTr/case_{index:03d}.nii.gz"
-            nibabel.save(nibabel.Nifti1Image(array, affine), folder / file)
-            entry[key] = file
-        training.append(entry)
-    content = {
-        "name": name,
-        "modality": {str(n): channel for n, channel in enumerate(channels)},
-        "labels": {str(n): label for n, label in enumerate(classes)},
-        "training": training,
-    }
-    (folder / "dataset.json").write_text(json.dumps(content, indent=1), "utf-8")

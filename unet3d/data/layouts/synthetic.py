@@ -1,11 +1,10 @@
 """Generate noisy structures that no intensity threshold can separate."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.layouts.generated import GeneratedDataset, make_grid, write_decathlon
+from unet3d.data.layouts.generated import GeneratedDataset, make_grid
 from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
@@ -18,6 +17,8 @@ class Synthetic(GeneratedDataset):
     Structures of class c have intensity `0.6 + 0.35 (c - 1)`, the background 0; `noise` is the
     standard deviation of the Gaussian noise.
     """
+
+    channels = ("synthetic",)
 
     def __init__(
         self,
@@ -45,8 +46,15 @@ class Synthetic(GeneratedDataset):
             "noise": float(noise),
             "seed": seed,
         }
-        name = f"{num_classes}-classes_{num_cases}-cases_{'x'.join(map(str, size))}"
-        super().__init__(root, name=name, settings=settings, write=write_dataset)
+        classes = make_class_names(num_classes)
+        super().__init__(root, prefix=f"{num_classes}-classes", classes=classes, settings=settings)
+
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the structures, and noise on their intensities."""
+        size, count = self.settings["size"], len(self.classes)
+        label = draw_label(rng, count, size, self.settings["spacing_mm"])
+        intensity = np.array([0.0, *(0.6 + 0.35 * c for c in range(count - 1))])
+        return intensity[label] + rng.normal(0, self.settings["noise"], size), label
 
 
 def make_class_names(classes: int) -> list[str]:
@@ -57,35 +65,6 @@ def make_class_names(classes: int) -> list[str]:
     """
     rounds = [divmod(c, len(SHAPES)) for c in range(classes - 1)]
     return ["background", *(SHAPES[s] + (f"_{r + 1}" if r else "") for r, s in rounds)]
-
-
-def write_dataset(
-    folder: Path,
-    *,
-    classes: int,
-    cases: int,
-    size: list[int],
-    spacing_mm: list[float],
-    noise: float,
-    seed: int,
-) -> None:
-    """Write the dataset to `folder`."""
-    intensity = np.array([0.0, *(0.6 + 0.35 * c for c in range(classes - 1))])
-
-    def draw_case(index: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng((seed, index))
-        label = draw_label(rng, classes, size, spacing_mm)
-        return intensity[label] + rng.normal(0, noise, size), label
-
-    write_decathlon(
-        folder,
-        name="Synthetic",
-        channels=["synthetic"],
-        classes=make_class_names(classes),
-        cases=cases,
-        spacing_mm=spacing_mm,
-        draw=draw_case,
-    )
 
 
 def draw_label(

@@ -17,11 +17,10 @@ it shows the ellipsoid and blobs without a label, either bright or dark at rando
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.layouts.generated import GeneratedDataset, make_grid, write_decathlon
+from unet3d.data.layouts.generated import GeneratedDataset, make_grid
 from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
@@ -36,6 +35,8 @@ class SyntheticHard(GeneratedDataset):
     `noise` is the standard deviation of the Gaussian noise, `bias` that of the logarithm of the
     first channel's bias field. Structures scale with the volume's shortest edge.
     """
+
+    channels = ("structures", "misleading")
 
     def __init__(
         self,
@@ -60,39 +61,15 @@ class SyntheticHard(GeneratedDataset):
             "bias": float(bias),
             "seed": seed,
         }
-        name = f"hard_{num_cases}-cases_{'x'.join(map(str, size))}"
-        super().__init__(root, name=name, settings=settings, write=write_hard_dataset)
+        super().__init__(root, prefix="hard", classes=CLASSES, settings=settings)
 
-
-def write_hard_dataset(
-    folder: Path,
-    *,
-    cases: int,
-    size: list[int],
-    spacing_mm: list[float],
-    noise: float,
-    bias: float,
-    seed: int,
-) -> None:
-    """Write the dataset to `folder`."""
-    grid = make_grid(size, spacing_mm)
-
-    def draw_noisy_case(index: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng((seed, index))
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the structures, and the bias field and noise on both channels."""
+        grid = make_grid(self.settings["size"], self.settings["spacing_mm"])
         label, first, second = draw_case(rng, grid)
-        first = first * np.exp(bias * draw_smooth_field(rng, grid))
+        first = first * np.exp(self.settings["bias"] * draw_smooth_field(rng, grid))
         image = np.stack([first, second], axis=-1)
-        return image + rng.normal(0, noise, image.shape), label
-
-    write_decathlon(
-        folder,
-        name="Synthetic, hard",
-        channels=["structures", "misleading"],
-        classes=CLASSES,
-        cases=cases,
-        spacing_mm=spacing_mm,
-        draw=draw_noisy_case,
-    )
+        return image + rng.normal(0, self.settings["noise"], image.shape), label
 
 
 def draw_case(

@@ -52,7 +52,9 @@ class TrainingPatches(Dataset[PatchSample]):
         return len(self.volumes)
 
     def __getitem__(self, index: PatchIndex) -> PatchSample:
-        with self.in_flight(index[1] % len(self.volumes)):
+        volume = index[1] % len(self.volumes)
+        with self.in_flight(volume):
+            self.in_flight.verify(volume)
             return self._make_patch(index)
 
     def _make_patch(self, index: PatchIndex) -> PatchSample:
@@ -154,6 +156,7 @@ class ValidationVolumes(Dataset[Sample]):
             return Sample(image=empty, label=empty.to(torch.uint8), case="")
         volume = self.volumes[index]
         with self.in_flight(index):
+            self.in_flight.verify(index)
             return Sample(
                 image=torch.from_numpy(np.array(volume.image)),
                 label=torch.from_numpy(mark_background(np.array(volume.label), volume)),

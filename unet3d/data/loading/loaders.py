@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from multiprocessing.queues import Queue
 from time import perf_counter
 from typing import Any, NotRequired, TypedDict
 
@@ -14,11 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
 from unet3d.data.loading.sampler import EpochSampler
-from unet3d.data.loading.worker_errors import (
-    count_oom_kills,
-    exit_without_threads,
-    send_error,
-)
+from unet3d.data.loading.worker_errors import count_oom_kills
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import STOP_SIGNALS, UsageError
 from unet3d.types import Triple
@@ -167,8 +162,6 @@ def prepare_worker(worker: int) -> None:
     """Ignore signals in a worker: the training process handles them and ends its workers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    exit_without_threads()
-    Queue._on_queue_feeder_error = send_error  # ty: ignore[missing-attribute]
 
 
 def collate(samples: Sequence[PatchSample]) -> Batch:

@@ -38,44 +38,6 @@ def find_border_value(channel: np.ndarray) -> float | None:
     return float(value) if equal >= MIN_FRACTION * sum(face.size for face in faces) else None
 
 
-class StreamedBorder:
-    """Find the border value of a volume that is read in pieces, first axis fastest."""
-
-    def __init__(self, shape: Sequence[int]):
-        x, y, z = shape
-        plane = np.arange(x * y)
-        column, row = plane % x, plane // x
-        ring = plane[(column == 0) | (column == x - 1) | (row == 0) | (row == y - 1)]
-        inner = [n * x * y + ring for n in range(1, z - 1)]
-        last = [(z - 1) * x * y + plane] if z > 1 else []
-        self.border = np.concatenate([plane, *inner, *last])  # sorted indices of border voxels
-        self.corners = [
-            a + x * (b + y * c) for a in (0, x - 1) for b in (0, y - 1) for c in (0, z - 1)
-        ]
-        self.position = self.num_equal = 0
-        self.corners_equal = True
-        self.first = np.float32(0)
-
-    def add(self, values: np.ndarray) -> None:
-        """Process the next piece."""
-        end = self.position + len(values)
-        if self.position == 0:
-            self.first = values[0]
-        for corner in self.corners:
-            if self.position <= corner < end and values[corner - self.position] != self.first:
-                self.corners_equal = False
-        low, high = np.searchsorted(self.border, (self.position, end))
-        border_values = values[self.border[low:high] - self.position]
-        self.num_equal += np.count_nonzero(border_values == self.first)
-        self.position = end
-
-    @property
-    def value(self) -> float | None:
-        """Return the border value after the last piece."""
-        enough = self.num_equal >= MIN_FRACTION * len(self.border)
-        return float(self.first) if self.corners_equal and enough else None
-
-
 def find_background(channels: np.ndarray, background: Background) -> list[float]:
     """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
     values = repeat_per_channel(background, len(channels))

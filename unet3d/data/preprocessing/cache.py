@@ -3,13 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import blake2s
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,16 +18,16 @@ from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
+    is_complete,
     map_array,
     read_entry,
-    refuse_incomplete_values,
-    verify_arrays,
     write_entry,
 )
 from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import (
     PREPROCESSING_VERSION,
     Preprocessing,
+    count_nonfinite,
     preprocess_case,
 )
 from unet3d.data.preprocessing.resampling import (
@@ -36,10 +35,9 @@ from unet3d.data.preprocessing.resampling import (
     find_orientation,
     get_spacing,
 )
-from unet3d.data.preprocessing.statistics import PERCENTILES, Statistics
+from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.errors import UsageError
 from unet3d.files import shorten_name
-from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
 
@@ -49,8 +47,8 @@ POINTS_PER_CLASS = 2000
 CROPPED = 8
 """How many times smaller than its estimate a case may be once it is cropped to its foreground."""
 
-ARRAYS = {"image": ("<f4", 4), "label": ("|u1", 3), "foreground_points": ("<i4", 2)}
-"""The arrays of a cached volume with their dtypes and numbers of axes."""
+ARRAYS = ("image", "label", "foreground_points")
+"""The arrays of a cached volume."""
 
 NAME_BYTES = 128
 """Bytes of a case's name in the name of its folder, which file systems limit to 255."""
@@ -60,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VolumeSummary:
-    """What a run asks of every case, noted when its arrays are written or verified."""
+    """What the start of a run asks of every case."""
 
     shape: tuple[int, ...]  # (D, H, W)
     classes: frozenset[int]  # foreground classes that occur
@@ -112,9 +110,9 @@ def preprocess_all(
 ) -> list[CachedVolume]:
     """Return every case, from the cache if it is there.
 
-    What is in the cache is verified, and preprocessed again if it is damaged. All cases are tried
-    before the problems of any are raised. One case per core is preprocessed at a time, or fewer if
-    half of the available `ram` does not hold them. A case that `ram` does not hold is refused.
+    All cases are tried before the problems of any are raised. One case per core is preprocessed at
+    a time, or fewer if half of the available `ram` does not hold them. A case that `ram` does not
+    hold is refused. Arrays are compared with their checksums when a run first reads them.
     """
     cache.mkdir(parents=True, exist_ok=True)
     digests = ContentDigests(cache)
@@ -125,17 +123,9 @@ def preprocess_all(
             cache / f"{shorten_name(case.name, NAME_BYTES)}-{make_cache_key(digest, preprocessing)}"
             for case, digest in zip(cases, contents, strict=True)
         ]
-        verified = list(pool.map(lambda f: _try_verify(f, preprocessing), folders))
+        summaries = list(pool.map(find_summary, folders))
     digests.save()
-    damaged = [
-        f"{case.name} ({result})"
-        for case, result in zip(cases, verified, strict=True)
-        if isinstance(result, str)
-    ]
-    if damaged:
-        log.warning("damaged in the cache, preprocessing again: %s", join_first(damaged))
-    summaries = {n: v for n, v in enumerate(verified) if isinstance(v, VolumeSummary)}
-    missing = [n for n in range(len(cases)) if n not in summaries]
+    missing = [n for n, summary in enumerate(summaries) if summary is None]
     if missing:
         names = [cases[n].name for n in missing]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -152,15 +142,12 @@ def preprocess_all(
             threads,
         )
         with ThreadPoolExecutor(threads) as pool:
-            made = collect_findings(
-                pool,
-                lambda n: _preprocess(cases[n], folders[n], preprocessing),
-                missing,
-                names,
+            collect_findings(
+                pool, lambda n: _preprocess(cases[n], folders[n], preprocessing), missing, names
             )
-        summaries |= zip(missing, made, strict=True)
     return [
-        CachedVolume(case, folders[n], summaries[n], contents[n]) for n, case in enumerate(cases)
+        CachedVolume(case, folder, summary or read_summary(folder), digest)
+        for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)
     ]
 
 
@@ -222,97 +209,33 @@ def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str
     return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def verify_volume(folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
-    """Read all of a folder of the cache; raise DamagedEntryError if it cannot be used."""
-    with refuse_incomplete_values():
-        entry = read_entry(folder)
-        records = entry["arrays"]
-        _check_records(records)
-        statistics = Statistics.from_dict(entry["values"]["statistics"])
-        label, points = np.empty((0, 0, 0), np.uint8), np.empty((0, 4), np.int32)
-        _check_statistics(statistics, channels=records["image"]["shape"][0])
-        for name, array in verify_arrays(folder, entry):
-            _check_values(name, array, records["label"]["shape"], preprocessing)
-            label = array if name == "label" else label
-            points = array if name == "foreground_points" else points
-        if not np.array_equal(label[tuple(points[:, 1:].T)], points[:, 0]):
-            raise DamagedEntryError("foreground_points.npy holds points of other classes")
-    return _summarize(records["label"]["shape"], points, statistics)
+def read_summary(folder: Path) -> VolumeSummary:
+    """Read what a folder of the cache says of its case."""
+    entry = read_entry(folder)
+    return VolumeSummary(
+        shape=tuple(entry["arrays"]["label"]["shape"]),
+        classes=frozenset(np.unique(map_array(folder, "foreground_points")[:, 0]).tolist()),
+        statistics=Statistics.from_dict(entry["values"]["statistics"]),
+    )
 
 
-def _summarize(shape: Sequence[int], points: np.ndarray, statistics: Statistics) -> VolumeSummary:
-    classes = frozenset(np.unique(points[:, 0]).tolist())
-    return VolumeSummary(shape=tuple(shape), classes=classes, statistics=statistics)
-
-
-def _try_verify(folder: Path, preprocessing: Preprocessing) -> VolumeSummary | str | None:
-    """Return the summary of a folder, or why it cannot be used; None if it is missing."""
-    if not os.path.lexists(folder):
+def find_summary(folder: Path) -> VolumeSummary | None:
+    """Return the summary of a folder; None if it is missing or damaged."""
+    if not folder.exists():
         return None
     try:
-        return verify_volume(folder, preprocessing)
+        return read_summary(folder)
     except DamagedEntryError as error:
-        return str(error)
+        log.warning("%s is damaged, preprocessing the case again: %s", folder, error)
+        return None
 
 
-def _check_statistics(statistics: Statistics, channels: int) -> None:
-    lists = (statistics.spacing_mm, statistics.extent_mm, statistics.percentiles)
-    arrays = [np.array(values) for values in lists]
-    if [array.shape for array in arrays] != [(3,), (3,), (channels, len(PERCENTILES))] or any(
-        array.dtype.kind not in "if" for array in arrays
-    ):
-        raise DamagedEntryError(f"its statistics are not those of {channels} channels")
-    if not all(np.isfinite(array).all() for array in arrays) or arrays[0].min() <= 0:
-        raise DamagedEntryError("its statistics are not finite, or its spacing is not above 0")
-
-
-def _check_records(records: Mapping[str, Any]) -> None:
-    if set(records) != set(ARRAYS):
-        raise DamagedEntryError("it holds other arrays")
-    for name, (dtype, ndim) in ARRAYS.items():
-        if records[name]["dtype"] != dtype or len(records[name]["shape"]) != ndim:
-            raise DamagedEntryError(f"{name}.npy must have {ndim} axes of {dtype}")
-    if records["image"]["shape"][1:] != records["label"]["shape"]:
-        raise DamagedEntryError("image.npy and label.npy have different shapes")
-
-
-def _check_values(
-    name: str, array: np.ndarray, shape: Sequence[int], preprocessing: Preprocessing
-) -> None:
-    num_classes = preprocessing.num_classes
-    if name == "image" and not is_finite(array):
-        raise DamagedEntryError("image.npy holds NaN or infinity")
-    if name == "label":
-        # np.bincount makes eight bytes of each voxel, so it gets a plane of those that need it.
-        planes = [] if array.max(initial=0) < num_classes else array
-        labels = {
-            n for plane in planes for n in np.flatnonzero(np.bincount(plane.ravel())).tolist()
-        }
-        ignored = {IGNORE_LABEL} if preprocessing.ignore_labels else set()
-        if any(label >= num_classes for label in labels - ignored):
-            raise DamagedEntryError(f"label.npy holds labels of {num_classes} or above")
-    if name == "foreground_points" and not (
-        array.shape[1] == 4
-        and ((array >= 0) & (array < [num_classes, *shape])).all()
-        and (np.diff(array[:, 0]) >= 0).all()
-    ):
-        raise DamagedEntryError("foreground_points.npy holds points outside of the volume")
-
-
-def is_finite(array: np.ndarray) -> bool:
-    """Return whether an array holds no NaN and no infinity; its extremes tell, without a copy."""
-    return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
-
-
-def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> VolumeSummary:
-    def is_usable(folder: Path) -> bool:
-        return isinstance(_try_verify(folder, preprocessing), VolumeSummary)
-
-    with lock_cache(folder, is_usable) as draft:
+def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
+    with lock_cache(folder, is_complete) as draft:
         if draft is None:  # another process has made it
-            return verify_volume(folder, preprocessing)
+            return
         scan, label = preprocess_case(case, preprocessing)
-        if not is_finite(scan.image):
+        if any(map(count_nonfinite, scan.image)):
             raise UsageError(
                 f"{case.images[0]}: preprocessing makes infinite values of it: its values "
                 "are too large"
@@ -322,9 +245,7 @@ def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> Volum
             "label": label,
             "foreground_points": _sample_foreground_points(label),
         }
-        statistics = scan.statistics
-        write_entry(draft, arrays, {"statistics": asdict(statistics)}, folder.name)
-    return _summarize(label.shape, arrays["foreground_points"], statistics)
+        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)}, folder.name)
 
 
 def _sample_foreground_points(label: np.ndarray) -> np.ndarray:

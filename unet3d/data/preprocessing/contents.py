@@ -2,22 +2,16 @@
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2s, file_digest
 from pathlib import Path
-from stat import S_ISREG
-from typing import Any
 
 from unet3d.data.formats.volumes import list_files
 from unet3d.errors import UsageError
 from unet3d.files import atomic_write, name_file, read_json
 
 FILE = "contents.json"
-
-RECENT_SECONDS = 1.0
-"""A file that was changed so recently may change again within the resolution of its times."""
 
 
 class ContentDigests:
@@ -29,7 +23,9 @@ class ContentDigests:
 
     def __init__(self, folder: Path):
         self.file = folder / FILE
-        self.known = self._read()
+        self.known: dict[str, list[str]] = {}
+        with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
+            self.known = read_json(self.file)
         self.new: dict[str, list[str]] = {}
 
     def digest(self, volume: Path) -> str:
@@ -38,29 +34,17 @@ class ContentDigests:
         stats = [part.stat() for part in parts]
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
-        if (known := self.known.get(path)) is not None and known[0] == version:
-            return known[1]
-        digest = digest_parts(volume, parts)
-        changed = max((max(s.st_mtime, s.st_ctime) for s in stats), default=0.0)
-        if changed < time.time() - RECENT_SECONDS:
+        known_version, digest = self.known.get(path, ("", ""))
+        if known_version != version:
+            digest = digest_parts(volume, parts)
             self.new[path] = [version, digest]
         return digest
 
     def save(self) -> None:
-        """Remember the digests of files that were read, besides those of others."""
-        if not self.new:
-            return
-        kept = {path: entry for path, entry in self._read().items() if Path(path).exists()}
-        with suppress(OSError), atomic_write(self.file) as draft:
-            draft.write_text(json.dumps({**kept, **self.new}), "utf-8")
-
-    def _read(self) -> dict[str, Any]:
-        """Return what is remembered; nothing if it is damaged."""
-        with suppress(OSError, ValueError):
-            content = read_json(self.file)
-            if isinstance(content, dict):
-                return {k: v for k, v in content.items() if _is_entry(v)}
-        return {}
+        """Remember the digests of files that were read."""
+        if self.new:
+            with suppress(OSError), atomic_write(self.file) as draft:
+                draft.write_text(json.dumps({**self.known, **self.new}), "utf-8")
 
 
 def digest_volume(volume: Path) -> str:
@@ -72,11 +56,7 @@ def list_parts(volume: Path) -> list[Path]:
     """Return the files of a volume that exists."""
     if not volume.exists():
         raise UsageError(f"{volume.absolute()} is missing")
-    parts = list_files(volume)
-    for part in parts:
-        if not S_ISREG(part.stat().st_mode):  # reading a pipe or a device may never end
-            raise UsageError(f"{part} is not a regular file")
-    return parts
+    return list_files(volume)
 
 
 def digest_parts(volume: Path, parts: Sequence[Path]) -> str:
@@ -91,10 +71,6 @@ def digest_file(file: Path) -> str:
     """Return a digest of the contents of a file."""
     with name_file(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
-
-
-def _is_entry(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)
 
 
 def _hash(parts: Sequence[bytes]) -> str:

@@ -5,9 +5,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2s
-from math import isfinite, prod
 from os import cpu_count
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from unet3d.data.preprocessing.background import AUTO, Background, find_backgrou
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
+    map_array,
     read_entry,
-    refuse_incomplete_values,
     verify_arrays,
     write_entry,
 )
@@ -133,55 +132,24 @@ def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFi
         if draft is None:  # another process has made it
             return _load(folder)
         fingerprint = fingerprint_case(case, code, background)
-        values = {
-            "shape": fingerprint.shape,
-            "crop_fraction": fingerprint.crop_fraction,
-            "spacing_mm": fingerprint.spacing_mm,
-            "voxels": fingerprint.voxels,
-            "background": fingerprint.background,
-        }
-        write_entry(draft, {"intensities": fingerprint.intensities}, values, folder.name)
+        values = asdict(fingerprint)
+        arrays = {"intensities": values.pop("intensities")}
+        write_entry(draft, arrays, values, folder.name)
     return fingerprint
 
 
 def _load(folder: Path) -> CaseFingerprint:
-    """Read a fingerprint and verify it; raise DamagedEntryError if it cannot be used."""
-    entry = read_entry(folder)
-    with refuse_incomplete_values():
-        if set(entry["arrays"]) != {"intensities"}:
-            raise DamagedEntryError("it holds other arrays")
-        arrays = dict(verify_arrays(folder, entry))
-        content = entry["values"]
-        fingerprint = CaseFingerprint(
-            shape=tuple(content["shape"]),
-            crop_fraction=content["crop_fraction"],
-            spacing_mm=tuple(content["spacing_mm"]),
-            voxels={int(k): v for k, v in content["voxels"].items()},
-            intensities=np.array(arrays["intensities"]),
-            background=tuple(content["background"]),
-        )
-        _check(fingerprint)
-    return fingerprint
-
-
-def _check(fingerprint: CaseFingerprint) -> None:
-    """Raise DamagedEntryError unless the values are those of a case."""
-    counts = [*fingerprint.shape, *fingerprint.voxels, *fingerprint.voxels.values()]
-    numbers = [*fingerprint.spacing_mm, fingerprint.crop_fraction, *fingerprint.background]
-    intensities = fingerprint.intensities
-    if not (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(type(number) in (int, float) and isfinite(number) for number in numbers)
-        and len(fingerprint.shape) == len(fingerprint.spacing_mm) == 3
-        and min(fingerprint.shape) > 0
-        and min(fingerprint.spacing_mm) > 0
-        and 0 < fingerprint.crop_fraction <= 1
-        and sum(fingerprint.voxels.values()) <= prod(fingerprint.shape)
-        and intensities.dtype == np.float32
-        and intensities.shape[:-1] == (len(fingerprint.background),)
-        and np.isfinite(intensities).all()
-    ):
-        raise DamagedEntryError("its values are not those of a case")
+    """Read a fingerprint and compare it with its checksum."""
+    verify_arrays(folder)
+    content = read_entry(folder)["values"]
+    return CaseFingerprint(
+        shape=tuple(content["shape"]),
+        crop_fraction=content["crop_fraction"],
+        spacing_mm=tuple(content["spacing_mm"]),
+        voxels={int(k): v for k, v in content["voxels"].items()},
+        intensities=np.array(map_array(folder, "intensities")),
+        background=tuple(content["background"]),
+    )
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:

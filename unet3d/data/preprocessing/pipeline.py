@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.formats.volume_format import Grid
+from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
 from unet3d.data.preprocessing.background import Background, check_background, find_background
-from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
 from unet3d.data.preprocessing.resampling import (
     choose_interpolation_orders,
     compute_resampled_shape,
@@ -25,7 +24,13 @@ from unet3d.data.preprocessing.resampling import (
     resample,
     resample_labels,
 )
-from unet3d.data.preprocessing.statistics import Percentiles, Statistics, measure_percentiles
+from unet3d.data.preprocessing.statistics import (
+    Percentiles,
+    Statistics,
+    measure_percentiles,
+    to_lists,
+    to_tuples,
+)
 from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.text import join_first
@@ -237,8 +242,7 @@ def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def count_nonfinite(channel: np.ndarray) -> int:
     """Return how many voxels are NaN or infinite in float32."""
-    with np.errstate(over="ignore"):  # values beyond float32 become infinite
-        return int((~np.isfinite(channel.astype(np.float32, copy=False))).sum())
+    return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channel))
 
 
 def read_label(file: Path, grid: Grid) -> np.ndarray:

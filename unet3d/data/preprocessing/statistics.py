@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.preprocessing.plain_values import to_lists, to_tuples
-
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 MAX_VOXELS = 40**3
@@ -245,3 +243,13 @@ def _format_number(value: float) -> str:
 
 def _to_rows(array: np.ndarray) -> Any:
     return to_tuples(array.tolist())
+
+
+def to_lists(value: Any) -> Any:
+    """Convert nested tuples to lists, for JSON and checkpoints."""
+    return [to_lists(v) for v in value] if isinstance(value, tuple) else value
+
+
+def to_tuples(value: Any) -> Any:
+    """Convert nested lists to tuples."""
+    return tuple(to_tuples(v) for v in value) if isinstance(value, list) else value

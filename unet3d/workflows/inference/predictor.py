@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from unet3d.data.checks.headers import check_scan_headers
+from unet3d.data.formats.nifti import get_probability_bytes
 from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
 from unet3d.data.layouts.scans import ScanFiles
-from unet3d.data.nifti.writer import get_probability_bytes
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite
 from unet3d.data.preprocessing.resampling import crop, reorient

@@ -1,0 +1,134 @@
+import gzip
+import tracemalloc
+
+import nibabel
+import numpy as np
+import pytest
+
+from tests.data.helpers.datasets import make_image, save_volume
+from unet3d.data.formats.volumes import (
+    open_header,
+    open_probability_file,
+    read_volume,
+    write_labels,
+)
+from unet3d.errors import UsageError
+
+OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
+
+
+@pytest.fixture
+def image(tmp_path):
+    """An image whose header has fields that must be copied, and others that must not be."""
+    voxels = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    image = nibabel.Nifti1Image(voxels, OBLIQUE)
+    image.set_qform(np.diag([-1.0, 2, 3, 1]), code=1)
+    image.set_sform(OBLIQUE, code=4)
+    image.header.set_xyzt_units("mm", "sec")
+    image.header.set_slope_inter(0.5, -3)
+    image.header["cal_max"] = 99
+    image.header["descrip"] = b"a scanner"
+    nibabel.save(image, tmp_path / "image.nii.gz")
+    return tmp_path / "image.nii.gz"
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_labels_keep_the_affines_codes_and_units_of_their_image(image, tmp_path, suffix):
+    labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    write_labels(tmp_path / f"out{suffix}", labels, image)
+    written, original = nibabel.load(tmp_path / f"out{suffix}"), nibabel.load(image)
+    assert written.get_data_dtype() == np.uint8
+    np.testing.assert_array_equal(np.asarray(written.dataobj), labels)
+    for form in ("get_sform", "get_qform"):
+        affine, code = getattr(written, form)(coded=True)
+        expected_affine, expected_code = getattr(original, form)(coded=True)
+        np.testing.assert_array_equal(affine, expected_affine)
+        assert code == expected_code
+    assert written.header.get_xyzt_units() == ("mm", "sec")
+    assert written.header["descrip"] == original.header["descrip"]
+    assert written.header["cal_max"] == 0
+    assert written.dataobj.slope == 1
+
+
+def test_the_label_of_a_4d_image_is_3d(tmp_path):
+    nibabel.save(nibabel.Nifti2Image(np.zeros((2, 3, 4, 2)), OBLIQUE), tmp_path / "image.nii")
+    write_labels(tmp_path / "out.nii", np.ones((2, 3, 4), np.uint8), tmp_path / "image.nii")
+    written = nibabel.load(tmp_path / "out.nii")
+    assert written.shape == (2, 3, 4)
+    assert isinstance(written, nibabel.Nifti2Image)
+
+
+def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
+    values = np.random.default_rng(0).random((5, 2, 3, 4), np.float32)
+    with open_probability_file(tmp_path / "p.nii", 5, image) as array:
+        assert array.base is not None
+        array[:] = values
+        assert not (tmp_path / "p.nii").exists()
+    written = nibabel.load(tmp_path / "p.nii")
+    np.testing.assert_array_equal(np.moveaxis(written.get_fdata(), -1, 0), values)
+    np.testing.assert_array_equal(written.affine, nibabel.load(image).affine)
+
+
+def test_integers_stay_integers_unless_the_header_scales_them(tmp_path):
+    voxels = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    image = nibabel.Nifti1Image(voxels, np.eye(4))
+    nibabel.save(image, tmp_path / "plain.nii")
+    image.header.set_slope_inter(0.5, -3)
+    nibabel.save(image, tmp_path / "scaled.nii.gz")
+    plain, scaled = (read_volume(tmp_path / name)[0] for name in ("plain.nii", "scaled.nii.gz"))
+    assert plain.dtype == np.int16
+    np.testing.assert_array_equal(plain[0], voxels)
+    assert scaled.dtype == np.float32
+    np.testing.assert_array_equal(scaled[0], voxels * 0.5 - 3)
+    assert open_header(tmp_path / "scaled.nii.gz").reading_bytes == 4 * 24
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, ">i2"])
+@pytest.mark.parametrize("size", [(12, 10, 8), (5, 6, 7, 2)])
+def test_scaled_values_match_nibabel(tmp_path, name, dtype, size):
+    written = nibabel.Nifti1Image((make_image(0, size) * 3).astype(dtype), np.eye(4))
+    written.header.set_slope_inter(0.37, -11.3)
+    nibabel.save(written, tmp_path / name)
+    channels, _ = read_volume(tmp_path / name)
+    assert channels.dtype == np.float32
+    expected = np.asarray(nibabel.load(tmp_path / name).dataobj, np.float32)
+    expected = expected[None] if expected.ndim == 3 else np.moveaxis(expected, -1, 0)
+    np.testing.assert_array_equal(channels, expected)
+
+
+@pytest.mark.parametrize("position", [0.3, 0.5, 0.9, -12, -6])
+def test_a_flipped_bit_in_a_compressed_file_is_detected(tmp_path, position):
+    file = save_volume(tmp_path / "a.nii.gz", make_image(0))
+    content = bytearray(file.read_bytes())
+    content[position if position < 0 else int(position * len(content))] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"a\.nii\.gz cannot be read as a volume"):
+        read_volume(file)
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+def test_a_file_with_more_bytes_than_its_header_declares_is_refused(tmp_path, name):
+    content = nibabel.Nifti1Image(make_image(0), np.eye(4)).to_bytes() + b"x"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name[-1] == "z" else content)
+    with pytest.raises(UsageError, match="contains data beyond"):
+        read_volume(tmp_path / name)
+
+
+def test_axes_of_size_1_after_the_third_do_not_count(tmp_path):
+    image = nibabel.Nifti1Image(np.zeros((5, 6, 7, 1, 1), np.uint8), np.eye(4))
+    for name in ("a.nii", "a.nii.gz"):
+        nibabel.save(image, tmp_path / name)
+        assert open_header(tmp_path / name).shape == (5, 6, 7)
+        assert read_volume(tmp_path / name)[0].shape == (1, 5, 6, 7)
+
+
+def test_a_compressed_volume_is_held_once_while_it_is_read(tmp_path):
+    voxels = np.zeros((64, 64, 64), np.float32)
+    file = save_volume(tmp_path / "a.nii.gz", voxels)
+    read_volume(file)  # imports
+    tracemalloc.start()
+    read_volume(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.3 * voxels.nbytes
