@@ -27,7 +27,8 @@ PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluatio
 FIRST_STEP = """
 import json, os, time
 ends = [("python", time.time())]
-from unet3d.cli.main import import_command, main
+from unet3d.cli.app import import_command
+from unet3d.cli.main import main
 import_command("train")
 from unet3d.cli import train
 from unet3d.lit.callbacks.step_memory import StepMemory

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unet3d.cli.app import quote_override
-from unet3d.cli.main import import_command, main
+from unet3d.cli.app import import_command, quote_override
+from unet3d.cli.main import main
 
 pytestmark = pytest.mark.slow
 

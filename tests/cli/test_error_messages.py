@@ -4,7 +4,7 @@ import os
 import pytest
 
 from unet3d.cli import error_messages
-from unet3d.cli.error_messages import format_error, get_exit_code, run_with_error_handling
+from unet3d.cli.error_messages import ErrorHandler, format_error, get_exit_code
 from unet3d.cli.main import main
 from unet3d.errors import UsageError
 
@@ -50,10 +50,9 @@ def test_an_error_with_another_cause_is_none_of_memory_where_it_is_limited(
 
 
 def test_a_broken_pipe_of_anything_but_standard_output_is_an_error(capsys):
-    def fail():
+    with ErrorHandler(debug=False) as handler:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    assert run_with_error_handling(fail, debug=False) == 4
+    assert handler.code == 4
     assert "Broken pipe" in capsys.readouterr().err
 
 

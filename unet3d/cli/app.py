@@ -1,11 +1,15 @@
 """Compose a command's config with Hydra, and run the command once, or once per job of a sweep."""
 
+import atexit
+import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hydra
@@ -16,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
-from unet3d.cli.error_messages import run_with_error_handling
+from unet3d.cli.error_messages import ErrorHandler
 from unet3d.config.compose import (
     ComposedConfig,
     Composition,
@@ -36,64 +40,61 @@ from unet3d.errors import (
 )
 from unet3d.machine.distributed_env import check_rank_variables, detect_launcher
 
-Command = Callable[[ComposedConfig, Path], int]
-
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
 
 
-def run_app(
-    command: str,
-    run_command: Command,
-    args: Sequence[str],
-    on_sweep_end: Callable[[Path], None] = lambda folder: None,
-) -> int:
-    """Compose the config of `command` and call `run_command`, for each job of a sweep.
-
-    `on_sweep_end` is called with the folder of a sweep when all of its jobs have ended.
-    """
+def run_app(command: str, args: Sequence[str]) -> int:
+    """Compose the config of `command` and run it, once or for each job of a sweep."""
     flags = [arg for arg in args if arg in ("-m", "--multirun")]
     words = [arg for arg in args if arg not in flags]
     config_dirs = find_user_config_dirs(args)
-    jobs = _Jobs(command, run_command, config_dirs, sweeping=bool(flags))
-
-    def compose_and_run() -> int:
+    jobs = _Jobs(command, config_dirs, sweeping=bool(flags))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
+    argv, handler = sys.argv, ErrorHandler(debug="debug=true" in args, command=command, args=args)
+    with handler:
         quoted = [quote_override(word, sweep=bool(flags)) for word in read_plans(words)]
         given = flags + quoted  # argparse wants flags before overrides
         check_flags(command, given)
         if config_dirs and not parse_config_dirs(args):
             given = ["--config-dir", str(config_dirs[0]), *given]
         is_sweep = flags and command == "train"
+        folder = str(get_config_dir())
+        run_with_hydra = hydra.main(version_base="1.3", config_path=folder, config_name=command)
         with lock_sweep(given, config_dirs) if is_sweep else nullcontext(given) as prepared:
             sys.argv = [f"unet3d {command}", *prepared]
-            run_with_hydra(command, jobs.run)
-        return 0
-
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-    argv, debug = sys.argv, "debug=true" in args
-    try:
-        code = run_with_error_handling(compose_and_run, debug=debug, command=command, args=args)
-    finally:
-        sys.argv = argv
+            try:
+                run_with_hydra(jobs.run)()  # which reads sys.argv
+            except UsageError:
+                raise
+            except (TypeError, ValueError) as error:  # such as flags that need another one
+                raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
+    sys.argv = argv
     if flags and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
-        on_sweep_end(folder)
-    failures = [c for c in [code, *jobs.codes] if c]
+        import_command("compare").print_sweep_summary(folder)
+    failures = [c for c in [handler.code, *jobs.codes] if c]
     if not failures or INTERRUPTED in jobs.codes:
-        return code
+        return handler.code
     return failures[0] if len(jobs.codes) < 2 else 1
 
 
-def run_with_hydra(command: str, run_job: Callable[[DictConfig], None]) -> None:
-    """Let Hydra read sys.argv and run the jobs; what is wrong in a job, the job says itself."""
-    main = hydra.main(version_base="1.3", config_path=str(get_config_dir()), config_name=command)
-    try:
-        main(run_job)()
-    except UsageError:
-        raise
-    except (TypeError, ValueError) as error:  # such as flags that need another one
-        raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
+def import_command(command: str) -> ModuleType:
+    """Import a command's module without collecting garbage, of which imports make none.
+
+    A run starts a second and a half sooner, and data workers share these pages for longer.
+    """
+    name = f"unet3d.cli.{command}"
+    if name not in sys.modules:
+        gc.disable()
+        try:
+            import_module(name)
+        finally:
+            gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
+    return sys.modules[name]
 
 
 @contextmanager
@@ -142,16 +143,8 @@ def read_plans(args: Sequence[str]) -> Sequence[str]:
 class _Jobs:
     """The jobs that Hydra starts: one, or those of a sweep."""
 
-    def __init__(
-        self,
-        command: str,
-        run_command: Command,
-        config_dirs: Sequence[Path],
-        *,
-        sweeping: bool,
-    ):
-        self.command, self.run_command = command, run_command
-        self.config_dirs, self.sweeping = config_dirs, sweeping
+    def __init__(self, command: str, config_dirs: Sequence[Path], *, sweeping: bool):
+        self.command, self.config_dirs, self.sweeping = command, config_dirs, sweeping
         self.process = os.getpid()
         self.sweep_folders: set[Path] = set()
         self.codes: list[int] = []
@@ -174,29 +167,25 @@ class _Jobs:
             records=format_records(config, own) if own.output_subdir is None else {},
         )
         composed = ComposedConfig(config=config, composition=composition)
-
-        def check_and_run() -> int:
-            self._check(composed, folder_has_time=folder_has_time)
-            try:
-                return self.run_command(composed, folder)
-            except EstimatedOutOfMemoryError as reason:
-                print(f"skipped: {reason}")
-                self.exceptions.append(f"{folder.name} skipped: {reason}: {typed}")
-                return 0
-
+        handler = ErrorHandler(debug=bool(config.get("debug")), sweeping=self.sweeping)
         try:
-            code = run_with_error_handling(
-                check_and_run, debug=bool(config.get("debug")), sweeping=self.sweeping
-            )
+            with handler:
+                self._check(composed, folder_has_time=folder_has_time)
+                module = import_command(self.command)
+                select_gpu(composed)
+                handler.code = module.main(composed, folder)
         except (Interrupted, KeyboardInterrupt):
             self.codes.append(INTERRUPTED)
             self.exceptions.append(
                 f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
             )
             raise
-        self.codes.append(code)
-        if code:
+        code = handler.code
+        if isinstance(handler.error, EstimatedOutOfMemoryError):
+            self.exceptions.append(f"{folder.name} skipped: {handler.error}: {typed}")
+        elif code:
             self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
+        self.codes.append(code)
         if code and os.getpid() != self.process:  # a launcher process returns only exceptions
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
 
@@ -215,3 +204,12 @@ class _Jobs:
         """Print how many jobs succeeded, and what happened to the others."""
         succeeded = len(self.codes) - len(self.exceptions)
         print("\n".join([f"\nsweep: {succeeded} of {len(self.codes)} done", *self.exceptions]))
+
+
+def select_gpu(composed: ComposedConfig) -> None:
+    """Make the GPU of trainer.accelerator=cuda:N the one that all of this process uses."""
+    accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
+    if accelerator.startswith("cuda:"):
+        from unet3d.machine import device  # imports torch
+
+        device.select_gpu(accelerator)

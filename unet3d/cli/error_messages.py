@@ -2,8 +2,9 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from errno import EACCES, EAGAIN, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from types import TracebackType
 from typing import Any
 
 from unet3d.cli.output import is_output_lost
@@ -12,6 +13,7 @@ from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
     ADVICE,
     DoesNotFitError,
+    EstimatedOutOfMemoryError,
     Interrupted,
     ReportedUsageError,
     RunError,
@@ -38,38 +40,56 @@ NO_THREAD = "can't start new thread"
 PATH_ERRORS = (ENOENT, EACCES, EEXIST, EPERM, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG, ELOOP)
 
 
-def run_with_error_handling(
-    action: Callable[[], int],
-    *,
-    debug: bool,
-    command: str = "train",
-    args: Sequence[str] = (),
-    sweeping: bool = False,
-) -> int:
-    """Call `action`; print an error as one line and return its exit code.
+class ErrorHandler:
+    """A context that prints an error as one line; `code` is the exit code.
 
-    Interrupting one job of a sweep interrupts the sweep.
+    Interrupting one job of a sweep interrupts the sweep; a job that is estimated not to fit is
+    skipped.
     """
-    try:
-        return action()
-    except (Interrupted, KeyboardInterrupt) as stop:
-        if sweeping:
-            raise
-        if isinstance(stop, Interrupted):
-            if not stop.is_reported:
-                print(f"unet3d: interrupted by {stop}", file=sys.stderr)
-            return stop.exit_code
-        print("interrupted", file=sys.stderr)
-        return 130
-    except ReportedUsageError:
-        return EXIT_CODES[UsageError]
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_output_lost():
-            return 1
-        if debug:
-            traceback.print_exc()
-        print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
-        return get_exit_code(error)
+
+    def __init__(
+        self,
+        *,
+        debug: bool,
+        command: str = "train",
+        args: Sequence[str] = (),
+        sweeping: bool = False,
+    ):
+        self.debug, self.command, self.args, self.sweeping = debug, command, args, sweeping
+        self.code = 0
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> "ErrorHandler":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self.error = error
+        if isinstance(error, EstimatedOutOfMemoryError):
+            print(f"skipped: {error}")
+        elif isinstance(error, Interrupted | KeyboardInterrupt):
+            if self.sweeping:
+                return False
+            is_reported = isinstance(error, Interrupted) and error.is_reported
+            if not is_reported:
+                print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
+            self.code = error.exit_code if isinstance(error, Interrupted) else 130
+        elif isinstance(error, ReportedUsageError):
+            self.code = EXIT_CODES[UsageError]
+        elif isinstance(error, BrokenPipeError) and is_output_lost():
+            self.code = 1
+        elif isinstance(error, Exception):
+            if self.debug:
+                traceback.print_exception(error)
+            print(f"unet3d: {format_error(error, self.command, self.args)}", file=sys.stderr)
+            self.code = get_exit_code(error)
+        else:
+            return error is None
+        return True
 
 
 def get_exit_code(error: Exception) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs
-from unet3d.cli.error_messages import run_with_error_handling
+from unet3d.cli.error_messages import ErrorHandler
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
 from unet3d.config.overrides import quote_override
@@ -31,14 +31,12 @@ READS = {"check": ("data", "experiment", "debug")}
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make."""
 
-    def compose_and_print() -> int:
+    with ErrorHandler(debug=False, command=command, args=args) as handler:
         config_dirs = find_user_config_dirs(args)
         named = {str(folder) for folder in parse_config_dirs(args)}
         overrides = [quote_override(a, sweep=False) for a in args if a[0] != "-" and a not in named]
         print(format_command_help(command, about, overrides, config_dirs))
-        return 0
-
-    return run_with_error_handling(compose_and_print, debug=False, command=command, args=args)
+    return handler.code
 
 
 def format_command_help(

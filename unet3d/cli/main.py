@@ -1,15 +1,10 @@
 """`unet3d COMMAND [overrides]`: find the command; heavy imports wait until its config is known."""
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from unet3d import __version__
 from unet3d.cli.output import is_output_lost
@@ -40,14 +35,17 @@ FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    if arguments is not None:
-        return run_command_line(arguments)
+    args = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with SignalListener().listening():
-            code = run_command_line(sys.argv[1:])
+        with SignalListener().listening() if arguments is None else nullcontext():
+            code = answer(args)
+            if code is None:
+                from unet3d.cli.app import run_app  # imports Hydra
+
+                code = run_app(args[0], collect_files(args[0], args[1:]))
             sys.stdout.flush()
             return code
-    except Interrupted as stop:
+    except Interrupted as stop:  # while a module is imported
         print(f"unet3d: interrupted by {stop}", file=sys.stderr)
         return stop.exit_code
     except BrokenPipeError:
@@ -56,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run_command_line(args: Sequence[str]) -> int:
-    """Run a command; return the exit code."""
+def answer(args: Sequence[str]) -> int | None:
+    """Answer --version, --help and an unknown command; return None if there is one to run."""
     if list(args[:1]) == ["--version"]:
         print(__version__)
         return 0
@@ -77,39 +75,7 @@ def run_command_line(args: Sequence[str]) -> int:
         from unet3d.cli.help import print_help
 
         return print_help(command, COMMANDS[command], rest)
-    from unet3d.cli.app import run_app  # imports Hydra
-
-    def run_command(composed: Any, folder: Path) -> int:
-        module = import_command(command)
-        accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
-        if accelerator.startswith("cuda:"):
-            from unet3d.machine.device import select_gpu
-
-            select_gpu(accelerator)
-        return module.main(composed, folder)
-
-    def print_sweep_summary(folder: Path) -> None:
-        import_command("compare").print_sweep_summary(folder)
-
-    rest = collect_files(command, rest)
-    return run_app(command, run_command, rest, print_sweep_summary)
-
-
-def import_command(command: str) -> ModuleType:
-    """Import a command's module without collecting garbage, of which imports make none.
-
-    A run starts a second and a half sooner, and data workers share these pages for longer.
-    """
-    name = f"unet3d.cli.{command}"
-    if name not in sys.modules:
-        gc.disable()
-        try:
-            import_module(name)
-        finally:
-            gc.enable()
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
-    return sys.modules[name]
+    return None
 
 
 def collect_files(command: str, args: Sequence[str]) -> list[str]:
