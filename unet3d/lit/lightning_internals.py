@@ -4,23 +4,16 @@ They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tens
 tests/lit/test_lightning_internals.py says which one changed.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
-from tensorboard.summary.writer import event_file_writer
-from torch.utils.tensorboard.writer import FileWriter, SummaryWriter
-
-
-def dump_checkpoint(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the full training state; Trainer.save_checkpoint would make every rank wait."""
-    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+from torch.utils.tensorboard.writer import SummaryWriter
 
 
 def is_restoring(trainer: pl.Trainer) -> bool:
@@ -111,24 +104,30 @@ def set_purge_step(logger: TensorBoardLogger, step: int) -> None:
     logger._kwargs["purge_step"] = step
 
 
-def get_file_writer(writer: SummaryWriter) -> FileWriter:
-    """Return the writer of an event file, which takes summaries that SummaryWriter cannot."""
-    return writer._get_file_writer()
+def drop_anonymous(logger: WandbLogger) -> None:
+    """Do not pass W&B an argument of which it warns that it will be removed."""
+    logger._wandb_init.pop("anonymous", None)
 
 
-@contextmanager
-def replace_event_files(open_file: Callable[[Path], Any]) -> Generator[None]:
-    """Let writers that are created in the context write to what `open_file` returns for a path."""
-    original: Any = event_file_writer.tf
-    gfile = SimpleNamespace(
-        makedirs=original.io.gfile.makedirs, GFile=lambda path, mode: open_file(Path(path))
-    )
-    module: Any = event_file_writer
-    module.tf = SimpleNamespace(io=SimpleNamespace(gfile=gfile))
-    try:
-        yield
-    finally:
-        module.tf = original
+def catch_write_errors(writer: SummaryWriter, report: Callable[[OSError], None]) -> None:
+    """Let a writer drop what cannot be written, and report why.
+
+    Its thread would end with a traceback, and the next call would end the run.
+    """
+    assert writer.file_writer is not None
+    events = writer.file_writer.event_writer
+    path, file = Path(events._file_name), events._async_writer._writer._writer
+    write = file.write
+
+    def try_to_write(record: bytes) -> None:
+        size = path.stat().st_size
+        try:
+            write(record)
+        except OSError as error:
+            os.truncate(path, size)  # part of a record would hide all later ones
+            report(error)
+
+    file.write = try_to_write
 
 
 def _progress(

@@ -18,7 +18,7 @@ from torch import Tensor
 from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError, get_advice
 from unet3d.lit.lightning_internals import is_optimizer_step
-from unet3d.lit.loggers.append_only_file import warn
+from unet3d.lit.loggers import warn
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"

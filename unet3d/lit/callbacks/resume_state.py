@@ -23,7 +23,6 @@ from unet3d.lit.lightning_internals import (
     is_optimizer_step,
     is_validation_epoch,
 )
-from unet3d.lit.loggers.run_logger import list_run_loggers
 
 
 class RunData(Protocol):
@@ -139,12 +138,6 @@ def get_position(checkpoint: Mapping[str, Any]) -> dict[str, int]:
     """Return the epoch at which a checkpoint was saved, and the batches of it that were done."""
     (position,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     return position
-
-
-def purge_events_after(trainer: pl.Trainer, step: int) -> None:
-    """Drop what earlier runs in this folder logged from `step` on."""
-    for logger in list_run_loggers(trainer):
-        logger.forget_after(step)
 
 
 def get_logged_steps(

@@ -32,9 +32,10 @@ from unet3d.lit.callbacks.checkpoints import (
     remove_leftovers,
 )
 from unet3d.lit.callbacks.early_stopping import EarlyStopping
-from unet3d.lit.callbacks.resume_state import get_logged_steps, purge_events_after
+from unet3d.lit.callbacks.resume_state import get_logged_steps
 from unet3d.lit.distributed import process_group, run_on_rank_zero
 from unet3d.lit.lightning_internals import is_restoring
+from unet3d.lit.loggers import purge_logs
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.resume import check_weights, is_finished, load_pretrained, load_resume
 from unet3d.machine.device import Precision, resolve_device
@@ -158,7 +159,7 @@ def resolve_start(run: TrainingRun) -> Start:
     if checkpoint is None:
         if run.is_main:
             remove_leftovers(folder)
-        purge_events_after(run.trainer, 0)
+        purge_logs(run.trainer, 0)
         if settings.init_from is None:
             return Start(messages=[])
         return Start(messages=[load_pretrained(run.module.model, settings.init_from)])
@@ -171,7 +172,7 @@ def resolve_start(run: TrainingRun) -> Start:
         for best in (c for c in callbacks.ordered if isinstance(c, BestCheckpoint)):
             state = content["callbacks"].get(best.state_key, {})
             checkpoint.messages.extend(best.copy_from(path.parent, state))
-    purge_events_after(run.trainer, logged)
+    purge_logs(run.trainer, logged)
     epochs = run.trainer.max_epochs or -1
     finished = is_finished(
         *(content, callbacks.limits, callbacks.resume_state, epochs),

@@ -1,1 +1,0 @@
-"""Loggers: what conf/logger names. Each shows the same of a run."""
