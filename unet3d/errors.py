@@ -20,10 +20,6 @@ class UsageError(ValueError):
     """An invalid request: one line on what was expected and what was given. Exit code 2."""
 
 
-class ReportedUsageError(UsageError):
-    """A usage error that another process has printed. Exit code 2."""
-
-
 class DoesNotFitError(RuntimeError):
     """The run does not fit into the device's memory. Exit code 3."""
 

@@ -1,24 +1,38 @@
-"""`unet3d train` with several local ranks: how they end together."""
+"""`unet3d train` with several ranks: how they start, and how they end together."""
 
 import os
+import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from unet3d.cli.launch import start_ranks, wait_for_ranks
-from unet3d.errors import Interrupted, RunError
+from unet3d.stop_signals import SignalListener
 
 
-def ranks(*scripts):
-    return [subprocess.Popen(["sh", "-c", script]) for script in scripts]
-
-
-def test_ranks_share_the_cores_where_the_system_does_not_say_which_may_be_used(
-    tmp_path, monkeypatch
-):
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS
-    assert [process.wait() for process in start_ranks(["--help"], tmp_path, 2)] == [0, 0]
+@pytest.mark.parametrize(
+    ("scripts", "first"),
+    [
+        (("exit 0", "sleep 0.3; exit 0"), (0, 0)),
+        (("exit 4", "kill -KILL $$"), (1, -9)),
+        (("sleep 0.5; exit 143", "exit 4"), (1, 4)),
+        (("exit 4", "exit 143"), (1, 143)),
+        (("exec sleep 30", "exit 3"), (1, 3)),
+        (("exec sleep 30", "kill -TERM $$"), (1, -15)),
+    ],
+    ids=str,
+)
+def test_the_first_rank_that_fails_ends_all_and_says_why(scripts, first):
+    begun = time.monotonic()
+    processes = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
+    if first == (1, 143):
+        time.sleep(0.3)  # both have ended
+    assert wait_for_ranks(processes, SignalListener()) == first
+    assert time.monotonic() - begun < 15
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_ranks_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
@@ -28,32 +42,42 @@ def test_ranks_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
     assert process.wait() == 0
 
 
-def test_a_signal_before_a_rank_handles_signals_stops_all_ranks():
-    begun = time.monotonic()
-    processes = ranks("kill -TERM $$", "sleep 30")
-    with pytest.raises(Interrupted) as stopped:
-        wait_for_ranks(processes, [])
-    assert stopped.value.exit_code == 143
-    assert time.monotonic() - begun < 5
-    assert all(process.poll() is not None for process in processes)
+def start(*command, folder):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", *command, f"hydra.run.dir={folder}"]
+    return subprocess.Popen(command, cwd=folder.parent, env=env, stdout=-1, stderr=-1, text=True)
 
 
-@pytest.mark.parametrize("other", ["exit 0", "sleep 0.3; exit 4"])
-def test_an_interrupted_rank_interrupts_the_run_however_the_others_end(other):
-    with pytest.raises(Interrupted) as stopped:
-        wait_for_ranks(ranks("exit 143", other), [])
-    assert stopped.value.exit_code == 143
+def list_children(pid):
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_stopped_rank_is_killed_once_another_has_failed():
-    begun = time.monotonic()
-    processes = ranks("sleep 0.5; exit 4", "kill -STOP $$")
-    with pytest.raises(RunError, match="rank 0 reported the error above"):
-        wait_for_ranks(processes, [])
-    assert time.monotonic() - begun < 5
-    assert processes[1].poll() == -9
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGTERM, 143, "interrupted by SIGTERM after"),
+        (signal.SIGKILL, 4, "rank 1 was killed by SIGKILL; rerun with resume=auto"),
+    ],
+)
+def test_a_signal_to_one_rank_ends_the_run(small, tmp_path, number, code, says):
+    options = [*small, "trainer.devices=2", "trainer.max_steps=5000", "save_every_seconds=0"]
+    launcher = start("unet3d", "train", *options, folder=tmp_path / "run")
+    while not list(tmp_path.glob("run/checkpoints/last.ckpt")):
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    os.kill(list_children(launcher.pid)[1], number)
+    out, err = launcher.communicate()
+    assert launcher.returncode == code
+    assert says in out + err
 
 
-def test_a_rank_that_fails_is_named_even_if_others_were_interrupted():
-    with pytest.raises(RunError, match="rank 1 reported the error above"):
-        wait_for_ranks(ranks("sleep 0.5; exit 143", "exit 4"), [])
+@pytest.mark.slow
+def test_ranks_of_torchrun_share_one_folder(small, tmp_path):
+    torchrun = ["torch.distributed.run", "--nproc-per-node=2", "-m", "unet3d", "train"]
+    launcher = start(*torchrun, *small, "trainer=torchrun", folder=tmp_path / "run")
+    out, err = launcher.communicate()
+    assert launcher.returncode == 0, err
+    assert "2 ranks" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

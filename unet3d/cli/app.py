@@ -38,7 +38,7 @@ from unet3d.errors import (
     UsageError,
     summarize_error,
 )
-from unet3d.machine.distributed_env import check_rank_variables, detect_launcher
+from unet3d.machine.distributed_env import detect_launcher
 
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
@@ -190,7 +190,6 @@ class _Jobs:
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
 
     def _check(self, composed: ComposedConfig, *, folder_has_time: bool) -> None:
-        check_rank_variables()
         launcher = detect_launcher() if self.command == "train" else None
         if launcher is not None and folder_has_time:
             raise UsageError(

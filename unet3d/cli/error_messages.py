@@ -15,7 +15,6 @@ from unet3d.errors import (
     DoesNotFitError,
     EstimatedOutOfMemoryError,
     Interrupted,
-    ReportedUsageError,
     RunError,
     UsageError,
     describe_os_error,
@@ -78,8 +77,6 @@ class ErrorHandler:
             if not is_reported:
                 print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
             self.code = error.exit_code if isinstance(error, Interrupted) else 130
-        elif isinstance(error, ReportedUsageError):
-            self.code = EXIT_CODES[UsageError]
         elif isinstance(error, BrokenPipeError) and is_output_lost():
             self.code = 1
         elif isinstance(error, Exception):

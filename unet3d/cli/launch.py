@@ -1,4 +1,9 @@
-"""Run several ranks on this machine: start them, wait for them, and end them together."""
+"""Run several ranks on this machine: start them, forward signals, and end them together.
+
+Lightning's launcher and torchrun's do not keep what a run promises: the first makes rank 0 start
+the others and ends it when one fails, the second turns every exit code into 1, prints a traceback
+for each signal, and kills ranks that take longer than 30 seconds to save their checkpoint.
+"""
 
 import os
 import signal
@@ -9,38 +14,41 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet3d.errors import STOP_SIGNALS, Interrupted, ReportedUsageError, RunError
-from unet3d.machine.distributed_env import LAUNCHER
+from unet3d.errors import STOP_SIGNALS, Interrupted, RunError
 from unet3d.machine.system import count_usable_cores
-from unet3d.stop_signals import drop_ignored
+from unet3d.stop_signals import SignalListener
+
+SETTLE_SECONDS = 2.0
+"""Time for the other ranks to notice that one has failed, before they are sent SIGTERM."""
 
 GRACE_SECONDS = 8.0
-"""Time for the other ranks to leave once one has failed."""
+"""Time for them to end then, before they are killed."""
 
-PACKAGE = Path(__file__).resolve().parents[2]
+POLL_SECONDS = 0.05
+
+INTERRUPTED = {Interrupted(number).exit_code: number for number in STOP_SIGNALS}
+"""The exit codes of ranks that were asked to stop."""
 
 
 def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
-    """Train as `count` ranks in one folder.
-
-    The first rank that fails ends all of them; the error says which it was.
-    """
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _: received.append(n))
-        for number in drop_ignored(STOP_SIGNALS)
-    }
-    processes = start_ranks(overrides, folder, count)
-    try:
-        return wait_for_ranks(processes, received)
-    finally:
-        for process in processes:
-            if process.poll() is None:
+    """Train as `count` ranks in one folder; return the exit code of the first that fails."""
+    with SignalListener().listening() as signals:
+        signals.defers_exit = True
+        processes = start_ranks(overrides, folder, count)
+        try:
+            rank, code = wait_for_ranks(processes, signals)
+        finally:
+            for process in processes:
                 process.kill()
-        for process in processes:
-            process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+                process.wait()
+    if code in INTERRUPTED or -code in STOP_SIGNALS:
+        interrupted = Interrupted(INTERRUPTED.get(code, -code))
+        interrupted.is_reported = code > 0  # a rank that could not handle signals yet says nothing
+        raise interrupted
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise RunError(f"rank {rank} was killed by {name}; rerun with resume=auto")
+    return code
 
 
 def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
@@ -48,19 +56,18 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    package = str(Path(__file__).resolve().parents[2])
     command = [sys.executable, "-P", "-m", "unet3d.cli.main", "train", *overrides]
     command += [f"hydra.run.dir={folder}"]
-    threads = max(1, count_usable_cores() // count)
     environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # or torch prints pages about a rank that left
+        "OMP_NUM_THREADS": str(max(1, count_usable_cores() // count)),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # or torch prints pages about a rank that has left
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
-        LAUNCHER: str(os.getpid()),
     }
     return [
         subprocess.Popen(
@@ -72,55 +79,31 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
     ]
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped, by SIGSTOP or the like, and not continued."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
-    except OSError:  # the process is gone, or this is not Linux
-        return False
+def wait_for_ranks(
+    processes: Sequence[subprocess.Popen], signals: SignalListener
+) -> tuple[int, int]:
+    """Forward signals until all ranks have ended; return the first that failed, and its exit code.
 
-
-def wait_for_ranks(processes: Sequence[subprocess.Popen], received: list[int]) -> int:
-    """Forward signals; wait for all ranks, or GRACE_SECONDS once one has failed."""
-    stop: int | None = None
-    failed: tuple[int, int] | None = None  # rank and exit code of the first
-    deadline = float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        while received:
-            stop = received.pop(0)
+    It ends the others. Of several that were found at once, one that was killed or interrupted
+    comes first: the others have lost it, and say so.
+    """
+    first: tuple[int, int] | None = None
+    terminate_at = kill_at = float("inf")
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        if failed and first is None:
+            first = min(failed, key=lambda item: (item[1] > 0, item[1] not in INTERRUPTED, item[1]))
+            terminate_at = time.monotonic() + SETTLE_SECONDS
+            if first[1] not in INTERRUPTED:  # or rank 0 may still be saving a checkpoint
+                kill_at = terminate_at + GRACE_SECONDS
+        if None not in codes or time.monotonic() > kill_at:
+            return first or (0, 0)
+        if time.monotonic() > terminate_at:
+            signals.received = signal.SIGTERM
+            terminate_at = float("inf")
+        if signals.received is not None:
             for process in processes:
-                process.send_signal(stop)
-        for rank, process in enumerate(processes):
-            if failed is None and process.poll():
-                failed, deadline = (rank, process.returncode), time.monotonic() + GRACE_SECONDS
-                # A rank that did not handle signals yet was killed by one: the others get it, too.
-                if -process.returncode in STOP_SIGNALS:
-                    received.append(-process.returncode)
-            if failed is not None and is_stopped(process.pid):
-                process.kill()  # a stopped process does not leave
-        time.sleep(0.05)
-    codes = [process.poll() for process in processes]
-    for rank, code in enumerate(codes):
-        if failed is None and code:
-            failed = rank, code
-    if failed is None:
-        return 0
-    rank, code = failed
-    interruptions = {Interrupted(number).exit_code: number for number in STOP_SIGNALS} | {
-        -n: n for n in STOP_SIGNALS
-    }
-    if code in interruptions:
-        interrupted = Interrupted(stop or interruptions[code])
-        interrupted.is_reported = True  # by the ranks
-        raise interrupted
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    elif code == 2:
-        raise ReportedUsageError(f"rank {rank} was refused")  # it has printed why
-    elif code == 3:
-        return code  # the rank has printed why
-    elif code == 4:
-        how = "reported the error above"  # which may name another rank
-    else:
-        how = f"exited with code {code}"
-    raise RunError(f"rank {rank} {how}, which ended the run; rerun with resume=auto")
+                process.send_signal(signals.received)
+            signals.received = None
+        time.sleep(POLL_SECONDS)

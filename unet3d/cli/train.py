@@ -21,7 +21,6 @@ from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.shared.dataset import build_layout, resolve_dataset
 from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.run_folder import open_run_folder
 from unet3d.workflows.training.callbacks import build_callbacks, build_limits
 from unet3d.workflows.training.compile_kernels import prepare_kernels
 from unet3d.workflows.training.cuda_graph import choose_graphs
@@ -67,14 +66,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if processes > 1:
         composition = settings.composition
         extra = ["memory.if_too_large=error"] if composition.sweeping else []
-        with open_run_folder(
-            folder,
-            resume=settings.resume,
-            composition=composition,
-            log=print,
-            inputs=settings.list_inputs(),
-        ) as own:
-            return launch_ranks([*composition.overrides, *extra], own, processes)
+        return launch_ranks([*composition.overrides, *extra], folder, processes)
     with join_run(settings, folder, process, log=print) as (own, signals):
         result = train(settings, own, signals, process, log=print)
     return 1 if result.report.get("evaluation", {}).get("errors") else 0

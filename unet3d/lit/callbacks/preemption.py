@@ -8,7 +8,12 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import Interrupted
 from unet3d.lit.callbacks.checkpoints import LastCheckpoint
-from unet3d.lit.lightning_internals import disable_signal_handlers, is_optimizer_step, request_exit
+from unet3d.lit.lightning_internals import (
+    disable_signal_handlers,
+    disable_sigterm_broadcast,
+    is_optimizer_step,
+    request_exit,
+)
 from unet3d.stop_signals import SignalListener
 
 
@@ -22,7 +27,8 @@ class Preemption(Callback):
         self.signals, self.last = signals, last
 
     def setup(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        disable_signal_handlers(trainer)
+        disable_signal_handlers(trainer)  # which deadlock, and exit with status 0
+        disable_sigterm_broadcast(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self.signals.defers_exit = True

@@ -32,16 +32,11 @@ def open_run_folder(
     composition: Composition,
     log: Log,
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
-    launcher: int | None = None,
 ) -> Generator[Path]:
     """Hold the lock of a run's folder, which may have another name if that has a time in it.
 
-    The ranks of a run use the folder that their `launcher`, another process, has locked. `inputs`
-    are what the run reads, by key.
+    `inputs` are what the run reads, by key.
     """
-    if launcher is not None:
-        yield folder
-        return
     source = None if resume in (None, "auto") else Path(resume)
     with hold_folder(
         folder,

@@ -38,7 +38,7 @@ from unet3d.lit.lightning_internals import is_restoring
 from unet3d.lit.loggers import purge_logs
 from unet3d.lit.module import SegmentationModule
 from unet3d.lit.resume import check_weights, is_finished, load_pretrained, load_resume
-from unet3d.machine.device import Precision, resolve_device
+from unet3d.machine.device import Precision
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.report.run_report import (
@@ -53,6 +53,7 @@ from unet3d.workflows.shared.network import count_parameters
 from unet3d.workflows.shared.run_folder import open_run_folder, write_records
 from unet3d.workflows.training.callbacks import RunCallbacks
 from unet3d.workflows.training.datamodule import VolumeDataModule
+from unet3d.workflows.training.trainer import find_device
 
 Log = Callable[[str], None]
 
@@ -122,7 +123,7 @@ def join_run(
     group = process_group(
         process,
         launch=settings.trainer.launch,
-        device=resolve_device(settings.trainer.accelerator),
+        device=find_device(settings, process),
         timeout_seconds=settings.trainer.timeout_seconds,
     )
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
@@ -135,7 +136,6 @@ def join_run(
                 composition=settings.composition,
                 log=log,
                 inputs=settings.list_inputs(),
-                launcher=process.launcher_pid,
             )
             return str(stack.enter_context(own))
 

@@ -1,18 +1,18 @@
 """Build Lightning's trainer."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.lit.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.lit.callbacks.progress import ProgressBar
-from unet3d.lit.distributed import DDPWithoutSigtermBroadcast, RankEnvironment
+from unet3d.lit.distributed import choose_environment
 from unet3d.lit.precision import TrueHalfPrecision
 from unet3d.lit.warning_filters import silence_lightning
 from unet3d.machine.device import Precision, resolve_device
@@ -31,26 +31,25 @@ def build_trainer(
     """Build the trainer; limits of steps and time are enforced by a callback: StoppingLimits."""
     silence_lightning()
     trainer = settings.trainer
-    plugins: list[Any] = [AtomicCheckpointIO()]
+    plugins: list[Any] = [AtomicCheckpointIO(), choose_environment(process, trainer.launch)]
     arguments: dict[str, Any] = {"sync_batchnorm": False}
     if precision.used in ("16-true", "bf16-true"):
         plugins.append(TrueHalfPrecision(precision.used))
     else:
         arguments["precision"] = precision.lightning
     if process.world_size > 1:
-        plugins.append(RankEnvironment(process))
-        timeout = timedelta(seconds=trainer.timeout_seconds)
+        # Of the devices, Lightning takes that of this process. The process group exists already.
+        devices = [device] * process.local_world_size
         arguments |= {
-            "strategy": DDPWithoutSigtermBroadcast(timeout=timeout, gradient_as_bucket_view=True),
-            "num_nodes": process.num_nodes,
+            "strategy": DDPStrategy(parallel_devices=devices, gradient_as_bucket_view=True),
+            "num_nodes": process.world_size // process.local_world_size,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
-    is_one_gpu = device.type == "cuda" and process.world_size == 1
     loggers = [logger(save_dir=folder) for logger in settings.loggers.values()]
     try:
         return trainer.factory(
             accelerator=device.type,
-            devices=[device.index] if is_one_gpu else process.visible_devices,
+            devices=[device.index] if device.type == "cuda" else 1,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=-1,
             max_time=None,
@@ -79,6 +78,12 @@ def find_device(settings: TrainingSettings, process: ProcessRank) -> torch.devic
     kind = resolve_device(settings.trainer.accelerator)
     if kind != "cuda":
         return torch.device(kind)
-    if process.world_size > 1:
-        torch.cuda.set_device(process.assign_gpu(torch.cuda.device_count()).gpu_index)
+    num_gpus = torch.cuda.device_count()
+    if process.world_size > 1 and num_gpus > 1:  # SLURM's --gpus-per-task shows each process one
+        if num_gpus < process.local_world_size:
+            raise UsageError(
+                f"{process.local_world_size} processes on this machine, but rank {process.rank} "
+                f"sees {num_gpus} GPUs: start one process per GPU"
+            )
+        torch.cuda.set_device(process.local_rank)
     return torch.device(kind, torch.cuda.current_device())
