@@ -1,12 +1,9 @@
 import json
-from errno import EACCES
-from unittest.mock import Mock
 
 import pytest
 
 from tests.report.helpers.reports import make_report
 from unet3d.cli.main import main
-from unet3d.report import run_comparison
 
 
 @pytest.fixture
@@ -135,27 +132,9 @@ def test_a_usage_error_is_one_line(runs, words, message, capsys):
     assert message in line
 
 
-def test_an_only_report_that_cannot_be_opened_is_named_with_the_cure(runs, capsys, monkeypatch):
-    monkeypatch.setattr(
-        run_comparison, "read_json", Mock(side_effect=PermissionError(EACCES, "no"))
-    )
-    assert main(["compare", "outputs/other"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    expected = "outputs/other/report.json: no: change its permissions, or choose another folder"
-    assert line == f"unet3d: {expected}"
-
-
 def test_a_folder_without_a_run_is_named_and_the_others_are_compared(runs, capsys):
     (runs / "empty").mkdir()
     assert main(["compare", "outputs", "empty"]) == 1
     shown = capsys.readouterr()
     assert "empty: no report.json" in shown.err
     assert "outputs/other" in shown.out
-
-
-def test_a_report_that_cannot_be_read_is_named_and_the_others_are_compared(runs, capsys):
-    (runs / "nested").mkdir()
-    (runs / "nested" / "report.json").write_text("[" * 100_000)
-    assert main(["compare", "."]) == 1
-    printed = capsys.readouterr()
-    assert "its values are nested too deeply" in printed.out + printed.err

@@ -37,7 +37,7 @@ COMPOSED = (
     *("trainer.accelerator=cuda", "device=cuda", "budget_gib=auto", "compile=true"),
 )
 """A download, several processes, a GPU, minutes of compiling: only composed as well, like view,
-which serves until Ctrl-C."""
+which opens a browser."""
 
 FLAGS = {"--help", "--version", "--cfg"}
 

@@ -40,7 +40,7 @@ def open_page(
 
 def turn_slices(page: Any) -> list[bytes]:
     """Move the slider to the first and the last slice; return a picture of each."""
-    slider = page.get_by_label("slice")
+    slider = page.get_by_role("slider", name="slice")
     pictures = []
     for key in ("Home", "End"):
         slider.focus()

@@ -11,7 +11,7 @@ from unet3d.report.case_figure import (
     make_class_map,
     make_panels,
 )
-from unet3d.report.slices import get_palette, orient_for_display
+from unet3d.report.slices import get_palette
 
 
 def make_case(**changes):
@@ -108,27 +108,6 @@ def test_a_figure_has_a_row_for_the_fullest_and_one_for_the_worst_slice(tmp_path
         draw_case_figure(case, tmp_path / f"{name}.png", title=name, legend={"a": "Dice 0.5"})
     heights = {name: read_shape(tmp_path / f"{name}.png")[0] for name in ("two", "one")}
     assert heights["two"] > 1.5 * heights["one"]
-
-
-def test_a_figure_names_its_slices_and_follows_the_radiological_convention(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    case, images, labels = make_case(), [], []
-    monkeypatch.setattr(Axes, "set_ylabel", lambda self, label, **_: labels.append(label))
-    imshow = Axes.imshow
-    monkeypatch.setattr(
-        Axes, "imshow", lambda self, x, **k: images.append((x, k["aspect"])) or imshow(self, x, **k)
-    )
-    spacing_mm = (1.0, 2.0, 1.0)
-    with_image = make_case(spacing_mm=spacing_mm, image=np.zeros(case.reference.shape))
-    draw_case_figure(with_image, tmp_path / "c.png", title="c", legend={})
-    assert labels == [
-        "coronal slice 17 of 40\nmost foreground and most errors: 10 wrong voxels",
-    ]
-    reference, aspect = images[1]
-    (row,) = make_panels(with_image, 1, [16], find_crop_box(with_image, 1))
-    assert (reference == orient_for_display(row["reference"])).all()
-    assert aspect == 1.0
 
 
 @pytest.mark.parametrize("name", [r"$\frac$", "\udcff", "a\x1bb"])

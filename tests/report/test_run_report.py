@@ -57,4 +57,6 @@ def test_the_printed_command_shows_a_run_under_its_folder_name(tmp_path, name):
     ],
 )
 def test_an_estimate_is_compared_with_a_steady_step_if_that_was_measured(memory, shown):
-    assert make_estimate_rows(memory) == ([] if shown is None else [("estimated peak", shown)])
+    assert make_estimate_rows({"memory": memory}) == (
+        [] if shown is None else [("estimated peak", shown)]
+    )

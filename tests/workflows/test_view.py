@@ -1,25 +1,14 @@
 """`unet3d view`: volumes on one grid, their classes, and the page in a browser."""
 
-import re
-import signal
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
-from pathlib import Path
-from urllib.request import urlopen
-
 import nibabel
 import numpy as np
 import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
+from unet3d.cli.main import main
 from unet3d.errors import UsageError
-from unet3d.report.html.viewer import read_script
-from unet3d.report.slices import get_palette
-from unet3d.workflows.view import build_server, read_case
-
-ROOT = Path(__file__).parents[2]
+from unet3d.report import volumes
+from unet3d.workflows.view import read_case
 
 
 def save(path, volume, spacing_mm=(1.0, 2.0, 3.0)):
@@ -45,21 +34,23 @@ def test_labels_are_named_by_file_and_classes_by_number(files):
     image, *labels = files
     case = read_case(image, labels, channel=1)
     assert list(case.layers) == ["reference/x", "prediction/x"]
-    assert list(case.classes) == ["1", "5"]
-    assert set(np.unique(case.layers["reference/x"])) == {0, 1, 2}
-    assert case.shape == (12, 10, 8)
+    labels = case.layers["reference/x"]
+    assert [c["name"] for c in labels.classes] == ["1", "5"]
+    assert set(np.unique(labels.labels)) == {0, 1, 2}
+    assert case.image.shape == (12, 10, 8)
     assert case.spacing_mm == (1.0, 2.0, 3.0)
     assert not np.array_equal(case.image, read_case(image, [], channel=0).image)
 
 
 def test_classes_have_the_names_of_a_dataset_beside_them(files):
     (files[1].parent / "dataset.json").write_text('{"labels": {"liver": 1, "tumor": 5}}')
-    assert list(read_case(files[0], files[1:], channel=0).classes) == ["liver", "tumor"]
+    layers = read_case(files[0], files[1:], channel=0).layers
+    assert [c["name"] for c in layers["reference/x"].classes] == ["liver", "tumor"]
 
 
 def test_empty_labels_and_no_labels_can_be_shown(files):
     empty = save(files[0].with_name("empty.nii.gz"), np.zeros((12, 10, 8), np.uint8))
-    assert not read_case(files[0], [empty], channel=0).layers["empty"].any()
+    assert not read_case(files[0], [empty], channel=0).layers["empty"].labels.any()
     assert read_case(files[0], [], channel=0).layers == {}
 
 
@@ -85,76 +76,33 @@ def test_what_is_no_label_file_of_the_image_is_refused(files, name, message):
         read_case(files[0], [], channel=2)
 
 
-def test_a_port_in_use_is_an_error_of_one_line(files):
-    with (
-        build_server(files[0], [], channel=0, port=0) as first,
-        pytest.raises(UsageError, match=f"port={first.server_port} cannot be used"),
-    ):
-        build_server(files[0], [], channel=0, port=first.server_port)
-
-
-@contextmanager
-def serve(files):
-    with build_server(files[0], files[1:], channel=0, port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @needs_browser
 @pytest.mark.slow
-def test_the_viewer_turns_slices_and_asks_for_nothing_but_its_volumes(files):
-    with serve(files) as server, open_page(server.url) as (page, messages, requests):
-        assert page.locator("#viewer").get_attribute("data-ready") == "niivue"
+def test_the_page_turns_slices_and_opens_at_the_one_with_most_labels(files, tmp_path):
+    """The last label file with a voxel has all of them in one slice."""
+    full, empty = np.zeros((2, 12, 10, 8), np.uint8)
+    full[1:9, 1:9, 6] = 1
+    more = [save(tmp_path / "full.nii.gz", full), save(tmp_path / "empty.nii.gz", empty)]
+    path = tmp_path / "view.html"
+    words = [*map(str, [*files, *more]), f"output={path}", "open_browser=false"]
+    assert main(["view", *words]) == 0
+    with open_page(path.as_uri()) as (page, messages, requests):
+        assert page.get_by_text("axial 7 of 8").is_visible()
         first, last = turn_slices(page)
         assert first != last
-        page.get_by_role("button", name="prediction/x").click()
+        page.get_by_text("prediction/x", exact=True).click()
         page.wait_for_timeout(300)
         assert page.locator("#viewer canvas").screenshot() != last
+        assert not page.locator("#pictures").is_visible()
         assert messages == []
-        own = [url for url in requests if not url.startswith("blob:")]
-        assert own == [server.url, *(f"{server.url}{n}" for n in range(3))]
+        assert [url for url in requests if not url.startswith("blob:")] == [path.as_uri()]
 
 
-@needs_browser
-@pytest.mark.slow
-def test_the_viewer_opens_at_the_slice_with_most_labels(files):
-    """The one file has its labels in one slice, and the last file is empty."""
-    empty = save(files[0].with_name("empty.nii.gz"), np.zeros((12, 10, 8), np.uint8))
-    full = np.zeros((12, 10, 8), np.uint8)
-    full[1:9, 1:9, 6] = 1
-    more = save(files[0].with_name("more.nii.gz"), full)
-    with serve([*files, more, empty]) as server, open_page(server.url) as (page, _, _):
-        assert page.locator("#viewer").get_attribute("data-slice") == "6"
-
-
-def test_errors_have_colors_that_no_class_has():
-    errors = re.findall(r'name: ".*", color: "#(......)"', read_script())
-    assert len(errors) == 3
-    colors = [np.array([int(c[i : i + 2], 16) for i in (0, 2, 4)]) for c in errors]
-    classes = list(255 * get_palette(11)[1:])
-    for n, color in enumerate(colors):
-        distances = [np.linalg.norm(color - other) for other in [*classes, *colors[:n]]]
-        assert min(distances) > 100
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_command(files):
-    words = [*map(str, files), "open_browser=false"]
-    command = [sys.executable, "-W", "ignore", "-m", "unet3d.cli.main", "view", *words]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        url = process.stdout.readline().strip()
-        with urlopen(url, timeout=10) as answer:
-            assert b"viewer-cases" in answer.read()
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=20)
-        finally:
-            process.kill()
-        assert (process.returncode, errors) == (130, "interrupted\n")
+def test_without_ipyniivue_the_page_shows_slices(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(volumes, "find_niivue", lambda: None)
+    path = tmp_path / "slices.html"
+    assert main(["view", *map(str, files), f"output={path}", "open_browser=false"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    page = path.read_text()
+    assert "data:image/png;base64," in page
+    assert "<script" not in page

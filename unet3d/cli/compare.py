@@ -10,14 +10,16 @@ from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.compare import parse_compare
 from unet3d.errors import UsageError
+from unet3d.report.figures import save_png
 from unet3d.report.run_comparison import (
     AGAINST_BEST,
+    PARETO,
     RunSummary,
     comparison_to_dict,
     describe_data_sets,
-    draw_runs,
     group_by_data,
     make_comparison_rows,
+    plot_runs,
 )
 from unet3d.text import format_columns
 from unet3d.workflows.comparison import find_compared_runs, try_write_comparison_page
@@ -35,7 +37,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
     write_output(text, settings.output.path)
     if settings.figure is not None:
-        draw_runs(runs, settings.figure)
+        save_png(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)
     if settings.report is not None:
         print(write_page(runs, settings.report, settings.runs, errors), file=sys.stderr)
@@ -48,10 +50,7 @@ def format_comparison(runs: Sequence[RunSummary]) -> str:
     if any(run.against_best for run in runs):
         lines.append(AGAINST_BEST)
     if len(group_by_data(runs)) < len(runs):
-        lines.append(
-            "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is "
-            "better in one of them and as good in the others"
-        )
+        lines.append(PARETO)
     return "\n".join([*lines, *describe_data_sets(runs)])
 
 
@@ -72,7 +71,7 @@ def print_sweep_summary(folder: Path) -> None:
     if any(run.headline_metrics.get("dice") is not None for run in runs):
         figure = folder / "comparison.png"
         try:
-            draw_runs(runs, figure)
+            save_png(plot_runs(runs), figure)
             print(figure)
         except (OSError, UsageError) as reason:
             print(f"no figure: {reason}")

@@ -1,27 +1,22 @@
-"""`unet3d view IMAGE [LABELS ...]`: look at volumes in a browser on this machine."""
+"""`unet3d view IMAGE [LABELS ...]`: look at volumes in a browser."""
 
 import os
-import signal
 import sys
 import webbrowser
 from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.view import parse_view
-from unet3d.workflows.view import build_server
+from unet3d.workflows.view import write_view_page
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
-    """Serve the viewer until Ctrl-C."""
+    """Write the page, print its path and open it."""
     settings = parse_view(composed)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
-    with build_server(
-        settings.image, settings.labels, channel=settings.channel, port=settings.port
-    ) as server:
-        print(f"{server.url}\nonly on this machine, until Ctrl-C", flush=True)
-        if settings.open_browser and has_screen():
-            webbrowser.open(server.url)
-        server.serve_forever()
+    write_view_page(settings.image, settings.labels, settings.output, channel=settings.channel)
+    print(settings.output)
+    if settings.open_browser and has_screen():
+        webbrowser.open(settings.output.resolve().as_uri())
     return 0
 
 

@@ -23,8 +23,8 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.files import atomic_write, write_text
 from unet3d.errors import UsageError, describe_os_error, need_packages, summarize_error
+from unet3d.files import atomic_write, write_text
 from unet3d.lit.lightning_internals import (
     catch_write_errors,
     drop_anonymous,

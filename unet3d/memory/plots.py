@@ -1,6 +1,6 @@
 """Plot a memory estimate as a matplotlib Figure: over time by kind, by layer, by setting."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,8 +58,13 @@ def find_large_events(estimate: MemoryEstimate) -> np.ndarray:
     return np.flatnonzero(large)
 
 
-def plot_timeline(estimate: MemoryEstimate, title: str) -> "Figure":
-    """Plot memory over the steady step by kind, with the peak annotated."""
+def plot_timeline(
+    estimate: MemoryEstimate, title: str, *, measured: Mapping[str, int] | None = None
+) -> "Figure":
+    """Plot memory over the steady step by kind, with the peak annotated.
+
+    `measured` holds the measured peaks by phase, which are drawn as dashed lines.
+    """
     from matplotlib.figure import Figure
 
     start, stop = estimate.steady_step
@@ -90,12 +95,16 @@ def plot_timeline(estimate: MemoryEstimate, title: str) -> "Figure":
     )
     for span in estimate.trace.phases:
         if start <= span.start < span.stop <= stop:
-            at = int(np.searchsorted(shown, span.start - start))
+            at, end = np.searchsorted(shown, [span.start - start, span.stop - start])
+            level = (measured or {}).get(span.phase)
+            if level is not None:
+                axes.plot([at, end], [level / MIB] * 2, color="black", linestyle="dashed")
             axes.axvline(at, color="grey", linewidth=0.5)
             axes.text(at, 0, f" {span.phase}", va="bottom", rotation=90, fontsize=8)
     axes.set_xlim(0, len(shown) - 1)
-    axes.set_ylim(0, 1.2 * top / MIB)
-    axes.set_xlabel("large allocations and frees of a training step, in order")
+    axes.set_ylim(0, 1.2 * max([top, *(measured or {}).values()]) / MIB)
+    dashed = "; dashed: measured peaks" if measured else ""
+    axes.set_xlabel(f"large allocations and frees of a training step, in order{dashed}")
     axes.set_ylabel("MiB allocated")
     axes.set_title(title, wrap=True)
     figure.legend(loc="outside lower center", fontsize=8, ncols=5, frameon=False)

@@ -4,14 +4,14 @@ Orientation, slice numbers and edge letters are those of `unet3d.report.slices`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.files import atomic_write
+from unet3d.report.figures import save_png
 from unet3d.report.slices import (
     EDGES,
     THIN,
@@ -48,6 +48,11 @@ def draw_case_figure(
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    case = replace(
+        case,
+        reference=make_class_map(case.reference, case.classes),
+        prediction=make_class_map(case.prediction, case.classes),
+    )
     axis = choose_slicing_axis(case.reference.shape, case.spacing_mm)
     first, second = (case.spacing_mm[a] for a in range(3) if a != axis)
     errors = count_wrong_voxels(case, axis)
@@ -68,7 +73,7 @@ def draw_case_figure(
             panel.imshow(orient_for_display(plane), aspect=second / first, interpolation="nearest")
             panel.set(title=label, xticks=[], yticks=[])
             panel.title.set_fontsize(9)
-        reference = make_class_map(get_plane(case.reference, axis, index)[box], case.classes)
+        reference = get_plane(case.reference, axis, index)[box]
         _draw_outline(row[-1], orient_for_display(reference))
         _draw_edge_letters(row[0], axis)
         count = f"{errors[index]:,} wrong voxels" if errors[index] else "no wrong voxels"
@@ -89,8 +94,7 @@ def draw_case_figure(
         frameon=False,
     )
     figure.suptitle(escape_mathtext(title), wrap=True)
-    with atomic_write(path) as draft:
-        figure.savefig(draft, dpi=110, format="png")
+    save_png(figure, path)
 
 
 def make_panels(
@@ -101,8 +105,7 @@ def make_panels(
     rows = []
     for index in slices:
         volumes = {"reference": case.reference, "prediction, reference outlined": case.prediction}
-        planes = {title: get_plane(volume, axis, index)[box] for title, volume in volumes.items()}
-        rows.append({t: make_class_map(plane, case.classes) for t, plane in planes.items()})
+        rows.append({title: get_plane(v, axis, index)[box] for title, v in volumes.items()})
     if case.image is None:
         return [{t: colors[classes] for t, classes in row.items()} for row in rows]
     gray = [get_plane(case.image, axis, i)[box] for i in slices]
@@ -127,19 +130,17 @@ def _draw_edge_letters(panel: Any, axis: int) -> None:
     """Write the anatomical direction (L, R, A, P, S, I) at each edge of a panel."""
     from matplotlib.patheffects import withStroke
 
-    positions = ((0.01, 0.5), (0.99, 0.5), (0.5, 0.99), (0.5, 0.01))
-    for (x, y), letter in zip(positions, EDGES[axis], strict=True):
-        panel.text(
-            x,
-            y,
-            letter,
-            transform=panel.transAxes,
-            ha={0.01: "left", 0.99: "right"}.get(x, "center"),
-            va={0.01: "bottom", 0.99: "top"}.get(y, "center"),
-            fontsize=9,
-            color="white",
-            path_effects=[withStroke(linewidth=2, foreground="black")],
-        )
+    style = {
+        "xycoords": "axes fraction",
+        "fontsize": 9,
+        "color": "white",
+        "path_effects": [withStroke(linewidth=2, foreground="black")],
+    }
+    left, right, top, bottom = EDGES[axis]
+    panel.annotate(left, (0.01, 0.5), ha="left", va="center", **style)
+    panel.annotate(right, (0.99, 0.5), ha="right", va="center", **style)
+    panel.annotate(top, (0.5, 0.99), ha="center", va="top", **style)
+    panel.annotate(bottom, (0.5, 0.01), ha="center", va="bottom", **style)
 
 
 def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -157,13 +158,8 @@ def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> 
 
 def count_wrong_voxels(case: CaseFigure, axis: int) -> np.ndarray:
     """Count the voxels of each slice whose class differs from the reference."""
-    slices = zip(*(np.moveaxis(a, axis, 0) for a in (case.prediction, case.reference)), strict=True)
-    return np.array(
-        [
-            np.count_nonzero(make_class_map(p, case.classes) != make_class_map(r, case.classes))
-            for p, r in slices
-        ]
-    )
+    others = tuple({0, 1, 2} - {axis})
+    return (case.prediction != case.reference).sum(others)
 
 
 def choose_slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> int:
@@ -181,8 +177,7 @@ def choose_slicing_axis(shape: Sequence[int], spacing_mm: Sequence[float]) -> in
 def choose_slice(case: CaseFigure, axis: int) -> int:
     """Return the fullest slice of the reference, or of the prediction if the reference is empty."""
     for volume in (case.reference, case.prediction):
-        slices = (make_class_map(labels, case.classes) for labels in np.moveaxis(volume, axis, 0))
-        fullest = find_fullest_slice(slices, len(case.classes) + 1)
+        fullest = find_fullest_slice(np.moveaxis(volume, axis, 0), len(case.classes) + 1)
         if fullest is not None:
             return fullest
     return case.reference.shape[axis] // 2

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unet3d.files import atomic_write
+from unet3d.report.figures import save_png
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
@@ -102,5 +102,4 @@ def draw_dataset_summary(
         box.set_facecolor(color)
     volumes.set_yticks(range(1, len(classes)), [escape_mathtext(name) for name in classes[1:]])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")
-    with atomic_write(path) as draft:
-        figure.savefig(draft, dpi=100, format="png")
+    save_png(figure, path)

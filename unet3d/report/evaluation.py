@@ -4,10 +4,13 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unet3d.files import atomic_write
 from unet3d.text import escape_mathtext, format_cell, pluralize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
@@ -73,14 +76,18 @@ def _format_scores(means: Mapping[str, Mapping[str, float]], scores: Iterable[st
     cells = []
     for score in scores:
         mean, low, high = (means[score][k] for k in ("mean", "low", "high"))
-        digits = 2 if score == "hd95_mm" else 4
-        cells.append("-" if math.isnan(mean) else f"{mean:.{digits}f}")
+        cells.append(format_score(mean, 2 if score == "hd95_mm" else 4))
         if score == "dice" and not math.isnan(low):
             cells[-1] += f" [{low:.4f}, {high:.4f}]"
     return cells
 
 
-def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path: Path) -> None:
+def format_score(value: float | None, digits: int = 4) -> str:
+    """Return a score, or a dash if there is none."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
     """Draw box plots of Dice and HD95 per class, with every case as a dot.
 
     `classes` maps names to labels, which decide the colors.
@@ -113,7 +120,9 @@ def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path
                 medianprops={"color": "black"},
             )
             heights = row + jitter.uniform(-0.2, 0.2, len(values))
-            axes.scatter(values, heights, s=9, color="black", alpha=0.45, linewidth=0, zorder=3)
+            # In a page thousands of dots are a picture, which is gray on light and dark.
+            dots = {"s": 9, "color": "#667085", "linewidth": 0, "rasterized": True}
+            axes.scatter(values, heights, alpha=0.6, zorder=3, **dots)
             if len(drawn) < len(scored):
                 axes.text(
                     0.99,
@@ -132,5 +141,4 @@ def draw_score_boxplots(cases: Cases, classes: Mapping[str, Sequence[int]], path
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     figure.suptitle(pluralize(len(cases), "case"))
-    with atomic_write(path) as draft:
-        figure.savefig(draft, dpi=110, format="png")
+    return figure

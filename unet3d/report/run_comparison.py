@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unet3d.errors import UsageError, describe_os_error
-from unet3d.files import atomic_write, read_json
+from unet3d.errors import UsageError
+from unet3d.files import read_json
+from unet3d.report.evaluation import format_score
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.text import escape_mathtext, flatten_keys, join_first, pluralize
 from unet3d.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HIDDEN_KEYS = (
     *("resume", "init_from", "data.root", "data.cache", "debug", "save_every_seconds"),
@@ -26,6 +30,11 @@ DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", 
 AGAINST_BEST = (
     "against best: the mean difference of Dice from the best run in the same cases, with its 95% "
     "bootstrap interval"
+)
+
+PARETO = (
+    "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is better in "
+    "one of them and as good in the others"
 )
 
 OBJECTIVES = {"dice": -1, "peak_mib": 1, "step_seconds": 1}
@@ -97,9 +106,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
                 if not isinstance(report, dict) or "config" not in report:
                     raise ValueError("not the report of a run")
                 reports[file.parent] = report
-            except OSError as error:
-                problems.append(describe_os_error(error, file))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 problems.append(f"{file}: {error}")
     differences = find_config_differences(list(reports.values()))
     runs = []
@@ -169,7 +176,7 @@ def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[s
     Where the options of a group differ, the keys of that group are not compared.
     """
     choices: list[dict[str, Any]] = [dict(report.get("choices", {})) for report in reports]
-    groups = {group for group in collect_keys(choices) if values_differ(choices, group)}
+    groups = sorted(find_differing_keys(choices))
     configs = [
         {
             key: value
@@ -178,9 +185,15 @@ def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[s
         }
         for report in reports
     ]
-    keys = [*sorted(groups), *(key for key in collect_keys(configs) if values_differ(configs, key))]
+    keys = [*groups, *find_differing_keys(configs)]
     values = [chosen | config for chosen, config in zip(choices, configs, strict=True)]
-    return [{key: to_override_value(value.get(key)) for key in keys} for value in values]
+    return [
+        {
+            key: "null" if value.get(key) is None else str(value[key]).replace(" ", "")
+            for key in keys
+        }
+        for value in values
+    ]
 
 
 def collect_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -188,14 +201,10 @@ def collect_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for value in values for key in value))
 
 
-def values_differ(values: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether the mappings have different values, or one has none."""
-    return len({json.dumps(value.get(key)) for value in values}) > 1
-
-
-def to_override_value(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    return "null" if value is None else str(value).replace(" ", "")
+def find_differing_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ, or that one of the mappings does not have."""
+    keys = collect_keys(values)
+    return [key for key in keys if len({json.dumps(value.get(key)) for value in values}) > 1]
 
 
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
@@ -246,12 +255,12 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
-                format_number(run.headline_metrics.get("dice"), 4) + format_interval(run.interval),
+                format_score(run.headline_metrics.get("dice"), 4) + format_interval(run.interval),
                 *([format_difference(run.against_best)] if is_paired else []),
-                *(format_number(run.dice.get(name, {}).get("mean"), 4) for name in classes),
-                format_number(run.headline_metrics.get("hd95_mm"), 2),
-                format_number(run.headline_metrics.get("peak_mib"), 0),
-                format_number(run.headline_metrics.get("step_seconds"), 3),
+                *(format_score(run.dice.get(name, {}).get("mean"), 4) for name in classes),
+                format_score(run.headline_metrics.get("hd95_mm"), 2),
+                format_score(run.headline_metrics.get("peak_mib"), 0),
+                format_score(run.headline_metrics.get("step_seconds"), 3),
                 f"{run.report.get('parameters', 0):,}",
                 str(run.report.get("steps", "-")),
                 format_status(run, pareto_optimal=best and counts[run.data] > 1),
@@ -268,11 +277,6 @@ def format_status(run: RunSummary, *, pareto_optimal: bool) -> str:
     if warnings := run.report.get("warnings"):
         status.append(pluralize(len(warnings), "warning"))
     return ", ".join(status)
-
-
-def format_number(value: float | None, digits: int) -> str:
-    """Return the number, or a dash if there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def format_difference(difference: Mapping[str, float] | None) -> str:
@@ -310,21 +314,26 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
+def has_costs(run: RunSummary) -> bool:
+    """Return whether a run has all metrics of a figure of runs."""
+    return OBJECTIVES.keys() <= run.headline_metrics.keys()
+
+
+def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
     """Plot Dice against peak memory and against step time; runs of the same data have a front."""
     from matplotlib.figure import Figure
 
     from unet3d.report.slices import get_palette
 
-    drawn = [run for run in runs if OBJECTIVES.keys() <= run.headline_metrics.keys()]
+    colors = get_palette(len(runs) + 1)[1:]
+    drawn = [(run, color) for run, color in zip(runs, colors, strict=True) if has_costs(run)]
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
     figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
-    colors = get_palette(len(drawn) + 1)[1:]
     panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
     for axes, (key, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         points: dict[str, list[tuple[float, float]]] = {}
-        for run, color in zip(drawn, colors, strict=True):
+        for run, color in drawn:
             x = run.headline_metrics[key] / (GIB / MIB if key == "peak_mib" else 1)
             y = run.headline_metrics["dice"]
             points.setdefault(run.data, []).append((x, y))
@@ -341,5 +350,4 @@ def draw_runs(runs: Sequence[RunSummary], path: Path) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     figure.suptitle(f"{len(drawn)} runs; a line is the Pareto front of those of the same data")
-    with atomic_write(path) as draft:
-        figure.savefig(draft, dpi=110, format="png")
+    return figure

@@ -52,20 +52,25 @@ def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     for score in ("dice", "hd95_mm"):
         mean = (evaluation.get("mean") or {}).get(score)
         headline[score] = mean["mean"] if mean else metrics.get(f"val/{score}")
-    memory = report.get("memory", {})
-    step = memory.get("steady_step") or memory.get("first_step") or {}
+    step = get_step_memory(report)
     peak = step.get("allocated", step.get("resident"))
     headline["peak_mib"] = None if peak is None else peak / MIB
     headline["step_seconds"] = report.get("speed", {}).get("median_step_seconds")
     return {k: v for k, v in headline.items() if v is not None and math.isfinite(v)}
 
 
-def make_estimate_rows(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+def get_step_memory(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the measured peaks of a training step; of the first one if it was the only one."""
+    memory = report.get("memory", {})
+    return memory.get("steady_step") or memory.get("first_step") or {}
+
+
+def make_estimate_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Compare estimated and measured memory; on a CPU the estimate covers tensors only."""
-    estimated = memory.get("estimated", {}).get("allocated")
+    estimated = report["memory"].get("estimated", {}).get("allocated")
     if estimated is None:
         return []
-    measured = memory.get("steady_step", memory.get("first_step", {})).get("allocated")
+    measured = get_step_memory(report).get("allocated")
     if measured is None:
         return [("estimated peak", f"{estimated / MIB:.0f} MiB of tensors")]
     error = f"{100 * (estimated / measured - 1):+.1f}%"
@@ -144,14 +149,12 @@ def format_report_table(report: Mapping[str, Any]) -> str:
         rows.append(("step time", f"{step:.3f} s (95% below {slow:.3f} s)"))
         share = speed["median_data_wait_fraction"]
         rows.append(("waiting for data", f"{100 * share:.1f}% of the step time"))
-    for name, task in (("steady_step", "a step"), ("validation", "validation")):
-        peak = report["memory"].get(name)
-        if name == "steady_step" and peak is None:
-            peak = report["memory"].get("first_step")
-        if peak is not None:
+    peaks = {"a step": get_step_memory(report), "validation": report["memory"].get("validation")}
+    for task, peak in peaks.items():
+        if peak:
             parts = [f"{v / MIB:.0f} MiB {k}" for k, v in peak.items() if k != "phases"]
             rows.append((f"peak memory of {task}", ", ".join(parts) or "not measured"))
-    rows += make_estimate_rows(report["memory"])
+    rows += make_estimate_rows(report)
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run folder", report["folder"]))
     if "tensorboard" in (report["config"].get("logger") or {}):

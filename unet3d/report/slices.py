@@ -32,8 +32,6 @@ COLORS = (
     *("a22e2e", "5de85d", "8b8bff"),  # farthest from those for color-blind viewers
 )
 
-COLUMNS = ("image", "reference", "prediction")
-
 PANEL = 320
 """Pixels of the longest side of a panel."""
 
@@ -64,6 +62,13 @@ def get_class_colors(classes: Mapping[str, Sequence[int]]) -> np.ndarray:
     unused = (n for n in range(1, 2 * len(single) + 1) if n not in single)
     numbers = [next(unused) if label is None else label for label in single]
     return get_palette(max(numbers, default=0) + 1)[[0, *numbers]]
+
+
+def get_hex_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the color of each class for pages."""
+    from matplotlib.colors import to_hex
+
+    return dict(zip(classes, map(to_hex, get_class_colors(classes)[1:]), strict=True))
 
 
 def choose_views(shape: Sequence[int], spacing_mm: Sequence[float]) -> list[int]:
@@ -141,21 +146,20 @@ def overlay_classes(plane: np.ndarray, classes: np.ndarray, colors: np.ndarray) 
 
 def draw_case_slices(
     image: np.ndarray,
-    reference: np.ndarray,
-    prediction: np.ndarray,
+    layers: Mapping[str, np.ndarray],
     *,
     spacing_mm: Sequence[float],
     slices: Sequence[int],
     class_names: Sequence[str],
 ) -> np.ndarray:
-    """Return a uint8 image (H, W, 3) with a row per view: image, reference and prediction.
+    """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
     `slices` is the slice to show of each axis; labels without a class name are not colored. All
     views share one scale in mm and one intensity window; `choose_views` skips thin views.
     """
     from PIL import Image, ImageDraw
 
-    axes, volumes = choose_views(image.shape, spacing_mm), (image, reference, prediction)
+    axes, volumes = choose_views(image.shape, spacing_mm), (image, *layers.values())
     sides = {a: np.delete(np.multiply(image.shape, spacing_mm), a) for a in axes}  # mm
     scale = PANEL / max(mm.max() for mm in sides.values())
     rows, colors = [], get_palette(len(class_names))
@@ -169,14 +173,15 @@ def draw_case_slices(
         rows.append([_make_panel(panel, (pixels[0], pixels[1])) for panel in panels])
 
     titles = [format_slice_title(axis, slices[axis], image.shape[axis]) for axis in axes]
-    column = GAP + max(*(row[0].width for row in rows), *map(_get_text_width, COLUMNS))
-    width = GAP + max(len(COLUMNS) * column, *(_get_text_width(title) + GAP for title in titles))
+    columns = ("image", *layers)
+    column = GAP + max(*(row[0].width for row in rows), *map(_get_text_width, columns))
+    width = GAP + max(len(columns) * column, *(_get_text_width(title) + GAP for title in titles))
     legend, lines = _lay_out_legend(class_names[1:], width)
     height = LINE * (1 + len(rows) + lines) + GAP * (2 + len(rows)) + sum(r[0].height for r in rows)
     picture = Image.new("RGB", (width, height))
     draw = ImageDraw.Draw(picture)
-    centers = [round(width / 2 + column * (n - 1)) for n in range(len(COLUMNS))]
-    for center, name in zip(centers, COLUMNS, strict=True):
+    centers = [round(width / 2 + column * (n - len(layers) / 2)) for n in range(len(columns))]
+    for center, name in zip(centers, columns, strict=True):
         draw.text((center, GAP), name, font=_font(), anchor="ma")
     top = GAP + LINE
     for axis, title, row in zip(axes, titles, rows, strict=True):
@@ -207,18 +212,14 @@ def _draw_edge_letters(draw: "ImageDraw", axis: int, panel: tuple[int, int, int,
     """Write the anatomical direction at each edge of a panel (left, top, width, height)."""
     left, top, w, h = panel
     middle, center = top + h // 2, left + w // 2
-    positions = [
-        (left + 3, middle),
-        (left + w - 3, middle),
-        (center, top + 2),
-        (center, top + h - 2),
-    ]
-    for position, anchor, letter in zip(
-        positions, ("lm", "rm", "ma", "md"), EDGES[axis], strict=True
-    ):
-        draw.text(
-            position, letter, font=_font(), anchor=anchor, stroke_width=1, stroke_fill="black"
-        )
+    places = {
+        "lm": (left + 3, middle),
+        "rm": (left + w - 3, middle),
+        "ma": (center, top + 2),
+        "md": (center, top + h - 2),
+    }
+    for (anchor, place), letter in zip(places.items(), EDGES[axis], strict=True):
+        draw.text(place, letter, "white", _font(), anchor, stroke_width=1, stroke_fill="black")
 
 
 def _lay_out_legend(names: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:

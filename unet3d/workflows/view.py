@@ -1,9 +1,12 @@
-"""Show an image and its labels in a browser on this machine."""
+"""Show an image and its labels in one HTML file."""
 
-from collections.abc import Mapping, Sequence
+import base64
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volumes import open_header, read_volume, split_suffix
@@ -11,18 +14,12 @@ from unet3d.data.layouts.label_names import find_label_names
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
 from unet3d.report.case_figure import make_class_map
-from unet3d.report.html.evaluation_page import get_hex_colors
-from unet3d.report.html.local_server import Content, LocalServer
-from unet3d.report.html.page import Section, render_page
-from unet3d.report.html.viewer import (
-    Viewer,
-    describe_case,
-    find_niivue,
-    list_volumes,
-    make_viewer,
-    read_script,
-)
-from unet3d.report.html.volumes import CaseVolumes, PackedVolumes, pack, to_bytes
+from unet3d.report.page import render_page, write_html
+from unet3d.report.slices import draw_case_slices, find_fullest_slices, get_hex_colors
+from unet3d.report.volumes import CaseVolumes, Layer, embed_viewer, to_bytes
+
+MAX_BYTES = 100_000_000
+"""Size of a page; a volume of 512 x 512 x 400 voxels is half of it, and larger ones are coarser."""
 
 AFFINE_TOLERANCE_MM = 1e-3
 
@@ -30,34 +27,36 @@ MAX_LABELS = 255
 """A file with more different labels than this is taken for an image."""
 
 
-def build_server(image: Path, labels: Sequence[Path], *, channel: int, port: int) -> LocalServer:
-    """Read the volumes, and return a server of a page that shows them."""
+def write_view_page(image: Path, labels: Sequence[Path], path: Path, *, channel: int) -> None:
+    """Write a page that shows an image and labels: with NiiVue, or as slices without it."""
     case = read_case(image, labels, channel=channel)
-    packed = pack(case, level=1)  # they are sent to this machine alone
-    contents = {"": Content(type="text/html; charset=utf-8", data=render(case, packed).encode())}
-    for number, data in list_volumes(packed):
-        contents[str(number)] = Content(type="application/octet-stream", data=data)
-    try:
-        return LocalServer(contents, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"port={port} cannot be used: {reason}; port=0 is any free one") from error
-
-
-def render(case: CaseVolumes, packed: PackedVolumes) -> str:
-    """Return the page; it fetches the volumes by their numbers."""
-    markup = make_viewer([describe_case(packed, "", "url")], [], find_niivue())
-    shape = " x ".join(map(str, case.shape))
+    shape = " x ".join(map(str, case.image.shape))
     spacing = " x ".join(f"{mm:.3g}" for mm in case.spacing_mm)
-    return render_page(
-        kind="Viewer",
+    page = render_page(
+        "view.html",
         title=case.name,
         subtitle=f"{shape} voxels of {spacing} mm, axes to the right, anterior and superior",
-        sections=[Section(title=None, content=[markup])],
-        viewer=Viewer(markup=markup, script=read_script()),
-        connect="'self'",
-        is_wide=True,
+        viewer=embed_viewer([case], 1, MAX_BYTES),
+        pictures={case.title: draw_slices(case)},
     )
+    write_html(page, path, 2 * MAX_BYTES)
+
+
+def draw_slices(case: CaseVolumes) -> str:
+    """Return the fullest slices of a case as a PNG in base64."""
+    layers = {name: layer.labels for name, layer in case.layers.items()}
+    *_, last = (np.zeros_like(case.image), *layers.values())
+    classes = [c["name"] for layer in case.layers.values() for c in layer.classes]
+    picture = draw_case_slices(
+        case.image,
+        layers,
+        spacing_mm=case.spacing_mm,
+        slices=find_fullest_slices(last),
+        class_names=["background", *dict.fromkeys(classes)],
+    )
+    with io.BytesIO() as file:
+        Image.fromarray(picture).save(file, format="png")
+        return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolumes:
@@ -65,48 +64,40 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
     channels, affine = read_volume(image)
     if not 0 <= channel < len(channels):
         raise UsageError(f"channel={channel}: {image} has the channels 0 to {len(channels) - 1}")
-    if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
-        raise UsageError(f"{image}: its affine is singular or not finite")
     axes, flips = find_orientation(affine, "RAS")
     volumes = {name: read_layer(file, image, channels.shape[1:], affine)
                for name, file in name_files(labels).items()}  # fmt: skip
     classes = find_classes(labels, list(volumes.values()))
     gray = channels[channel]
-    d, h, w = get_spacing(affine, axes)
+    legend = [{"name": n, "color": c, "note": ""} for n, c in get_hex_colors(classes).items()]
+
+    def number_classes(volume: np.ndarray) -> np.ndarray:
+        numbers = make_class_map(volume, classes) if classes else np.zeros_like(volume)
+        return reorient(numbers.astype(np.uint8), axes, flips)
+
     return CaseVolumes(
         name=image.name,
         title=", ".join(volumes) or "Image",
         image=to_bytes(reorient(gray.real if np.iscomplexobj(gray) else gray, axes, flips)),
         layers={
-            name: number_classes(reorient(volume, axes, flips), classes)
+            name: Layer(labels=number_classes(volume), classes=legend)
             for name, volume in volumes.items()
         },
-        spacing_mm=(d, h, w),
-        classes=get_hex_colors(classes),
-        notes={},
+        spacing_mm=get_spacing(affine, axes),
     )
-
-
-def number_classes(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Return the number of each voxel's class, from 1; 0 for none."""
-    if not classes:
-        return np.zeros(labels.shape, np.uint8)
-    return make_class_map(labels, classes).astype(np.uint8)
 
 
 def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
     """Read labels; refuse another grid than that of the image."""
     volume, own = read_labels(file, open_header(image))
+    difference = "affines"
     if volume.shape != tuple(shape):
-        raise UsageError(
-            f"{file} has shape {list(volume.shape)}, {image} has {list(shape)}: labels must be on "
-            "the grid of the image"
-        )
-    if np.abs(own - affine).max() > AFFINE_TOLERANCE_MM:
-        raise UsageError(
-            f"{file} and {image} have different affines: labels must be on the grid of the image"
-        )
-    return volume
+        difference = f"shapes, {list(volume.shape)} and {list(shape)}"
+    elif np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
+        return volume
+    raise UsageError(
+        f"{file} and {image} have different {difference}: labels must be on the grid of the image"
+    )
 
 
 def find_classes(labels: Sequence[Path], volumes: Sequence[np.ndarray]) -> dict[str, list[int]]:
@@ -135,5 +126,5 @@ def name_files(files: Sequence[Path]) -> dict[str, Path]:
     if len(set(names)) < len(names):
         names = [f"{file.absolute().parent.name}/{n}" for file, n in zip(files, names, strict=True)]
     if len(set(names)) < len(names):
-        names = [str(file) for file in files]
+        names = list(map(str, files))
     return dict(zip(names, files, strict=True))

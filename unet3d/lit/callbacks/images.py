@@ -68,8 +68,7 @@ class CaseImages(Callback):
             self.slices[case] = find_fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
         return draw_case_slices(
             image_array,
-            labels,
-            predicted,
+            {"reference": labels, "prediction": predicted},
             spacing_mm=[self.spacing_mm[case][axis] for axis in self.axes],
             slices=self.slices[case],
             class_names=self.class_names,

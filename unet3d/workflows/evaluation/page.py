@@ -1,4 +1,4 @@
-"""Write the page of an evaluation, and hand its worst cases to the viewer."""
+"""Write the page of an evaluation, with its worst cases."""
 
 import json
 import math
@@ -6,20 +6,29 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unet3d.data.formats.labels import read_label_pair
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine.system import summarize_machine
 from unet3d.metric.scores import mask_ignored
 from unet3d.report.case_figure import make_class_map
-from unet3d.report.html.evaluation_page import format_score, get_hex_colors, render_evaluation
-from unet3d.report.html.page import MAX_BYTES, write_html
-from unet3d.report.html.viewer import Viewer, embed_viewer
-from unet3d.report.html.volumes import CaseVolumes
+from unet3d.report.evaluation import format_score
+from unet3d.report.evaluation_page import describe_evaluation
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page, write_html
+from unet3d.report.slices import get_hex_colors
+from unet3d.report.volumes import CaseVolumes, Layer, crop, embed_viewer, to_bytes
 from unet3d.text import pluralize
 from unet3d.workflows.evaluation.results import load_case_image, make_legend
 
 NAME = "report.html"
+
+ERRORS = (  # in colors that no class has
+    {"name": "missed", "color": "#3333ff", "note": "in the reference only"},
+    {"name": "added", "color": "#00ffff", "note": "predicted only"},
+    {"name": "another class", "color": "#ffffff", "note": ""},
+)
 
 
 def try_write_evaluation_page(
@@ -35,31 +44,34 @@ def try_write_evaluation_page(
 
 def write_evaluation_page(folder: Path, command: str) -> Path:
     """Write the page of the evaluation.json in a folder."""
-    result, machine = read_result(folder / "evaluation.json"), summarize_machine()
-
-    def render(viewer: Viewer | None) -> str:
-        return render_evaluation(
-            result,
-            title=Path(str(result["predictions"])).name or "predictions",
-            subtitle=f"{pluralize(len(result['cases']), 'case')} of {result['predictions']}, "
-            f"references {result['references']}",
-            command=command,
-            machine=machine,
-            viewer=viewer,
-        )
-
-    return write_page(folder / NAME, render, result)
+    result = read_result(folder / "evaluation.json")
+    content = describe_evaluation(
+        result,
+        title=Path(str(result["predictions"])).name or "predictions",
+        subtitle=f"{pluralize(len(result['cases']), 'case')} of {result['predictions']}, "
+        f"references {result['references']}",
+        command=command,
+        machine=summarize_machine(),
+    )
+    content |= embed_worst_cases("evaluation.html", content, result, folder)
+    return write_html(render_page("evaluation.html", **content), folder / NAME)
 
 
-def write_page(
-    path: Path, render: Callable[[Viewer | None], str], result: Mapping[str, Any] | None
-) -> Path:
-    """Write what `render` makes of a viewer of the worst cases, as many as fit."""
-    page = render(None)
-    if result is not None and result["worst"]:
-        cases, count = iter_worst_cases(result), len(result["worst"])
-        page = render(embed_viewer(cases, count, MAX_BYTES - len(page.encode())))
-    return write_html(page, path)
+def embed_worst_cases(
+    template: str, content: Mapping[str, Any], result: Mapping[str, Any] | None, folder: Path
+) -> dict[str, Any]:
+    """Return pictures and a viewer of the worst cases, as many as fit beside a page's content.
+
+    `folder` holds the evaluation.
+    """
+    worst = [] if result is None else result["worst"]
+    pictures = embed_pictures(folder / entry["picture"] for entry in worst)
+    if result is None or not worst:
+        return {"viewer": None, "pictures": pictures}
+    page = render_page(template, **content, viewer=None, pictures=pictures)
+    budget = MAX_BYTES - len(page.encode(errors="replace"))
+    viewer = embed_viewer(map(crop, iter_worst_cases(result)), len(worst), budget)
+    return {"viewer": viewer, "pictures": pictures}
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -76,31 +88,37 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def iter_worst_cases(result: Mapping[str, Any]) -> Iterator[CaseVolumes]:
     """Read the worst cases, one at a time."""
-    classes = result["classes"]
+    classes, colors = result["classes"], get_hex_colors(result["classes"])
     for entry in result["worst"]:
         name, files = entry["case"], entry["files"]
-        (prediction, _), (reference, affine) = read_label_pair(
+        (predicted, _), (reference, affine) = read_label_pair(
             Path(files["prediction"]), Path(files["reference"])
         )
-        prediction, reference = mask_ignored(prediction, reference, result["ignore_labels"])
-        image = None
+        labels = mask_ignored(predicted, reference, result["ignore_labels"])
+        axes, flips = find_orientation(affine, "RAS")
+        prediction, reference = (
+            make_class_map(reorient(volume, axes, flips), classes).astype(np.uint8)
+            for volume in labels
+        )
+        image = np.full(reference.shape, 24, np.uint8)  # dark gray where there is none
         if files["image"] is not None:
             try:
-                image = load_case_image(name, Path(files["image"]), reference.shape)
+                image = load_case_image(name, Path(files["image"]), labels[1].shape)
+                image = to_bytes(reorient(image, axes, flips))
             except UsageError:  # the command has said so when it drew the figures
-                image = None
-        axes, flips = find_orientation(affine, "RAS")
-        layers = {"reference": reference, "prediction": prediction}
-        d, h, w = get_spacing(affine, axes)
+                pass
+        wrong = reference != prediction
+        errors = wrong * np.select([prediction == 0, reference == 0], [1, 2], 3)
+        notes = make_legend(result["cases"][name])
+        legend = [{"name": c, "color": colors[c], "note": notes.get(c, "")} for c in classes]
         yield CaseVolumes(
             name=name,
             title=f"{name}: {format_score(entry['dice'], 3)}",
-            image=None if image is None else reorient(image, axes, flips),
+            image=image,
             layers={
-                key: make_class_map(reorient(labels, axes, flips), classes).astype("uint8")
-                for key, labels in layers.items()
+                "reference": Layer(labels=reference, classes=legend),
+                "prediction": Layer(labels=prediction, classes=legend),
+                "errors": Layer(labels=errors.astype(np.uint8), classes=ERRORS),
             },
-            spacing_mm=(float(d), float(h), float(w)),
-            classes=get_hex_colors(classes),
-            notes=make_legend(result["cases"][name]),
+            spacing_mm=get_spacing(affine, axes),
         )

@@ -15,7 +15,8 @@ from unet3d.metric import bootstrap
 from unet3d.metric.scores import RULES, mask_ignored
 from unet3d.report import run_report
 from unet3d.report.case_figure import CaseFigure, draw_case_figure
-from unet3d.report.evaluation import Cases, draw_score_boxplots, write_csv
+from unet3d.report.evaluation import Cases, plot_scores, write_csv
+from unet3d.report.figures import save_png
 from unet3d.workflows.evaluation.score_cases import CaseScores, Evaluation
 
 PICTURE_BYTES = 240
@@ -129,7 +130,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:
             stale.unlink(missing_ok=True)  # of an earlier evaluation
         return [report]
     write_csv(result["cases"], table)
-    draw_score_boxplots(result["cases"], result["classes"], boxes)
+    save_png(plot_scores(result["cases"], result["classes"]), boxes)
     return [report, table, boxes]
 
 

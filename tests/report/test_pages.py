@@ -1,22 +1,38 @@
 """Pages of results: what they show, and that names in them stay text."""
 
+import base64
 import math
+from html.parser import HTMLParser
 
 import pytest
+from matplotlib.figure import Figure
 
-from tests.helpers.browser import needs_browser, open_page
 from tests.report.helpers.reports import make_report
-from tests.report.html.test_elements import Reader
 from unet3d.errors import RunError
-from unet3d.report.html.comparison_page import render_comparison
-from unet3d.report.html.evaluation_page import render_evaluation
-from unet3d.report.html.page import MAX_BYTES, write_html
-from unet3d.report.html.run_page import StepTimeline, render_run
+from unet3d.report.comparison_page import render_comparison
+from unet3d.report.evaluation_page import describe_evaluation
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page, write_html
 from unet3d.report.run_comparison import RunSummary
+from unet3d.report.run_page import describe_run
 from unet3d.units import MIB
 
 ATTACK = "<script>alert(1)</script>"
 MACHINE = {"system": f"Linux {ATTACK}", "processor": "CPU"}
+
+
+class Reader(HTMLParser):
+    """Collect elements and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, dict(attributes)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
 
 
 def make_scores(dice):
@@ -53,14 +69,14 @@ def make_result(name="liver"):
 
 
 def render_result(result):
-    return render_evaluation(
+    content = describe_evaluation(
         result,
         title="predictions",
         subtitle="two cases",
         command=f"unet3d evaluate {ATTACK}",
         machine=MACHINE,
-        viewer=None,
     )
+    return render_page("evaluation.html", **content, viewer=None, pictures={})
 
 
 def make_run(name="liver", **changes):
@@ -75,31 +91,23 @@ def make_run(name="liver", **changes):
     return report | changes
 
 
-TIMELINE = StepTimeline(
-    kinds={"parameters": [MIB, MIB, MIB], "saved activations": [0, 200 * MIB, 0]},
-    colors={"parameters": "#111111", "saved activations": "#222222"},
-    phases=[("forward", 0, 1), ("backward", 1, 2)],
-    is_cuda=True,
-)
-
-
 def render_report(report, result, **changes):
     options = {
         "title": "run",
         "curves": {"train/loss": [[1, 2.0], [2, 1.0]], "val/dice": [[2, 0.5]]},
-        "timeline": TIMELINE,
+        "timeline": Figure(),
+        "kinds_at_peak": {"parameters": MIB, "saved activations": 199 * MIB},
         "command": "unet3d train",
         "machine": MACHINE,
-        "viewer": None,
     }
-    return render_run(report, result=result, **{**options, **changes})
+    content = describe_run(report, result=result, **{**options, **changes})
+    return render_page("run.html", **content, viewer=None, pictures={})
 
 
 def check(page):
-    """A page has no script but data, asks for nothing, and shows ATTACK as text."""
+    """A page without a viewer has no script, asks for nothing, and shows ATTACK as text."""
     read = Reader(page)
-    scripts = [a.get("type") for name, a in read.elements if name == "script"]
-    assert scripts == [s for s in scripts if s in ("application/json", "text/plain")]
+    assert not [name for name, _ in read.elements if name in ("script", "link", "iframe")]
     assert not [a for _, a in read.elements if "src" in a or "href" in a]
     assert "alert(1)" in "".join(read.texts)
     assert "default-src 'none'" in page
@@ -138,13 +146,12 @@ def test_a_page_that_is_too_large_is_not_written(tmp_path):
 
 def test_one_case_has_no_interval():
     result = make_result()
-    for score in result["per_class"]["liver"].values():
-        if isinstance(score, dict):
-            score |= {"low": math.nan, "high": math.nan}
-    page = render_result(result)
-    assert "nan" not in page
-    assert 'class="interval"' not in page
-    assert 'class="interval"' in render_result(make_result())
+    for scores in (result["mean"], result["per_class"]["liver"]):
+        scores |= {
+            name: {"mean": 0.75, "low": math.nan, "high": math.nan, "cases": 1}
+            for name in ("dice", "iou", "hd95_mm", "surface_dice")
+        }
+    assert "nan" not in render_result(result)
 
 
 def test_an_evaluation_without_a_scored_case_says_so():
@@ -159,10 +166,9 @@ def test_a_run_shows_headline_curves_memory_and_config():
         "100 MiB",
         "0.500 s",
         "training loss",
-        "peak 201",
-        "forward",
+        "measured in forward",
         "note:",
-        "saved activations 200.0 MiB (100%)",
+        "saved activations 199.0 MiB (100%)",
     ):
         assert part in text
 
@@ -171,15 +177,10 @@ def test_a_run_shows_headline_curves_memory_and_config():
 def test_a_run_without_results_has_a_page(finished):
     """It was interrupted before its first step, or has neither validation nor estimate."""
     report = make_run(finished=finished, metrics={}, memory={}, speed={}, evaluation=None)
-    text = check(render_report(report, None, curves={}, timeline=None))
+    text = check(render_report(report, None, curves={}, timeline=None, kinds_at_peak={}))
     assert "No step was recorded." in text
     assert "the memory of the step was not estimated" in text
     assert ("stopped after 10 steps" in text) is not finished
-
-
-def test_measured_peaks_of_a_gpu_are_drawn_over_the_estimate():
-    memory = {"steady_step": {"allocated": 210 * MIB, "phases": {"forward": {"allocated": MIB}}}}
-    assert "forward: 1 MiB measured" in render_report(make_run(memory=memory), None)
 
 
 def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
@@ -197,35 +198,21 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
     assert f"pool={ATTACK}" in text
     assert "mean Dice of validations" in text
     assert f"{ATTACK}: no report.json" in text
-    assert page.count("<polyline") == 2 + 1  # a front for memory and for time, and one curve
+    assert page.count("<svg") == 2  # the costs and one curve
 
 
-@pytest.mark.parametrize(("data", "fronts"), [(("x", "x"), 2), (("x", "y"), 4)])
-def test_runs_of_each_data_set_have_fronts_of_memory_and_of_time(tmp_path, data, fronts):
+@pytest.mark.parametrize(("data", "is_ranked"), [(("x", "x"), True), (("x", "y"), False)])
+def test_only_runs_of_the_same_data_are_ranked(tmp_path, data, is_ranked):
     runs = [RunSummary(folder=tmp_path, report=make_run(), data=name) for name in data]
     page = render_comparison(runs, curves=[{}, {}], problems=[], command="unet3d compare a b")
-    assert page.count('class="front"') == fronts
-    assert ("Pareto-optimal" in page) is (fronts == 2)
+    assert ("Pareto-optimal" in page) is is_ranked
+    assert ("Different data" in page) is not is_ranked
 
 
-@needs_browser
-@pytest.mark.slow
-def test_long_numbers_of_an_axis_leave_room_for_its_name(tmp_path):
-    runs = [
-        RunSummary(folder=tmp_path, report=make_report(dice, mib, 1.0, evaluated=False))
-        for dice, mib in ((0.8823, 150_000), (0.8829, 1_234_567))
-    ]
-    curves = [{"train/loss": [(1, 1234567.0), (2, 0.5)]}, {}]
-    page = render_comparison(runs, curves=curves, problems=[], command="unet3d compare a b")
-    write_html(page, tmp_path / "page.html")
-    with open_page((tmp_path / "page.html").as_uri(), ready="svg") as (page, _, _):
-        boxes = page.evaluate("""
-            [...document.querySelectorAll("figure > svg")].map((chart) => {
-              const name = chart.querySelector(".axis-label[transform]").getBoundingClientRect();
-              const numbers = [...chart.querySelectorAll(".name")];
-              const left = Math.min(...numbers.map((n) => n.getBoundingClientRect().left));
-              return [chart.getBoundingClientRect().left, name.left, name.right, left];
-            })""")
-    assert len(boxes) == 3
-    for chart, name, end_of_name, numbers in boxes:
-        assert chart - 1 < name < end_of_name <= numbers
+def test_pictures_are_embedded_while_they_fit(tmp_path):
+    files = [tmp_path / f"{n}.png" for n in range(3)]
+    for file in files:
+        file.write_bytes(b"x" * (MAX_BYTES // 10))
+    pictures = embed_pictures(files)
+    assert list(pictures) == ["0"]  # a quarter of a page, in base64
+    assert base64.b64decode(pictures["0"]) == files[0].read_bytes()

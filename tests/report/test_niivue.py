@@ -1,7 +1,7 @@
 import base64
 import gzip
 
-from unet3d.report.html.niivue import find_niivue
+from unet3d.report.niivue import find_niivue
 
 
 def test_the_package_has_niivue_as_a_module_and_its_license():

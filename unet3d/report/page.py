@@ -1,0 +1,56 @@
+"""Render pages from templates: each is one file that loads nothing from elsewhere."""
+
+import base64
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from unet3d.errors import RunError
+from unet3d.files import atomic_write
+from unet3d.report.evaluation import format_score
+from unet3d.text import escape_markdown, pluralize
+
+MAX_BYTES = 5_000_000
+"""Size of a report, so that it can be sent by mail."""
+
+PICTURES_SHARE = 0.25
+"""Fraction of a report that pictures of its worst cases may take; the viewer gets the rest."""
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader("unet3d.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {"score": format_score, "pluralize": pluralize, "md": escape_markdown}
+
+
+def render_page(template: str, **content: Any) -> str:
+    """Return a document; text in `content` is escaped, figures are markup."""
+    return ENVIRONMENT.get_template(template).render(content)
+
+
+def write_html(page: str, path: Path, max_bytes: int = MAX_BYTES) -> Path:
+    """Write a page; refuse one that is too large."""
+    data = page.encode(errors="backslashreplace")  # names of files may hold any bytes
+    if len(data) > max_bytes:
+        raise RunError(f"it would have {len(data):,} bytes, more than {max_bytes:,}")
+    with atomic_write(path) as draft:
+        draft.write_bytes(data)
+    return path
+
+
+def embed_pictures(files: Iterable[Path]) -> dict[str, str]:
+    """Return PNG files in base64 by name, the first ones that fit into a report."""
+    pictures: dict[str, str] = {}
+    size = 0
+    for file in files:
+        data = base64.b64encode(file.read_bytes()).decode("ascii")
+        size += len(data)
+        if size > PICTURES_SHARE * MAX_BYTES:
+            break
+        pictures[file.stem] = data
+    return pictures
