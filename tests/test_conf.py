@@ -3,7 +3,7 @@
 import pytest
 
 from tests.config.helpers.configs import SHRUNK
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.config.compose import list_config_groups, list_options
 
 pytestmark = pytest.mark.slow

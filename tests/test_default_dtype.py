@@ -53,7 +53,7 @@ def test_augmentation_is_the_same(half_default):
 
 @pytest.mark.parametrize("precision", ["bf16-true"])
 def test_pure_half_precision_trains_with_deep_supervision(composed, tmp_path, precision):
-    from unet3d.cli.train import build_training
+    from unet3d.commands.train import build_training
 
     options = (f"precision={precision}", "model.deep_supervision=true", "model.depth=4")
     run = build_training(composed(*options, "trainer.max_steps=2", "fold=none"), tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.model.fused.kernels import cpu as fused
 from unet3d.pool.kernels import cpu as pooling
 

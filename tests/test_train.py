@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
-from unet3d.cli.train import build_training
-from unet3d.lit.callbacks import stopping
-from unet3d.lit.callbacks.step_timing import StepTimer
+from unet3d.commands.train import build_training
+from unet3d.training import limits as stopping
+from unet3d.training.callbacks.step_timing import StepTimer
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(unet3d, monkeypatch):
 
 
 def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
-    from unet3d.workflows.training import fit
+    from unet3d.commands import train as fit
 
     def send_signal(*_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
 
 
 def test_a_run_interrupted_in_its_evaluation_is_evaluated_when_resumed(unet3d, monkeypatch, capsys):
-    from unet3d.workflows.training import fit
+    from unet3d.commands import train as fit
 
     def send_signal(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 
 ALLOWED = ("is_available", "OutOfMemoryError", "Stream", "Event")
 """What needs no GPU: a question, and names of types."""

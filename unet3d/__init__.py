@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unet3d.api import evaluate, train
     from unet3d.memory.any_network import estimate_memory
     from unet3d.model.unet import UNet3D
     from unet3d.pool.approx_median import ApproxMedianPool3d
@@ -10,10 +11,9 @@ if TYPE_CHECKING:
     from unet3d.pool.max import MaxPool3d
     from unet3d.pool.median import MedianPool3d
     from unet3d.pool.replace import replace_pooling
+    from unet3d.training.run import TrainingResult
     from unet3d.workflows.evaluation.evaluate import EvaluationResult
-    from unet3d.workflows.python_api import evaluate, train
     from unet3d.workflows.segmenter import Segmenter, load
-    from unet3d.workflows.training.run import TrainingResult
 
 __version__ = "0.1.0"
 
@@ -40,13 +40,13 @@ _MODULES = {
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
     "Segmenter": "unet3d.workflows.segmenter",
-    "TrainingResult": "unet3d.workflows.training.run",
+    "TrainingResult": "unet3d.training.run",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
-    "evaluate": "unet3d.workflows.python_api",
+    "evaluate": "unet3d.api",
     "load": "unet3d.workflows.segmenter",
     "replace_pooling": "unet3d.pool.replace",
-    "train": "unet3d.workflows.python_api",
+    "train": "unet3d.api",
 }
 
 

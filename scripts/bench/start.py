@@ -30,9 +30,9 @@ ends = [("python", time.time())]
 from unet3d.cli.app import import_command
 from unet3d.cli.main import main
 import_command("train")
-from unet3d.cli import train
-from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.callbacks.step_timing import StepTimer
+from unet3d.commands import train
+from unet3d.training.callbacks.step_memory import StepMemory
+from unet3d.training.callbacks.step_timing import StepTimer
 ends.append(("imports", time.time()))
 
 def record_end(owner, name, phase, leave=False):

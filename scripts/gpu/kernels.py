@@ -15,6 +15,7 @@ from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
+from unet3d.doctor.benchmark import compare_gradients
 from unet3d.machine.system import get_cpu_model
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
@@ -25,7 +26,6 @@ from unet3d.pool.reference.max import maximum
 from unet3d.pool.reference.median import median
 from unet3d.pool.select_backward import scatter_gradient
 from unet3d.pool.windows import PoolWindows
-from unet3d.workflows.benchmark import compare_gradients
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")

@@ -97,7 +97,7 @@ def test_debug_shows_the_traceback(unet3d, capsys):
 
 
 def test_an_unexpected_error_is_one_line_with_exit_code_4(unet3d, capsys, monkeypatch):
-    from unet3d.workflows.training import fit
+    from unet3d.commands import train as fit
 
     def broken(*_):
         raise RuntimeError("the disk\nis full")
@@ -110,7 +110,7 @@ def test_an_unexpected_error_is_one_line_with_exit_code_4(unet3d, capsys, monkey
 
 
 def test_out_of_memory_has_exit_code_3(unet3d, monkeypatch):
-    from unet3d.workflows.training import fit
+    from unet3d.commands import train as fit
 
     def broken(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -202,7 +202,7 @@ def test_a_sweep_skips_jobs_estimated_to_run_out_of_memory(small, tmp_path, monk
 
 
 def test_an_interrupted_sweep_resumes(small, tmp_path, monkeypatch, capsys):
-    from unet3d.lit.callbacks.step_timing import StepTimer
+    from unet3d.training.callbacks.step_timing import StepTimer
 
     monkeypatch.chdir(tmp_path)
     sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m", "seed=0,1,2", "resume=auto"]
@@ -238,7 +238,7 @@ def test_a_sweep_on_another_launcher_reports_a_failed_job(small, tmp_path, monke
 
 
 def test_garbage_collection_is_enabled_after_a_command_is_imported(monkeypatch):
-    monkeypatch.delitem(sys.modules, "unet3d.cli.check", raising=False)
+    monkeypatch.delitem(sys.modules, "unet3d.commands.check", raising=False)
     import_command("check")
     assert gc.isenabled()
 

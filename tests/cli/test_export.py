@@ -14,7 +14,7 @@ import torch
 
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.data.preprocessing.pipeline import Preprocessing

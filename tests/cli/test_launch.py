@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.cli.launch import start_ranks, wait_for_ranks
 from unet3d.stop_signals import SignalListener
+from unet3d.training.launch import start_ranks, wait_for_ranks
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from unet3d.cli.main import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.search import Range, parse_search
 from unet3d.errors import UsageError
-from unet3d.lit.callbacks.trial_report import TrialPruned
-from unet3d.workflows.search import trials as search_trials
+from unet3d.search import trials as search_trials
+from unet3d.training.callbacks.trial_report import TrialPruned
 
 SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
 SHORT = ["trials=4", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
@@ -61,7 +61,7 @@ def test_a_search_trains_compares_and_goes_on_with_more_trials(search, tmp_path,
 
 def interrupt_in_validation(monkeypatch, count):
     """Send SIGTERM in a validation, counted over the whole search."""
-    from unet3d.lit.callbacks.resume_state import ResumeState
+    from unet3d.training.resume_state import ResumeState
 
     original, calls = ResumeState.on_validation_end, []
 
@@ -116,7 +116,7 @@ def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, caps
             if callbacks[0].report(number, value):
                 raise TrialPruned
 
-    monkeypatch.setattr("unet3d.cli.search.train", train)
+    monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=4") == 0
     trials = read_trials(tmp_path)
     assert [t["state"] for t in trials] == ["complete", "complete", "pruned", "complete"]
@@ -134,7 +134,7 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
             callbacks[0].report(epoch, 0.5)
         return 0
 
-    monkeypatch.setattr("unet3d.cli.search.train", train)
+    monkeypatch.setattr("unet3d.commands.search.train", train)
     needed = {}
 
     def predict(settings):
@@ -158,7 +158,7 @@ def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, caps
     def train(*_, callbacks, log):
         raise UsageError("no such thing")
 
-    monkeypatch.setattr("unet3d.cli.search.train", train)
+    monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=5") == 2
     captured = capsys.readouterr()
     assert "the first 3 trials failed: no such thing" in captured.err
@@ -168,7 +168,7 @@ def test_another_search_needs_another_folder(search, monkeypatch, capsys):
     def train(settings, folder, signals, callbacks, log):
         callbacks[0].report(1, 0.5)
 
-    monkeypatch.setattr("unet3d.cli.search.train", train)
+    monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=1") == 0
     assert search("trials=2") == 0
     assert search("trials=3", "space={pool:[max,median]}") == 2

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
+from unet3d.components.network import build_saved_network
 from unet3d.config.allowed_targets import LAYOUTS, NETWORKS, check_saved_config
 from unet3d.errors import UsageError
 from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.shared.network import build_saved_network
 
 
 def check(values, *allow_targets, packages=NETWORKS):

@@ -23,8 +23,8 @@ import pytest
 from tests.config.helpers.configs import SHRUNK
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
 from tests.workflows.nnunet.helpers.plans import NAME, write_plans
-from unet3d.cli import memory
 from unet3d.cli.main import COMMANDS, main
+from unet3d.commands import memory
 from unet3d.workflows.memory import estimate
 
 pytestmark = pytest.mark.slow

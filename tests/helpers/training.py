@@ -1,7 +1,7 @@
 """Train a run that was built, as `unet3d train` does."""
 
 from unet3d.stop_signals import SignalListener
-from unet3d.workflows.training.run import explain_errors
+from unet3d.training.run import explain_errors
 
 
 def fit(run, checkpoint=None, signals=None):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, check_loss, choose_arguments
 from unet3d.loss.dice_ce import DiceCE

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

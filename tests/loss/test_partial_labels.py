@@ -4,7 +4,7 @@ import pytest
 import torch
 from monai.losses import DiceFocalLoss
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
 from unet3d.loss.adapter import AdaptedLoss

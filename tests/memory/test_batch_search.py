@@ -6,9 +6,9 @@ import torch
 
 from unet3d.cli.main import main
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.lit.callbacks.step_memory import StepMemory
-from unet3d.lit.module import SegmentationModule
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
+from unet3d.training.callbacks.step_memory import StepMemory
+from unet3d.training.module import SegmentationModule
 from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory import oom_advice, suggest
 from unet3d.workflows.memory.estimate import estimate_memory
@@ -188,7 +188,7 @@ def test_fixes_are_estimated_to_fit(request_):
 
 
 def test_the_module_that_ran_out_is_named(request_):
-    from unet3d.workflows.shared.network import build_network
+    from unet3d.components.network import build_network
 
     model = build_network(request_)
 

@@ -12,11 +12,11 @@ from tests.config.helpers.configs import SHRUNK
 from unet3d.checkpointing.find_blocks import MONAI_BLOCKS, find_blocks
 from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.checkpointing.recompute import RecomputeBlocks
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
+from unet3d.components.network import build_network
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.workflows.shared.network import build_network
 
 NETWORKS = sorted(
     path.stem

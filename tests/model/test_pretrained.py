@@ -7,12 +7,12 @@ from monai.networks.nets.basic_unet import BasicUNet
 from monai.networks.nets.dynunet import DynUNet
 from torch import nn
 
-from unet3d.lit.resume import load_pretrained
 from unet3d.model.blocks import Strided
 from unet3d.model.pretrained import adapt_input_channels, is_first_convolution, rename_weights
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
+from unet3d.training.resume import load_pretrained
 
 CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
 KERNELS = [[3, 3, 1], 3, 3, 3]

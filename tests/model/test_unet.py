@@ -50,7 +50,7 @@ def test_unet_cicek2016_has_the_parameter_count_of_the_paper():
 
 @pytest.mark.parametrize("option", ["unet_small", "unet_large", "unet_cicek2016"])
 def test_the_configs_build_the_same_networks(composed, option):
-    from unet3d.workflows.shared.network import build_network
+    from unet3d.components.network import build_network
 
     request = composed(f"model={option}", "data.num_classes=5")
     expected = {"unet_small": SMALL, "unet_large": LARGE, "unet_cicek2016": CICEK_2016}[option]

@@ -10,9 +10,9 @@ import torch
 
 from unet3d.machine.device import Precision
 from unet3d.roofline.launches import list_launches
+from unet3d.training import compile_kernels
 from unet3d.triton_kernels import Launch, collect_launches, launch
 from unet3d.workflows.memory.training_step import make_step_factory
-from unet3d.workflows.training import compile_kernels
 
 
 @pytest.mark.slow

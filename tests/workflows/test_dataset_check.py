@@ -13,10 +13,10 @@ from tests.data.helpers.datasets import (
     write_decathlon,
     write_nnunet,
 )
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import UsageError
-from unet3d.workflows.training.run import summarize_run
+from unet3d.training.run import summarize_run
 
 
 @pytest.fixture

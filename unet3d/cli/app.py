@@ -85,7 +85,7 @@ def import_command(command: str) -> ModuleType:
 
     A run starts a second and a half sooner, and data workers share these pages for longer.
     """
-    name = f"unet3d.cli.{command}"
+    name = f"unet3d.commands.{command}"
     if name not in sys.modules:
         gc.disable()
         try:
@@ -100,7 +100,7 @@ def import_command(command: str) -> ModuleType:
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.workflows.shared.run_folder import open_sweep_folder
+    from unet3d.training.run_folder import open_sweep_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from unet3d.components.dataset import SplitRule, build_layout, choose_split, resolve_dataset
 from unet3d.config.settings.check import CheckSettings
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import (
@@ -19,7 +20,6 @@ from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.machine.memory import get_available_bytes
-from unet3d.workflows.shared.dataset import SplitRule, build_layout, choose_split, resolve_dataset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from unet3d.cli.train import build_training
+from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 

@@ -217,7 +217,7 @@ def test_a_run_with_a_killed_worker_ends_with_one_line_and_exit_code_4(unet3d, c
 def test_a_run_with_a_deleted_cache_ends_with_one_line_and_exit_code_4(
     unet3d, tmp_path, capsys, monkeypatch
 ):
-    from unet3d.lit.module import SegmentationModule
+    from unet3d.training.module import SegmentationModule
 
     original = SegmentationModule.training_step
 

@@ -4,10 +4,10 @@ import json
 from copy import deepcopy
 
 import pytest
-from unet3d.workflows.training.build import build_training
 
 from unet3d.checkpoint_file import save_checkpoint
 from unet3d.cli.main import main
+from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, write_weights
 from unet3d.workflows.inference.ensemble import load_ensemble

@@ -9,11 +9,11 @@ import pytest
 
 from tests.workflows.nnunet.helpers.plans import NAME, write_plans
 from unet3d.cli.main import main
+from unet3d.components.network import build_network
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
 from unet3d.workflows.nnunet.plans import expand_plans, read_plans
-from unet3d.workflows.shared.network import build_network
 
 
 def read_settings(path, *overrides, configuration="3d_fullres"):

@@ -17,6 +17,7 @@ from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format, torch_export_format
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
+from unet3d.export.plain_operators import to_plain_operators
 from unet3d.export.program import export_program, require_packages
 from unet3d.files import atomic_write, name_file, shorten_name
 from unet3d.inference.accumulate import Network
@@ -37,7 +38,6 @@ from unet3d.workflows.inference.ensemble import (
     find_largest_component_classes,
 )
 from unet3d.workflows.inference.window_memory import measure_window_memory
-from unet3d.workflows.shared.plain_operators import to_plain_operators
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unet3d.components.nnunet_schemes import NORMALIZATIONS
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
 from unet3d.workflows.export.trained_network import TrainedNetwork, list_normalizations
 from unet3d.workflows.inference.ensemble import find_mirroring_axes
-from unet3d.workflows.shared.nnunet_schemes import NORMALIZATIONS
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)
 CONFIGURATION = "3d_fullres"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unet3d import __version__
 from unet3d.errors import UsageError
 from unet3d.export import onnx_format, openvino_session
+from unet3d.export.plain_operators import to_plain_operators
 from unet3d.export.program import export_program, require_packages
 from unet3d.inference.accumulate import Network
 from unet3d.machine.device import Precision
@@ -17,7 +18,6 @@ from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.types import Triple
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
-from unet3d.workflows.shared.plain_operators import to_plain_operators
 
 
 def resolve_backend_precision(backend: str, device: str, precision: Precision) -> Precision:

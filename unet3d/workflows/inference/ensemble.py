@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
+from unet3d.components.network import build_saved_network
 from unet3d.data.preprocessing.contents import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
@@ -16,7 +17,6 @@ from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, 
 from unet3d.export.hub import download_bundle, parse_hub_reference
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
-from unet3d.workflows.shared.network import build_saved_network
 
 
 @dataclass(frozen=True, kw_only=True)

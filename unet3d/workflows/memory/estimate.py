@@ -5,6 +5,7 @@ from math import prod
 
 from torch import nn
 
+from unet3d.components.dataset import complete_settings, get_network_sizes
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine.device import Precision, resolve_precision
@@ -17,7 +18,6 @@ from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
-from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
 
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""

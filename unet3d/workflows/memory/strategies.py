@@ -6,6 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.checkpointing.find_blocks import find_blocks
+from unet3d.components.network import build_network
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision
@@ -14,7 +15,6 @@ from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.types import HasRetention
 from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory.training_step import make_step_factory
-from unet3d.workflows.shared.network import build_network
 
 LARGEST_TILE_MIB = 256
 """Larger tiles launch hardly fewer kernels: most maps are one tile then."""

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from unet3d.checkpointing.offload import OffloadActivations
+from unet3d.components.dataset import complete_settings, get_network_sizes
+from unet3d.components.loss import build_loss
+from unet3d.components.network import build_network
+from unet3d.components.optimizer import group_parameters, make_optimizer_factory
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.lit.weight_average import WeightAverage
 from unet3d.machine.device import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
+from unet3d.memory.simulated_cuda import choose_foreach
 from unet3d.model.half_precision import cast_to_half
-from unet3d.simulated_cuda import choose_foreach
+from unet3d.model.weight_average import WeightAverage
 from unet3d.workflows.memory.gradient_buckets import GradientBuckets
-from unet3d.workflows.shared.cuda_graph import find_cuda_graph_obstacle
-from unet3d.workflows.shared.dataset import complete_settings, get_network_sizes
-from unet3d.workflows.shared.loss import build_loss
-from unet3d.workflows.shared.network import build_network
-from unet3d.workflows.shared.optimizer import group_parameters, make_optimizer_factory
 
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
@@ -284,3 +284,18 @@ def copy_without_values(network: nn.Module) -> nn.Module:
         tensors[id(tensor)] = empty
     with unset_fake_temporarily():  # tensors that are neither are copied with their values
         return deepcopy(network, tensors)
+
+
+def find_cuda_graph_obstacle(
+    settings: TrainingSettings, device: str, *, several_processes: bool
+) -> str | None:
+    """Return why batches cannot be recorded."""
+    if device != "cuda":
+        return f"a {device} device has no CUDA graphs"
+    if several_processes:
+        return "several processes exchange gradients during backward"
+    if settings.compile:
+        return "compile=true launches compiled code itself"
+    if isinstance(settings.checkpointing(), OffloadActivations):
+        return "checkpointing=offload copies to host memory, which it allocates in each step"
+    return None

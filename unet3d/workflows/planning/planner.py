@@ -8,6 +8,8 @@ from math import prod
 import numpy as np
 import torch
 
+from unet3d.components.dataset import build_layout, choose_split, resolve_dataset
+from unet3d.components.usable_cases import UsableCases
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.case import Case
 from unet3d.data.layouts.generated import GeneratedDataset
@@ -33,8 +35,6 @@ from unet3d.workflows.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
-from unet3d.workflows.shared.dataset import build_layout, choose_split, resolve_dataset
-from unet3d.workflows.shared.usable_cases import UsableCases
 
 BATCH_FRACTION = 0.05
 """A batch holds at most this fraction of the dataset's voxels, but at least two patches."""

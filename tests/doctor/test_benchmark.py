@@ -1,0 +1,115 @@
+"""`unet3d doctor benchmark=true`."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.helpers.operation_recorder import OperationRecorder
+from unet3d.cli.main import main
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.doctor import parse_doctor
+from unet3d.config.settings.training import parse_training
+from unet3d.doctor import benchmark
+
+TINY = [
+    *("data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "data.batch_size=1"),
+    *("trainer.accelerator=cpu", "benchmark=true"),
+]
+
+
+@pytest.fixture
+def run_benchmark(tmp_path, monkeypatch, capsys):
+    """Run the benchmark of a tiny job on a CPU; return exit code, file and output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
+
+    def run(*overrides):
+        code = main(["doctor", *TINY, *overrides])
+        file = tmp_path / "unet3d-benchmark-cpu.json"
+        return code, json.loads(file.read_text()), capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_strategy_is_measured_after_gradients_are_compared(run_benchmark):
+    code, result, shown = run_benchmark()
+    assert code == 0
+    assert result["schema"] == "unet3d-benchmark-1"
+    rows = {row["name"]: row for row in result["rows"]}
+    measured = ["none", "fused", "skips", "lean", "leanest"]
+    assert list(rows) == ["gradients, fused", "gradients, lean", *measured]
+    assert rows["gradients, fused"]["ok"]
+    assert rows["gradients, lean"]["ok"]
+    assert rows["lean"]["step_seconds"] >= rows["lean"]["host_seconds"] > 0
+    assert rows["fused"]["estimated"]["allocated"] > 0
+    assert rows["fused"]["measured"]["resident"] > 0
+    assert "gradients, lean: ok, relative error" in shown
+    assert "checkpointing=leanest: " in shown
+    assert "wrote unet3d-benchmark-cpu.json: attach it to an issue" in shown
+
+
+def test_what_there_is_no_time_for_is_named(run_benchmark):
+    code, result, shown = run_benchmark("seconds=0.001")
+    assert code == 0
+    assert [row["name"] for row in result["rows"]] == ["gradients, fused"]
+    assert "no time for gradients, lean, none, fused, skips, lean, leanest: raise seconds=" in shown
+
+
+@pytest.mark.slow
+def test_a_strategy_that_fails_is_reported_and_the_others_are_measured(run_benchmark, monkeypatch):
+    original = benchmark.measure_strategy
+
+    def fails(settings, device):
+        if settings.strategy == "skips":
+            raise RuntimeError("no kernel image is available for execution on the device")
+        if settings.strategy == "lean":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(settings, device)
+
+    monkeypatch.setattr(benchmark, "measure_strategy", fails)
+    code, result, _ = run_benchmark()
+    rows = {row["name"]: row for row in result["rows"]}
+    assert code == 1
+    assert rows["skips"]["error"].startswith("RuntimeError: no kernel image is available")
+    assert benchmark.list_failures(result["rows"]) == ["skips"]
+    assert "step_seconds" in rows["leanest"]
+
+
+def test_wrong_gradients_are_a_failure(run_benchmark, monkeypatch):
+    original, calls = benchmark.compute_gradients, []
+
+    def spoil(*arguments):
+        calls.append(1)
+        return original(*arguments) * (1 + 0.01 * (len(calls) == 3))
+
+    monkeypatch.setattr(benchmark, "compute_gradients", spoil)
+    code, _, shown = run_benchmark("seconds=0.001")
+    assert code == 1
+    assert "gradients, fused: LESS ACCURATE than plain modules, relative error 1e-02" in shown
+
+
+def test_a_job_is_recognized_by_its_overrides():
+    def parse(*overrides):
+        return parse_doctor(compose_config(["benchmark=true", *overrides], "doctor"))
+
+    assert not parse("seconds=10", "trainer.accelerator=cpu").has_job
+    assert parse("model=unet_tiny").has_job
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_replayed_steps_are_compared_with_eager_steps(is_wrong):
+    class Recorder(OperationRecorder):
+        def record(self, work):
+            recorded = super().record(work)
+            return replace(recorded, replay=lambda: None) if is_wrong else recorded
+
+    settings = parse_training(
+        compose_config([*TINY[:-1], "data.num_classes=3", "data.batch_size=2"], "train")
+    )
+    row = benchmark.measure_cuda_graph(settings, torch.device("cpu"), Recorder())
+    assert row["ok"] is not is_wrong
+    shown = benchmark.format_row({"name": benchmark.GRAPH_ROW, **row})
+    assert ("weights DIFFERENT FROM those" if is_wrong else "weights equal to those") in shown

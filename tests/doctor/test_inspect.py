@@ -1,0 +1,146 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unet3d.cli.main import main
+from unet3d.commands.doctor import format_doctor_report
+from unet3d.doctor.inspect import inspect_machine, inspect_run
+from unet3d.machine import preflight as machine
+from unet3d.units import GIB
+from unet3d.workflows.memory import oom_advice
+
+SMALL = ["model.depth=2", "model.width=4", "model.convs_per_level=1"]
+"""A network whose step is estimated quickly."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Torch as on a machine with one GPU."""
+    properties = SimpleNamespace(name="NVIDIA Fake", major=9, minor=0)
+    functions = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda device: properties,
+        "get_device_name": lambda: "NVIDIA Fake",
+        "get_device_capability": lambda: (9, 0),
+        "get_arch_list": lambda: ["sm_80", "sm_90"],
+        "is_bf16_supported": lambda **options: True,
+        "mem_get_info": lambda device: (60 * GIB, 80 * GIB),
+        "memory_reserved": lambda device: 0,
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    # A torch that is built for CUDA would otherwise ask a driver for its current stream.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+
+@pytest.fixture
+def inspect(composed, tmp_path):
+    """Inspect this machine for a run: return the machine, the run and its problems."""
+
+    def inspect_with(*overrides):
+        settings = composed(*overrides, base=[])
+        report = inspect_machine(settings, tmp_path)
+        return report, *inspect_run(settings, tmp_path, report)
+
+    return inspect_with
+
+
+def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
+    report, run, problems = inspect(*SMALL, "precision=16")
+    assert (run.device, run.precision.used) == ("cuda", "16")
+    assert run.available == 60 * GIB
+    assert run.largest_batch > 100 * run.batch_size
+    (message,) = [problem.message for problem in problems if "hold" in problem.message]
+    assert message.startswith("other processes hold 20.0 GiB of GPU 0's 80.0 GiB")
+    assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
+    assert not [problem for problem in problems if problem.is_fatal]
+    text = format_doctor_report(report, run, problems)
+    assert "NVIDIA Fake, 60.0 GiB of 80.0 GiB free, sm_90" in text
+
+
+@pytest.mark.slow
+def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
+    # Each candidate is estimated, which takes seconds: one is enough here.
+    monkeypatch.setattr(
+        oom_advice, "_list_candidates", lambda settings: [("data.batch_size=3000",)]
+    )
+    _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
+    assert problems[0].is_fatal
+    assert "estimated to run out of memory" in problems[0].message
+    assert "estimated to fit:\n  data.batch_size=3000" in problems[0].message
+    assert 3000 <= run.largest_batch < run.batch_size
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [([], "no GPU found"), (["trainer.accelerator=cpu"], "trainer.accelerator=cpu")],
+)
+def test_a_cpu_and_its_precision_are_reported_with_the_reason(
+    inspect, monkeypatch, overrides, reason
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    _, run, problems = inspect(*SMALL, "precision=16", *overrides)
+    messages = [problem.message for problem in problems]
+    assert [m for m in messages if m.startswith(f"{reason}: training runs on")]
+    assert [m for m in messages if m.startswith("precision=16 runs as")]
+    assert run.largest_batch is None
+    assert 0 < run.peak < GIB
+
+
+def test_what_the_cpu_loses_without_a_compiler_is_reported(inspect, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    _, _, problems = inspect(*SMALL, "trainer.accelerator=cpu")
+    (message,) = [p.message for p in problems if "compiler" in p.message]
+    assert message.startswith("no C++ compiler (install g++, or set CXX): pooling layers and")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=decathlon", "data.root=/no/such"], "/no/such"),
+        (["precision=16-true", "trainer.accelerator=cpu"], "needs a GPU"),
+        ([*SMALL, "trainer=torchrun"], "torchrun"),
+        (["model=dynunet", "pool=median"], "model=dynunet does not use pool=: remove it"),
+    ],
+)
+def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_reported(
+    inspect, overrides, message
+):
+    report, run, problems = inspect(*overrides)
+    assert problems[0].is_fatal
+    assert message in problems[0].message
+    assert f"BLOCKER: {problems[0].message}" in format_doctor_report(report, run, problems)
+    assert any("CPU cores" in problem.message for problem in problems) or run.precision is None
+
+
+def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "get_free_shm", lambda: 4096)
+    assert main(["doctor", *SMALL, "data.num_workers=2", "format=json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"][0]["is_fatal"]
+    assert "--shm-size=1g" in report["problems"][0]["message"]
+    assert report["software"]["torch"] == torch.__version__
+    assert report["run"]["batch_size"] == 4
+    assert not list(tmp_path.iterdir())  # neither data nor a run is created
+
+
+def test_the_default_run_has_no_blocker_and_the_report_may_go_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "output=report.txt"]) == 0
+    assert "Problems" in (tmp_path / "report.txt").read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["report.txt"]
+
+
+def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for key, value in ({"TORCHELASTIC_RUN_ID": "none"} | ranks).items():
+        monkeypatch.setenv(key, value)
+    assert main(["doctor", *SMALL]) == 1
+    text = capsys.readouterr().out
+    assert "BLOCKER: torchrun started 2 processes, which would each train alone" in text
+    assert main(["doctor", *SMALL, "trainer=torchrun"]) == 0

@@ -1,0 +1,201 @@
+"""Callbacks of the config group: early stopping, the best checkpoints, and a user's own."""
+
+from math import nan
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from tests.helpers.training import fit
+from tests.training.test_resume import At, crash, train
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
+from unet3d.training.callbacks.early_stopping import EarlyStopping
+from unet3d.training.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+)
+from unet3d.training.run import resolve_start
+from unet3d.training.warning_filters import silence_lightning
+
+LONG = ["data.layout.num_cases=8", "trainer.max_steps=60", "data.num_workers=0", "resume=auto"]
+STOPPING = [*LONG, "callbacks=[default,early_stopping]", "callbacks.early_stopping.min_delta=1"]
+
+
+class Scores(pl.LightningModule):
+    """Validates with one given value after each step of one epoch."""
+
+    def __init__(self, values, monitor):
+        super().__init__()
+        self.values, self.monitor = list(values), monitor
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight * 1.0
+
+    def validation_step(self, batch, batch_idx):
+        self.log(self.monitor, torch.tensor(self.values[self.global_step - 1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def validate(callback, values, monitor="val/dice"):
+    """Train a step and validate for each value; return the trainer."""
+    silence_lightning()
+    loader = torch.utils.data.DataLoader(torch.zeros(len(values)))
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[callback],
+        enable_checkpointing=isinstance(callback, BestCheckpoint),
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        plugins=[AtomicCheckpointIO()],
+        val_check_interval=1,
+    )
+    trainer.fit(Scores(values, monitor), loader, torch.utils.data.DataLoader(torch.zeros(1)))
+    return trainer
+
+
+def test_a_run_stops_after_as_many_validations_without_improvement(capsys):
+    values = [0.1, 0.2, 0.205, 0.2, 0.3]
+    assert validate(EarlyStopping(patience=2, min_delta=0.01), values).global_step == 4
+    line = "stopping early: val/dice was not better than 0.2 in 2 validations"
+    assert capsys.readouterr().out.splitlines() == [line]
+
+
+def test_less_can_be_better_and_nan_never_is():
+    callback = EarlyStopping(monitor="val/hd95_mm", mode="min", patience=2)
+    values = [nan, 9.0, 8.0, nan, 8.0, 1.0]
+    assert validate(callback, values, "val/hd95_mm").global_step == 5
+
+
+def test_a_metric_that_is_never_a_number_stops_the_run():
+    assert validate(EarlyStopping(patience=2), [nan] * 3).global_step == 2
+
+
+def read_steps(folder):
+    files = folder.iterdir()
+    return {p.name: torch.load(p, weights_only=True)["global_step"] for p in files}
+
+
+def test_the_best_checkpoints_are_kept(tmp_path):
+    validate(BestCheckpoint(tmp_path, top_k=2), [0.1, 0.4, nan, 0.2, 0.3])
+    names = {"best.ckpt": 2, "best-step=000002.ckpt": 2, "best-step=000005.ckpt": 5}
+    assert read_steps(tmp_path) == names
+
+
+def test_the_best_checkpoint_may_be_that_of_the_smallest_value(tmp_path):
+    callback = BestCheckpoint(tmp_path, monitor="val/hd95_mm", mode="min")
+    validate(callback, [nan, 3.0, 2.0, 5.0], "val/hd95_mm")
+    assert read_steps(tmp_path) == {"best.ckpt": 3}
+
+
+def test_the_best_score_is_known_after_a_resume_in_another_folder(tmp_path):
+    callback = BestCheckpoint(tmp_path / "a", top_k=2)
+    validate(callback, [0.1, 0.4, 0.2])
+    moved = BestCheckpoint(tmp_path / "b", top_k=2)
+    assert moved.copy_from(tmp_path / "a", callback.state_dict()) == []
+    moved.load_state_dict(callback.state_dict())
+    assert read_steps(tmp_path / "b") == read_steps(tmp_path / "a")
+    validate(moved, [0.1, 0.15])
+    assert read_steps(tmp_path / "b") == read_steps(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: EarlyStopping(patience=0), lambda: EarlyStopping(mode="up")]
+)
+def test_invalid_options_are_an_error(build):
+    with pytest.raises(UsageError):
+        build()
+
+
+def test_an_unknown_metric_is_named(composed, tmp_path):
+    for name in ("val/dise", "dise"):
+        with pytest.raises(UsageError, match=r"best_checkpoint\.monitor must be one of val/dice, "):
+            build_training(composed(f"callbacks.best_checkpoint.monitor={name}"), tmp_path)
+    run = build_training(composed("callbacks.best_checkpoint.monitor=train/dise"), tmp_path)
+    with pytest.raises(UsageError, match=r"train/dise.*could not find .*val/dice"):
+        fit(run)
+
+
+def test_early_stopping_without_validation_cases_is_refused(composed, tmp_path):
+    settings = composed("callbacks=[default,early_stopping]", "fold=none")
+    with pytest.raises(UsageError, match=r"early_stopping needs validation cases, fold=none has"):
+        build_training(settings, tmp_path)
+    assert build_training(composed("fold=none"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [("on_validation_start", 2), ("on_before_optimizer_step", 8)])
+def test_patience_survives_a_kill(composed, tmp_path, monkeypatch, moment):
+    monkeypatch.setattr(LastCheckpoint, "on_exception", lambda *_: None)
+    settings = composed(*STOPPING, "callbacks.early_stopping.patience=3", "save_every_seconds=0")
+    whole, done = train(settings, tmp_path / "whole")
+    assert done
+    assert whole.trainer.global_step == 12  # 4 epochs of 3 steps: one that is best, 3 that are not
+    _, done = train(settings, tmp_path / "killed", At(*moment, crash))
+    assert not done
+    run, done = train(settings, tmp_path / "killed")
+    assert done
+    assert run.trainer.global_step == 12
+    states = [
+        load_checkpoint(tmp_path / n / "checkpoints" / "last.ckpt") for n in ("whole", "killed")
+    ]
+    key = "EarlyStopping[val/dice]"
+    assert states[0]["callbacks"][key] == states[1]["callbacks"][key]
+    run = build_training(settings, tmp_path / "killed")
+    assert resolve_start(run).is_finished
+    more = build_training(
+        composed(*STOPPING, "callbacks.early_stopping.patience=5"), tmp_path / "killed"
+    )
+    assert not resolve_start(more).is_finished
+
+
+MY_CALLBACK = """
+from lightning.pytorch.callbacks import Callback
+
+class CountBatches(Callback):
+    def __init__(self, class_names, path):
+        self.count, self.path, self.names = 0, path, class_names
+
+    def on_train_batch_end(self, *_):
+        self.count += 1
+
+    def on_train_end(self, *_):
+        with open(self.path, "w") as file:
+            print(self.count, *self.names, file=file)
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+"""
+
+
+def test_a_users_callback_takes_one_python_file_and_one_yaml_and_is_resumed(
+    unet3d, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_callbacks.py").write_text(MY_CALLBACK)
+    option = tmp_path / "conf" / "callbacks" / "count.yaml"
+    option.parent.mkdir(parents=True)
+    path = tmp_path / "count.txt"
+    option.write_text(f"count:\n  _target_: my_callbacks.CountBatches\n  path: {path}\n")
+    words = ["callbacks=[default,count]", "resume=auto"]
+    assert unet3d(*words, "trainer.max_steps=2") == 0
+    assert path.read_text().startswith("2 background ball")
+    assert unet3d(*words, "trainer.max_steps=5") == 0
+    assert path.read_text().startswith("5 ")
+
+
+def test_a_callback_of_lightnings_is_added(composed, tmp_path):
+    words = ["+callbacks.summary._target_=lightning.pytorch.callbacks.ModelSummary"]
+    run = build_training(composed(*words), tmp_path)
+    assert "ModelSummary" in [type(c).__name__ for c in run.trainer.callbacks]

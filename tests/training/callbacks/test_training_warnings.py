@@ -1,0 +1,180 @@
+"""Warnings about classes that are never predicted and a loss that stays flat."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from unet3d.commands.train import build_training
+from unet3d.components.network import build_network
+from unet3d.metric.dice import Dice
+from unet3d.report.training_warnings import SuggestedOverrides
+from unet3d.training.callbacks.training_warnings import TrainingWarnings
+from unet3d.training.limits import StoppingLimits
+from unet3d.training.run import summarize_run
+from unet3d.types import IGNORE_LABEL
+
+SUGGESTED = SuggestedOverrides(
+    class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"]
+)
+REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
+GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
+WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # one, but it is ignored
+ELSEWHERE = torch.tensor([2, 1, 1, 0, 0, 0, 0, 0]).view(1, 1, 1, 8)
+
+
+class Validations:
+    """A run of 20 steps with a validation after each."""
+
+    def __init__(self, regions=None):
+        self.warnings = TrainingWarnings(
+            StoppingLimits(max_steps=20), lambda out_of_time: SUGGESTED
+        )
+        self.lines = []
+        self.metric = Dice(["background", "a", "b"], regions)
+        self.module = SimpleNamespace(
+            metric=self.metric,
+            print=self.lines.append,
+            nonfinite_guard=SimpleNamespace(loss=1.0, skipped=0),
+        )
+        rates = {"lr": torch.tensor(1.0), "initial_lr": 1.0}
+        optimizer = SimpleNamespace(param_groups=[rates])
+        self.trainer = SimpleNamespace(
+            sanity_checking=False, global_step=0, max_epochs=None, optimizers=[optimizer]
+        )
+
+    def after(self, *predictions):
+        for prediction in predictions:
+            self.trainer.global_step += 1
+            rates = self.trainer.optimizers[0].param_groups[0]
+            rates["lr"] = 1 - self.trainer.global_step / 20
+            self.metric.reset()
+            self.metric.update(prediction, REFERENCE)
+            self.warnings.on_validation_end(self.trainer, self.module)
+        return self.lines
+
+
+def test_a_class_without_predicted_voxels_is_reported_once_and_again_when_it_has_some():
+    run = Validations()
+    assert run.after(*[WITHOUT_2] * 4) == []  # a fifth of the run: too early
+    (line,) = run.after(WITHOUT_2)
+    assert line == (
+        "step 5: b is not predicted: 0 voxels of the validation set, 4 in the reference, 5 "
+        "validations in a row"
+    )
+    assert run.after(*[WITHOUT_2] * 5) == [line]
+    (_, over) = run.after(GOOD)
+    assert over == (
+        "step 11: b is predicted now: 4 voxels of the validation set, 4 in the reference"
+    )
+    assert run.after(GOOD, WITHOUT_2, WITHOUT_2) == [line, over]
+    assert len(run.after(WITHOUT_2)) == 3
+
+
+def test_a_class_that_is_predicted_now_and_then_is_not_reported():
+    run = Validations()
+    assert run.after(*[WITHOUT_2, WITHOUT_2, GOOD] * 4) == []
+
+
+def test_a_region_is_missing_when_none_of_its_labels_is_predicted():
+    run = Validations({"whole": [1, 2], "core": [2]})
+    run.after(*[WITHOUT_2] * 6)
+    assert [line.split()[2] for line in run.lines] == ["core"]
+
+
+def test_a_misplaced_class_is_reported_after_the_learning_rate_has_decayed():
+    run = Validations()
+    assert run.after(*[ELSEWHERE] * 14) == []
+    (line,) = run.after(ELSEWHERE)
+    assert line == (
+        "step 15: the learning rate is down to 25% of its peak, but the Dice of b is still "
+        "below 0.05, 15 validations in a row"
+    )
+    assert run.after(GOOD)[1:] == ["step 16: the Dice of b is above 0.05 now"]
+
+
+def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
+    lines = []
+    for prediction in (torch.zeros_like(GOOD), GOOD):
+        run = Validations()
+        for _ in range(80):
+            run.warnings.on_train_batch_end(run.trainer, run.module)
+        printed = run.after(*[prediction] * 8)
+        lines.append([line for line in printed if "loss" in line])
+    (line,), nothing = lines
+    assert line.startswith("step 5: the loss does not fall: its median was 1 in the first eighth")
+    assert nothing == []
+
+
+def test_warnings_list_the_problems_at_the_end_of_a_run():
+    run = Validations()
+    run.after(GOOD, ELSEWHERE)
+    assert run.warnings.warnings(done=False) == []
+    assert run.warnings.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
+    run.after(WITHOUT_2, WITHOUT_2)
+    assert run.warnings.warnings(done=False) == []  # too early
+    run.after(WITHOUT_2)
+    for done in (False, True):
+        (warning,) = run.warnings.warnings(done=done)
+        assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
+
+
+def test_it_resumes_from_its_state_without_a_difference():
+    uninterrupted, stopped, resumed = Validations(), Validations(), Validations()
+    predictions = [*[WITHOUT_2] * 6, GOOD, GOOD, *[ELSEWHERE] * 10]
+    uninterrupted.after(*predictions)
+    stopped.after(*predictions[:6])
+    resumed.warnings.load_state_dict(stopped.warnings.state_dict())
+    resumed.trainer.global_step = 6
+    resumed.after(*predictions[6:])
+    assert stopped.lines + resumed.lines == uninterrupted.lines
+    assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
+
+
+def read_scalars(folder):
+    log = EventAccumulator(str(folder / "tensorboard"))
+    log.Reload()
+    return {tag: [s.value for s in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+@pytest.fixture
+def silenced(monkeypatch):
+    """Build networks whose logits of the box are 50 lower, so that it is never predicted."""
+    offset = torch.tensor([0.0, 0.0, 0.0, 50.0]).view(4, 1, 1, 1)
+
+    def without_boxes(request):
+        model = build_network(request)
+        model.register_forward_hook(lambda module, args, logits: logits - offset)
+        return model
+
+    monkeypatch.setattr("unet3d.commands.train.build_network", without_boxes)
+
+
+def test_a_class_that_is_never_predicted_is_in_output_report_and_curves(
+    unet3d, tmp_path, capsys, silenced
+):
+    assert unet3d("trainer.max_steps=8", "validation.hd95=false") == 0
+    output = capsys.readouterr().out
+    lines = [line for line in output.splitlines() if "box is not predicted" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 6"]  # of validations at 2, 4, 6 and 8
+    warnings = json.loads((tmp_path / "run" / "report.json").read_text())["warnings"]
+    (warning,) = [w for w in warnings if "not one voxel" in w]
+    assert "box (for 4 validations)" in warning
+    assert "trainer.max_steps=16, data.foreground_fraction=0.9 or model.width=16" in warning
+    assert f"  {warning}\n" in output
+    curves = read_scalars(tmp_path / "run")
+    assert curves["val/volume_ratio/box"] == [0, 0, 0, 0]
+    assert len(curves["val/volume_ratio/ball"]) == 4
+
+
+def test_a_class_that_no_case_has_is_reported_before_the_first_step_and_as_a_warning(
+    composed, small, tmp_path, data_options
+):
+    base = [word for word in small if "layout" not in word and "data.root" not in word]
+    overrides = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
+    run = build_training(composed(*overrides, base=base), tmp_path)
+    (sentence,) = run.callbacks.training_warnings.warnings(done=False)
+    assert sentence.startswith("no case has class_3, so it cannot be learned")
+    assert f"\n{sentence}\n" in summarize_run(run)

@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from tests.config.helpers.configs import SHRUNK
+from tests.data.helpers.datasets import write_nnunet
+from unet3d.commands.train import build_training
+from unet3d.components.dataset import ResolvedDataset
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.training.build_callbacks import select_hparams
+from unet3d.training.build_module import make_config_record
+from unet3d.training.trainer import seed_run
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_run_warns_of_its_first_step_and_is_estimated_with_plain_modules(
+    composed, tmp_path
+):
+    plain, compiled = (
+        build_training(composed("memory.estimate=true", f"compile={choice}"), tmp_path)
+        for choice in ("false", "true")
+    )
+    assert compiled.module.model._compiled_call_impl is not None
+    assert compiled.estimate.peak.allocated > plain.estimate.peak.allocated
+    assert "the first step takes minutes" in " ".join(compiled.notes)
+    assert list(compiled.module.state_dict()) == list(plain.module.state_dict())
+
+
+def test_tf32_can_be_switched_off(composed):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        seed_run(composed("tf32=false"))
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+        seed_run(composed("tf32=true"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_auto_is_recorded_as_the_strategy_that_it_selected(composed, tmp_path):
+    run = build_training(composed("checkpointing=auto"), tmp_path)
+    assert run.notes == ["checkpointing=auto: using fused"]
+    assert run.config["checkpointing"]["encoders"] == ["store_last"]
+    assert run.settings.strategy == "fused"
+
+
+def test_a_run_lists_the_checkpoints_that_could_not_be_written(composed, tmp_path):
+    run = build_training(composed(), tmp_path)
+    assert run.list_unwritten_checkpoints() == []
+    folder = tmp_path / "last.ckpt"
+    folder.mkdir()
+    run.trainer.strategy.checkpoint_io.save_checkpoint({}, folder)
+    assert run.list_unwritten_checkpoints() == [
+        f"{folder}: Is a directory; keeping the previous checkpoint"
+    ]
+
+
+def test_a_strategy_that_was_not_requested_is_noted(composed, tmp_path):
+    words = ["model=dynunet", *SHRUNK["dynunet"], "model.prior_bias=false"]
+    assert build_training(composed("checkpointing=lean"), tmp_path).notes == []
+    assert build_training(composed(*words), tmp_path).notes == [
+        "checkpointing=fused: this network has no fused blocks, using none"
+    ]
+
+
+FACTS = ResolvedDataset(
+    channels=("T1", "T2"),
+    classes=("background", "a", "b"),
+    regions=None,
+    region_labels=None,
+    ignore_labels=(9,),
+)
+
+
+def test_the_record_of_a_config_has_what_the_dataset_says(composed):
+    settings: TrainingSettings = composed("model=dynunet", "data=decathlon", base=[])
+    record = make_config_record(FACTS.complete(settings))
+    assert record["data"]["num_classes"] == 3
+    assert record["data"]["in_channels"] == 2
+    assert record["data"]["ignore_label"] == [9]
+    assert (record["model"]["in_channels"], record["model"]["out_channels"]) == (2, 3)
+    assert record["model"]["prior_bias"] is True
+    assert settings.resolved["data"]["num_classes"] is None
+
+
+@pytest.mark.parametrize("overrides", [[], ["data.num_classes=3", "data.in_channels=2"]])
+def test_regions_of_the_dataset_reach_network_loss_and_metadata(
+    composed, small, tmp_path, overrides
+):
+    labels = {"background": 0, "whole": [1, 2], "front": [1]}
+    write_nnunet(tmp_path / "data", 5, labels=labels, regions_class_order=[2, 1])
+    base = [word for word in small if ".layout" not in word and "data.root" not in word]
+    data = ["data=nnunet", f"data.root={tmp_path / 'data'}", f"data.cache={tmp_path / 'cache'}"]
+    run = build_training(composed(*data, *overrides, base=base), tmp_path)
+    regions = {"whole": [1, 2], "front": [1]}
+    assert list(run.module.loss.buffers())  # the labels of each region
+    assert run.module.model.heads[0].out_channels == 2
+    assert run.module.metadata["regions"] == regions
+    assert run.module.metadata["region_labels"] == [2, 1]
+    assert run.module.sliding_window.decide.labels == [2, 1]
+    assert run.config["loss"]["regions"] == regions
+    assert run.config["model"]["num_classes"] == 2
+    assert run.config["data"]["num_classes"] == 3
+    run.trainer.fit(run.module, run.data)
+    assert run.trainer.global_step == 1
+
+
+def test_hparams_are_the_main_options_and_what_the_command_line_sets(composed):
+    settings = composed("optimizer.lr=0.5", "model=dynunet", base=[])
+    assert select_hparams(settings, dict(settings.resolved)) == {
+        "model": "dynunet",
+        "pool": "max",
+        "checkpointing": "fused",
+        "optimizer.lr": 0.5,
+        "precision": "32",
+    }

@@ -1,0 +1,158 @@
+"""The best checkpoint is evaluated on whole validation cases when training ends."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import nibabel
+import numpy as np
+import pytest
+
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.cli.main import main
+from unet3d.data.case import Case
+from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
+from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.training.final_evaluation import choose_postprocessing
+
+
+def read_voxels(path):
+    return np.asarray(nibabel.load(path).dataobj)
+
+
+def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys):
+    data = tmp_path / "data"
+    assert unet3d("trainer.max_steps=4", "evaluation.enabled=true", f"data.root={data}") == 0
+    output = capsys.readouterr().out
+    (line,) = [line for line in output.splitlines() if "Dice, mean" in line]
+    assert line.endswith("(validation, best of 2 checkpoints)")
+    run = tmp_path / "run"
+    report = json.loads((run / "report.json").read_text())
+    assert {"dice", "hd95_mm", "surface_dice"} <= set(report["evaluation"]["mean"])
+    assert report["postprocessing"]["evidence"] == "Dice on 1 validation case"
+    assert report["evaluation"]["best_of"] == 2
+    assert (run / "report.html").read_text().count("validation, best of 2 checkpoints") >= 3
+    written = json.loads((run / "evaluation" / "evaluation.json").read_text())
+    assert written["mean"] == report["evaluation"]["mean"]
+    (images,) = data.rglob("imagesTr")
+    output = tmp_path / "predictions"
+    assert main(["predict", f"checkpoint={run}", f"input={images}", f"output={output}"]) == 0
+    predictions = sorted((run / "validation").iterdir())
+    assert predictions
+    for path in predictions:
+        assert np.array_equal(read_voxels(path), read_voxels(output / path.name))
+
+
+@pytest.mark.parametrize(("reference_has_both", "chosen"), [(False, [1]), (True, [])])
+def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, reference_has_both, chosen):
+    """A class has two components in the prediction, and one or two in the reference."""
+    prediction = np.zeros((8, 8, 8), np.uint8)
+    prediction[1:4, 1:4, 1:4] = 1
+    prediction[6, 6, 6] = 1
+    reference = prediction.copy()
+    reference[6, 6, 6] = reference_has_both
+    folder = tmp_path / "validation"
+    folder.mkdir()
+    for name, array in {"label": reference, "validation/case": prediction}.items():
+        nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
+    statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
+    summary = VolumeSummary(shape=(8, 8, 8), classes=frozenset({1}), statistics=statistics)
+    volumes = [CachedVolume(case, tmp_path, summary)]
+    assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
+    assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
+
+
+def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(
+    unet3d, tmp_path, capsys
+):
+    root, names = tmp_path / "pairs", ["organ", "rare", "lesion", "speckled"]
+    for n in range(6):
+        label = np.zeros((16, 16, 16), np.uint8)
+        label[2:7, 2:7, 2:7] = 1
+        if n < 4:
+            label[9:11, 2:4, 2:4] = 2
+        label[12:14, 12:14, 2:4] = label[2:4, 12:14, 12:14] = 3
+        label[8:14, 2:8, 8:14] = label[0, 0, 0] = 4
+        image = np.random.default_rng(n).normal(label, 0.1).astype(np.float32)
+        for kind, array in {"images": image, "labels": label}.items():
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), root / kind / f"case_{n}.nii.gz")
+    words = ["train", "data=pairs", f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]
+    words += ["data.num_classes=5", f"data.classes=[background,{','.join(names)}]", "fold=none"]
+    words += ["data.patch_size=[16,16,16]", "data.batch_size=2", "model.width=2", "model.depth=2"]
+    words += ["trainer.accelerator=cpu", "memory.estimate=false", "trainer.max_steps=1"]
+    words += [f"hydra.run.dir={tmp_path / 'all'}", "logger=none"]
+    assert main([*words, "evaluation.enabled=false"]) == 0
+    assert "largest component" not in capsys.readouterr().out
+    assert main([*words, "resume=auto"]) == 0  # finished, but not evaluated
+    line = (
+        "of organ, speckled, judged by 6 training labels: at least 99% of the class is one "
+        "component in all that have it (organ 6, speckled 6)"
+    )
+    out = capsys.readouterr().out
+    assert f"keeping only the largest component {line}\n" in out
+    assert "largest component kept for" in out
+    report = json.loads((tmp_path / "all" / "report.json").read_text())
+    assert report["postprocessing"]["largest_component"] == ["organ", "speckled"]
+    assert line.endswith(report["postprocessing"]["evidence"])
+    content = load_checkpoint(tmp_path / "all" / "checkpoints" / "last.ckpt")
+    assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
+    assert main([*words, "resume=auto"]) == 0
+    assert "this run is already finished" in capsys.readouterr().out
+
+
+def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
+    unet3d, tmp_path, monkeypatch, capsys
+):
+    from unet3d.commands import train as fit
+
+    evaluate = fit.evaluate_best_checkpoint
+
+    def damage_first(run, log):
+        best = run.folder / "checkpoints" / "best.ckpt"
+        best.write_bytes(best.read_bytes()[:-100])
+        first, second = run.data.validation[0], run.data.training[0]
+        missing = replace(first.case, images=(tmp_path / "missing.nii.gz",))
+        run.data.validation[:] = [replace(first, case=missing), second]
+        (run.folder / "validation").mkdir()
+        for name in (first.name, "of_another_run"):  # labels that this run has not predicted
+            shutil.copy(first.case.label, run.folder / "validation" / f"{name}.nii.gz")
+        return evaluate(run, log)
+
+    make_result, results = fit.make_result, []
+    monkeypatch.setattr(
+        fit, "make_result", lambda *a: results.append(make_result(*a)) or results[0]
+    )
+    monkeypatch.setattr(fit, "evaluate_best_checkpoint", damage_first)
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 1
+    out = capsys.readouterr().out
+    assert "best.ckpt is corrupted" in out
+    assert "; evaluating last.ckpt instead" in out
+    assert " is not evaluated: " in out
+    evaluation = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]
+    assert len(evaluation["errors"]) == 1
+    assert evaluation["checkpoint"].endswith("last.ckpt")
+    assert results[0].checkpoint == tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert evaluation["per_class"]
+    scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
+    assert len(scored) == 1
+    assert not {*scored} & {*evaluation["errors"], "of_another_run"}
+
+
+def test_a_damaged_last_checkpoint_does_not_end_the_evaluation_of_the_best_one(
+    unet3d, tmp_path, monkeypatch, capsys
+):
+    from unet3d.training import final_evaluation
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+
+    def choose(volumes, labels, folder):
+        (checkpoints / "last.ckpt").write_bytes(b"")
+        return list(labels)[:1]
+
+    monkeypatch.setattr(final_evaluation, "choose_postprocessing", choose)
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 0
+    assert "last.ckpt does not record the postprocessing" in capsys.readouterr().out
+    content = load_checkpoint(checkpoints / "best.ckpt")
+    assert len(content["unet3d"]["keep_largest_component"]) == 1

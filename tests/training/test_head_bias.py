@@ -1,0 +1,89 @@
+"""The outputs' first bias, as a run is built from its config."""
+
+import pytest
+import torch
+
+from unet3d.commands.train import build_training
+from unet3d.data.loading.class_fractions import compute_class_fractions
+from unet3d.errors import UsageError
+from unet3d.training.head_bias import compute_head_bias, initialize_head_bias
+from unet3d.training.run import resolve_start
+
+
+def count_class_fractions(run):
+    """Count the classes of the training patches in another way: label by label."""
+    loader = run.data.train_loader
+    labels = torch.stack(
+        [torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler]
+    )
+    return [(labels == c).float().mean().item() for c in range(len(run.dataset.classes))]
+
+
+def test_every_head_starts_at_the_class_fractions_of_the_training_patches(composed, tmp_path):
+    overrides = ["model.depth=4", "model.deep_supervision=true", "data.patches_per_case=5"]
+    run = build_training(composed(*overrides), tmp_path)
+    assert len(run.module.model.heads) == 2
+    for head in run.module.model.heads:
+        assert head.bias.softmax(0).tolist() == pytest.approx(count_class_fractions(run), rel=1e-3)
+
+
+def test_each_region_starts_at_its_own_fraction(composed, tmp_path):
+    regions = "{all:[1,2,3],most:[2,3],box:[3]}"
+    run = build_training(composed(f"data.regions={regions}", "data.patches_per_case=5"), tmp_path)
+    fractions = count_class_fractions(run)
+    bias = run.module.model.heads[0].bias
+    expected = [sum(fractions[1:]), sum(fractions[2:]), fractions[3]]
+    assert bias.sigmoid().tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_run_may_keep_the_bias_of_torch(composed, tmp_path):
+    run = build_training(composed("model.prior_bias=false"), tmp_path)
+    assert run.module.model.heads[0].bias.abs().max() < 0.5
+    assert "prior_bias" not in " ".join(run.notes)
+
+
+def test_the_bias_of_a_library_network_is_found_and_named(composed, tmp_path):
+    run = build_training(composed("model=dynunet"), tmp_path)
+    bias = run.module.model.output_block.conv.conv.bias
+    assert bias.softmax(0)[0] > 0.5
+    assert "the bias of output_block.conv.conv starts at the class fractions" in " ".join(run.notes)
+
+
+def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_fractions(
+    composed, tmp_path
+):
+    pretrained = build_training(composed("model.prior_bias=false"), tmp_path / "pretrained")
+    path = tmp_path / "weights.pt"
+    torch.save(pretrained.module.model.state_dict(), path)
+    same = build_training(composed(f"init_from={path}"), tmp_path / "same")
+    resolve_start(same)
+    assert same.module.model.heads[0].bias.equal(pretrained.module.model.heads[0].bias)
+    more = build_training(composed(f"init_from={path}", "data.num_classes=5"), tmp_path / "more")
+    resolve_start(more)
+    fractions = compute_class_fractions(
+        more.data.train_loader.patches,
+        num_classes=5,
+        samples=more.data.train_loader.epoch_sampler.samples,
+        foreground_fraction=more.settings.data.foreground_fraction,
+    )
+    bias = more.module.model.heads[0].bias
+    assert bias.tolist() == pytest.approx(compute_head_bias(fractions, None))
+
+
+def test_the_bias_draws_no_random_number(composed, tmp_path):
+    run = build_training(composed(), tmp_path)
+    state = torch.random.get_rng_state()
+    initialize_head_bias(run.module.model, run.settings, run.dataset, run.data.train_loader)
+    assert torch.random.get_rng_state().equal(state)
+
+
+def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
+    composed, tmp_path, monkeypatch
+):
+    def fail(*arguments):
+        raise ImportError("No module named 'einops'")
+
+    monkeypatch.setattr("unet3d.training.head_bias.find_heads", fail)
+    message = "model=dynunet needs a package that is not installed: .*einops"
+    with pytest.raises(UsageError, match=message):
+        build_training(composed("model=dynunet"), tmp_path)

@@ -1,0 +1,191 @@
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from tests.config.helpers.configs import SHRUNK
+from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
+from unet3d.training import limits as stopping
+from unet3d.training.schedules import get_rate_fraction
+
+
+class RecordRates(pl.Callback):
+    def __init__(self):
+        self.rates, self.fractions = [], []
+
+    def on_train_batch_start(self, trainer, *_):
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+        self.fractions.append(get_rate_fraction(trainer.optimizers[0]))
+
+
+def record_rates(composed, folder, *overrides, checkpoint=None):
+    run = build_training(composed("optimizer.lr=1.0", "fold=none", *overrides), folder)
+    callback = RecordRates()
+    run.trainer.callbacks.append(callback)
+    run.trainer.fit(run.module, run.data.train_loader, ckpt_path=checkpoint, weights_only=True)
+    return callback.rates if len(callback.rates[0]) > 1 else [rate for (rate,) in callback.rates]
+
+
+def test_parts_of_the_network_have_their_own_rates(composed, tmp_path):
+    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", "scheduler=constant", "scheduler.warmup=0"]
+    rates = record_rates(composed, tmp_path, *words, "trainer.max_steps=2")
+    assert rates == [[0.01, 0.1, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"], [1, 0.5]),
+        (["scheduler=step", "scheduler.step_size=1", "scheduler.gamma=0.5"], [1, 0.5]),
+    ],
+)
+def test_the_factor_of_a_part_is_no_decay(composed, tmp_path, schedule, expected):
+    """Or a run with a slow part would be warned of a rate that has fallen."""
+    words = ["lr_factors={encoder:0.1}", *schedule, "trainer.max_steps=2", "fold=none"]
+    run = build_training(composed(*words), tmp_path)
+    callback = RecordRates()
+    run.trainer.callbacks.append(callback)
+    run.trainer.fit(run.module, run.data.train_loader)
+    assert callback.fractions == pytest.approx(expected)
+
+
+def test_an_unknown_part_is_named(composed, tmp_path):
+    with pytest.raises(UsageError, match="no part 'encodr'; it has encoder, decoder, heads"):
+        record_rates(composed, tmp_path, "lr_factors={encodr:0.1}")
+
+
+@pytest.mark.parametrize("value", ["3", "{encoder:0}", "{encoder:x}"])
+def test_factors_of_rates_are_positive_numbers(composed, value):
+    with pytest.raises(UsageError, match="lr_factors must be parts of the network with a factor"):
+        composed(f"lr_factors={value}")
+
+
+SCHEDULERS = {
+    "step": (["scheduler.step_size=2", "scheduler.gamma=0.5"], [1, 1, 0.5, 0.5, 0.25, 0.25]),
+    "warm_restarts": (["scheduler.T_0=2", "scheduler.T_mult=1"], [1, 0.5] * 3),
+    "one_cycle": (
+        ["scheduler.pct_start=0.5", "scheduler.div_factor=2", "scheduler.final_div_factor=1"],
+        [0.5, 0.75, 1.0, 0.875, 0.625, 0.5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name, groups):
+    """A part that learns at its own rate does not change the schedule."""
+    words, expected = SCHEDULERS[name]
+    words = [f"scheduler={name}", *words, "trainer.max_steps=6"]
+    if groups:
+        words += ["lr_factors={encoder:0.1}"]
+        encoder, others = zip(*record_rates(composed, tmp_path, *words), strict=True)
+        assert others == pytest.approx(expected, abs=1e-3)
+        assert encoder == pytest.approx([rate / 10 for rate in others], abs=1e-4)
+    else:
+        rates = record_rates(composed, tmp_path, *words)
+        assert rates == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
+    class Scores(pl.Callback):
+        values = iter(())
+
+        def on_validation_start(self, trainer, module):
+            if not trainer.sanity_checking:
+                module.validation_hd95.compute = lambda: {"hd95_mm": next(self.values)}
+
+    words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
+    words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]
+    limits = ["data.batch_size=4", "trainer.max_steps=6", "trainer.num_sanity_val_steps=0"]
+    run = build_training(composed(*words, *limits), tmp_path)
+    rates = RecordRates()
+    run.trainer.callbacks[:0] = [Scores(), rates]
+    Scores.values = iter((9.0, 8.0, 8.5, 8.4, 7.0, 7.0))
+    run.trainer.fit(run.module, run.data)
+    assert [rate for (rate,) in rates.rates] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
+
+
+def test_a_scheduler_without_its_number_of_steps_is_refused_with_its_name(composed, tmp_path):
+    words = ["scheduler=one_cycle", "trainer.max_steps=null", "trainer.max_epochs=1"]
+    with pytest.raises(
+        UsageError, match=r"scheduler \(_target_: torch.optim.lr_scheduler.OneCycle"
+    ):
+        record_rates(composed, tmp_path, *words)
+
+
+def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):
+    linear = ("scheduler.power=1.0", "scheduler.warmup=0")
+    by_steps = record_rates(
+        composed, tmp_path, *linear, "trainer.max_steps=4", "trainer.max_epochs=100"
+    )
+    assert by_steps == pytest.approx([1, 0.75, 0.5, 0.25])
+    by_epochs = record_rates(
+        composed, tmp_path, *linear, "trainer.max_steps=100", "trainer.max_epochs=2"
+    )
+    assert by_epochs == pytest.approx([1 - n / 6 for n in range(6)])
+
+
+@pytest.mark.slow
+def test_the_learning_rate_follows_elapsed_time_across_a_resume(composed, tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "MIN_STEPS", 1)  # however busy the machine is
+    linear = ("scheduler.power=1.0", "scheduler.warmup=0", "trainer.max_steps=null")
+    timed = [*linear, "trainer.max_time=00:00:00:02"]
+    first = record_rates(composed, tmp_path, *timed)
+    assert first == sorted(first, reverse=True)
+    assert first[0] > 0.9
+    assert first[-1] < 0.3
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert read_elapsed(last) >= 2
+    longer = [*linear, "trainer.max_time=00:00:00:04"]
+    second = record_rates(composed, tmp_path, *longer, checkpoint=last)
+    assert second[0] < 0.55
+    assert 4 <= read_elapsed(last) < 5.5  # not 2 + 4
+
+
+def read_elapsed(checkpoint):
+    return torch.load(checkpoint, weights_only=True)["callbacks"]["StoppingLimits"]["time_elapsed"][
+        "train"
+    ]
+
+
+class RecordWeights(pl.Callback):
+    """Records which parts of the network change in each step."""
+
+    def __init__(self):
+        self.changed = []
+
+    def on_train_batch_start(self, trainer, module, *_):
+        self.before = {name: p.detach().clone() for name, p in module.model.named_parameters()}
+
+    def on_train_batch_end(self, trainer, module, *_):
+        names = {
+            name.split(".")[0]
+            for name, p in module.model.named_parameters()
+            if not p.equal(self.before[name])
+        }
+        self.changed.append(names)
+
+
+def train_and_record(composed, folder, *overrides, steps=4, checkpoint=None):
+    limits = ["fold=none", f"trainer.max_steps={steps}", "trainer.max_epochs=100"]
+    run = build_training(composed(*overrides, *limits), folder)
+    callback = RecordWeights()
+    run.trainer.callbacks.append(callback)
+    run.trainer.fit(run.module, run.data.train_loader, ckpt_path=checkpoint, weights_only=True)
+    return callback.changed, run.module.model.state_dict()
+
+
+def test_only_the_heads_learn_in_their_warmup(composed, tmp_path):
+    changed, _ = train_and_record(composed, tmp_path, "head_warmup=0.5")
+    assert changed == [{"heads"}, {"heads"}] + [{"encoder", "decoder", "heads"}] * 2
+
+
+def test_frozen_parts_never_learn(composed, tmp_path):
+    changed, _ = train_and_record(composed, tmp_path, "freeze=[encoder]", steps=2)
+    assert changed == [{"decoder", "heads"}] * 2
+
+
+def test_a_network_without_a_list_of_heads_has_no_warmup_of_them(composed, tmp_path):
+    words = ["model=dynunet", *SHRUNK["dynunet"], "head_warmup=0.5"]
+    with pytest.raises(UsageError, match="head_warmup: DynUNet does not list its heads"):
+        train_and_record(composed, tmp_path, *words)

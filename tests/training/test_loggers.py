@@ -1,0 +1,213 @@
+"""Loggers: what files and services have of a run, also of one that was killed and resumed."""
+
+import csv
+import re
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.helpers.training import fit
+from tests.training.test_resume import At, crash
+from unet3d.commands.train import build_training
+from unet3d.training.callbacks.dashboard import Dashboard
+from unet3d.training.checkpoints import LastCheckpoint
+from unet3d.training.loggers import (
+    ResumableCSVLogger,
+    ResumableTensorBoardLogger,
+    close_logger,
+    log_image,
+)
+from unet3d.training.run import resolve_start
+
+
+def read_csv(folder):
+    with (folder / "csv" / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_step_has_one_row_however_often_it_is_written(tmp_path):
+    logger = ResumableCSVLogger(tmp_path)
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.log_metrics({"loss": 0.5}, 1)
+    logger.save()
+    assert [row["loss"] for row in read_csv(tmp_path)] == ["1.0", "0.5"]
+    logger.log_metrics({"dice": 0.25}, 1)
+    logger.save()
+    logger.log_metrics({"loss": 0.1}, 2)
+    logger.finalize("success")
+    assert read_csv(tmp_path) == [
+        {"step": "0", "loss": "1.0", "dice": ""},
+        {"step": "1", "loss": "0.5", "dice": "0.25"},
+        {"step": "2", "loss": "0.1", "dice": ""},
+    ]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (2, 2), (9, 4)])
+def test_a_resumed_run_replaces_the_rows_since_its_checkpoint(tmp_path, step, kept):
+    first = ResumableCSVLogger(tmp_path)
+    for n in range(4):
+        first.log_metrics({"loss": float(n)}, n)
+    first.finalize("failed")
+    second = ResumableCSVLogger(tmp_path)
+    second.purge(step)
+    if kept:
+        second.log_metrics({"dice": 0.5}, kept - 1)
+    second.log_metrics({"loss": 7.0}, kept)
+    second.finalize("success")
+    rows = read_csv(tmp_path)
+    assert [row["step"] for row in rows] == [str(n) for n in range(kept + 1)]
+    assert [row["loss"] for row in rows] == [*(str(float(n)) for n in range(kept)), "7.0"]
+    assert [row.get("dice") for row in rows][-2:-1] == (["0.5"] if kept else [])
+
+
+def test_what_cannot_be_written_is_one_warning(tmp_path, capsys):
+    (tmp_path / "csv").write_text("a file")
+    logger = ResumableCSVLogger(tmp_path)
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step)
+        log_image(logger, "cases/a", np.zeros((2, 2, 3), np.uint8), step)
+    close_logger(logger, finished=True)
+    assert capsys.readouterr().err.count("some metrics were not logged") == 1
+
+
+def test_tensorboard_shows_the_config_as_code_whatever_it_holds(tmp_path):
+    logger = ResumableTensorBoardLogger(tmp_path, name="", version="")
+    dashboard = Dashboard({"a": "x\n\n```\n\n![y](http://z)"}, {}, "")
+    dashboard._log_config(logger, 0, has_gpu=False)
+    close_logger(logger, finished=True)
+    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("config/text_summary")
+    (text,) = event.tensor_proto.string_val
+    assert all(not line or line.startswith("    ") for line in text.decode().splitlines())
+
+
+def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed, tmp_path):
+    words = ["logger=[tensorboard,csv]", "trainer.max_steps=2"]
+    words += [
+        "+logger.plain._target_=lightning.pytorch.loggers.CSVLogger",
+        "+logger.plain.name=plain",
+    ]
+    run = build_training(composed(*words), tmp_path)
+    fit(run)
+    run.callbacks.dashboard.finish({"dice": 0.5}, 2, finished=True)
+    rows = read_csv(tmp_path)
+    assert [row["step"] for row in rows] == ["0", "1", "2"]
+    assert rows[-1]["final/dice"] == "0.5"
+    [other] = (tmp_path / "plain").glob("*/metrics.csv")
+    assert "final/dice" in other.read_text()
+    [picture, *_] = (tmp_path / "csv" / "images" / "cases").glob("*/1.png")
+    with Image.open(picture) as image:
+        assert image.mode == "RGB"
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == [0, 1]
+    assert [point.step for point in events.Scalars("final/dice")] == [2]
+
+
+def test_a_run_takes_no_logger(unet3d, tmp_path):
+    assert unet3d("logger=none") == 0
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+MY_LOGGER = """
+from pathlib import Path
+from lightning.pytorch.loggers import Logger
+
+class Lines(Logger):
+    name, version = "lines", ""
+
+    def __init__(self, save_dir):
+        super().__init__()
+        self.path = Path(save_dir) / "lines.txt"
+
+    def log(self, line):
+        with self.path.open("a") as file:
+            print(line, file=file)
+
+    def log_hyperparams(self, params):
+        self.log(f"hyperparameters {params}")
+
+    def log_metrics(self, metrics, step=None):
+        self.log(f"{step} {sorted(metrics)}")
+"""
+
+
+def test_a_logger_of_the_users_takes_one_python_file_and_one_yaml(unet3d, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_loggers.py").write_text(MY_LOGGER)
+    option = tmp_path / "conf" / "logger" / "lines.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("lines:\n  _target_: my_loggers.Lines\n")
+    assert unet3d("logger=[csv,lines]") == 0
+    lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
+    assert lines[0].startswith("hyperparameters {'model': 'unet_tiny'")
+    assert any("train/loss" in line for line in lines)
+
+
+@pytest.fixture
+def train_killed_and_resumed(composed, tmp_path, monkeypatch):
+    """Kill a run in its sixth step, and resume it from the checkpoint before it."""
+    monkeypatch.setattr(LastCheckpoint, "on_exception", lambda *_: None)
+    options = ["data.layout.num_cases=8", "data.num_workers=0", "resume=auto"]
+    options += ["trainer.max_steps=7", "save_every_seconds=0"]
+
+    def train(*words, end_process):
+        killed = build_training(composed(*options, *words), tmp_path)
+        killed.trainer.callbacks[:0] = [At("on_before_optimizer_step", 5, crash)]
+        with pytest.raises(RuntimeError, match="crashed"):
+            fit(killed)
+        end_process()
+        resumed = build_training(composed(*options, *words), tmp_path)
+        fit(resumed, resolve_start(resumed).checkpoint)
+        resumed.callbacks.dashboard.finish({"dice": 0.25}, 7, finished=True)
+
+    return train
+
+
+@pytest.mark.slow
+def test_mlflow_has_one_run_without_gaps_of_one_that_was_killed_and_resumed(
+    train_killed_and_resumed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    train_killed_and_resumed("logger=[csv,mlflow]", end_process=mlflow.flush_async_logging)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("unet3d")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == tmp_path.name
+    assert run.data.params["model"] == "unet_tiny"
+    artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert artifacts == {"config.yaml", "images"}
+    rows = read_csv(tmp_path)
+    for name in ("train/loss", "val/dice", "final/dice"):
+        expected = {int(row["step"]): float(row[name]) for row in rows if row[name]}
+        points = client.get_metric_history(run.info.run_id, name)
+        assert {point.step: point.value for point in points} == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_wandb_has_one_run_without_gaps_of_one_that_was_killed_and_resumed(
+    train_killed_and_resumed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
+
+    train_killed_and_resumed("logger=wandb", end_process=lambda: wandb.finish(exit_code=1))
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert len({path.name for path in files}) == 1
+    deadline = time.monotonic() + 30
+    while (steps := find_steps(files)) < set(range(8)) and time.monotonic() < deadline:
+        time.sleep(0.3)  # W&B writes in a process of its own
+    assert steps == set(range(8))
+    assert b"final/dice" in files[1].read_bytes()
+    assert list(tmp_path.glob("wandb/*/files/media/images/cases/*.png"))
+
+
+def find_steps(files):
+    """Return the steps of rows in files of W&B, whose format is protocol buffers."""
+    pattern = re.compile(rb"trainer/global_step\x82\x01.(\d+)", re.DOTALL)
+    return {int(step) for path in files for step in pattern.findall(path.read_bytes())}

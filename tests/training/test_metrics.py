@@ -1,0 +1,68 @@
+"""Runs and evaluations with the metrics of the config group."""
+
+import json
+
+import pytest
+
+from unet3d.cli.main import main
+from unet3d.commands.train import build_training
+from unet3d.config.compose import list_options
+from unet3d.errors import UsageError
+
+MY_METRIC = """
+class Touching:
+    scores = {"touching": "whether the masks share a voxel"}
+
+    def __call__(self, prediction, reference, spacing_mm):
+        return {"touching": float((prediction & reference).any())}
+"""
+
+
+@pytest.mark.parametrize("option", list_options("metrics"))
+@pytest.mark.parametrize("words", [[], ["data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]])
+def test_a_run_validates_with_each_option(composed, tmp_path, option, words):
+    run = build_training(composed(f"metrics={option}", *words), tmp_path)
+    run.trainer.fit(run.module, run.data)
+    logged = {name.split("/")[1] for name in run.trainer.callback_metrics if "val/" in name}
+    expected = {"dice", "iou", "hd95_mm", "volume_ratio"}
+    added = {
+        "none": set(),
+        "volume_error": {"volume_error"},
+        "cldice": {"cldice"},
+        "lesions": {"lesion_f1", "lesion_sensitivity", "lesion_precision"},
+        "calibration": {"ece"},
+    }[option]
+    assert logged == expected | added
+
+
+@pytest.mark.slow
+def test_a_users_metric_takes_one_python_file_and_one_yaml(unet3d, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_metrics.py").write_text(MY_METRIC)
+    option = tmp_path / "conf" / "metrics" / "touching.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("touching:\n  _target_: my_metrics.Touching\n")
+    words = ["metrics=[lesions,touching]"]
+    best = ["callbacks.best_checkpoint.monitor=val/touching", "evaluation.enabled=true"]
+    assert unet3d(*words, *best, "hydra.run.dir=run") == 0
+    result = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())
+    assert result["definitions"]["touching"] == "whether the masks share a voxel"
+    assert {"touching", "lesion_f1"} <= result["mean"].keys()
+    folder = tmp_path / "run" / "validation"
+    paths = [f"predictions={folder}", f"references={folder}", "output=scores", "draw_worst=0"]
+    assert main(["evaluate", *paths, *words]) == 0
+    assert "touching" in capsys.readouterr().out
+    assert main(["evaluate", *paths, "metrics=calibration"]) == 2
+    assert "it is a metric of validation" in capsys.readouterr().err
+
+
+def test_something_else_than_a_metric_is_refused(composed, tmp_path):
+    with pytest.raises(UsageError, match=r"metrics.x: ReLU is not a metric: it needs `scores`"):
+        build_training(composed("+metrics.x._target_=torch.nn.ReLU"), tmp_path)
+
+
+def test_two_metrics_with_the_same_score_are_refused(composed, tmp_path):
+    target = "unet3d.metric.volume_error.VolumeError"
+    words = ["metrics=volume_error", f"+metrics.again._target_={target}"]
+    with pytest.raises(UsageError, match="two of them have the score volume_error"):
+        build_training(composed(*words), tmp_path)

@@ -1,0 +1,351 @@
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from unet3d.commands.train import build_training
+from unet3d.errors import RunError
+from unet3d.training.nonfinite import (
+    NonFiniteGuard,
+    find_first_nonfinite_module,
+    get_running_stats,
+    locate_nonfinite,
+)
+
+
+def build(composed, tmp_path, *overrides):
+    return build_training(composed("fold=none", "model.norm=batch", *overrides), tmp_path)
+
+
+def fit(run):
+    run.trainer.fit(run.module, run.data.train_loader)
+    return run
+
+
+def spoil_images(run, *calls):
+    """Put NaN into the image of these forwards, counted from 0."""
+    count = []
+
+    def spoil(module, args):
+        if module.training:
+            count.append(1)
+            if len(count) - 1 in calls:
+                args[0].fill_(torch.nan)
+
+    run.module.model.register_forward_pre_hook(spoil)
+
+
+def spoil_gradients(run, *steps):
+    """Make gradients of one weight infinite in these steps."""
+
+    def register(model, args):  # in the first forward: true half precision replaces the weights
+        weight = model.decoder[0].convs[0].conv.weight
+        weight.register_hook(lambda g: g * torch.inf if run.trainer.global_step in steps else None)
+        handle.remove()
+
+    handle = run.module.model.register_forward_pre_hook(register)
+
+
+class States:
+    """Record weights, moments and running statistics after each step."""
+
+    def __init__(self, run):
+        self.all = []
+        original = run.module.nonfinite_guard.end_step
+
+        def end_step():
+            original()
+            state = [p.detach().clone() for p in run.module.model.state_dict().values()]
+            for moments in run.trainer.optimizers[0].state.values():
+                state += [value.clone() for value in moments.values()]
+            self.all.append(state)
+
+        run.module.nonfinite_guard.end_step = end_step
+
+    def equal(self, a, b):
+        return all(x.equal(y) for x, y in zip(self.all[a], self.all[b], strict=True))
+
+    def finite(self):
+        return all(x.isfinite().all() for state in self.all for x in state)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "fused", "lean", "blocks"])
+def test_a_nan_loss_is_reported_with_step_cases_and_layer(composed, tmp_path, checkpointing):
+    run = build(composed, tmp_path, f"checkpointing={checkpointing}", "trainer.max_steps=3")
+    with torch.no_grad():
+        run.module.model.get_submodule("encoder.1.convs.0.conv").weight[0, 0, 0, 0, 0] = torch.nan
+    name = r"encoder\.1\.convs\.0\.conv, whose weights are not finite"
+    with pytest.raises(RunError, match=rf"nan at step 0, cases case_\d+.*came out of {name}"):
+        fit(run)
+
+
+def test_an_overflowing_layer_with_finite_weights_is_named(composed, tmp_path):
+    run = build(composed, tmp_path)
+    with torch.no_grad():
+        run.module.model.get_submodule("decoder.0.convs.0.conv").weight.fill_(3e38)
+    with pytest.raises(RunError, match=r"came out of decoder\.0\.convs\.0\.conv; set max_skipped"):
+        fit(run)
+
+
+def test_a_non_finite_loss_function_or_image_is_named(composed, tmp_path):
+    run = build(composed, tmp_path / "loss")
+    run.module.loss.register_forward_hook(lambda module, args, loss: loss * torch.inf)
+    with pytest.raises(RunError, match="the network's output is finite, the loss itself is not"):
+        fit(run)
+    run = build(composed, tmp_path / "image")
+    spoil_images(run, 0)
+    with pytest.raises(RunError, match="the image itself is not finite"):
+        fit(run)
+
+
+def test_locating_the_layer_does_not_change_the_network(composed, tmp_path):
+    model = build(composed, tmp_path).module.model
+    model.encoder[1].convs[0].conv.weight.data.fill_(torch.inf)
+    before, keep = {k: v.clone() for k, v in model.state_dict().items()}, model.retention
+    assert (
+        find_first_nonfinite_module(model, torch.randn(2, 1, 16, 16, 16))
+        == "encoder.1.convs.0.conv"
+    )
+    assert model.retention is keep is not None
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+    assert not any(m._forward_hooks for m in model.modules())
+    assert model.training
+
+
+def test_a_network_of_foreign_modules_is_searched_too():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x / 0
+
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.Dropout(), Broken(), nn.ReLU())
+    image = torch.ones(1, 1, 2, 2, 2)
+    outputs, random = model(image), torch.get_rng_state()
+    assert "came out of 2" in locate_nonfinite(model, image, outputs)
+    assert torch.get_rng_state().equal(random)
+
+
+def test_a_skipped_step_changes_nothing_and_the_run_continues(composed, tmp_path, capsys):
+    run = build(composed, tmp_path, "trainer.max_steps=5", "max_skipped_steps=1")
+    spoil_images(run, 2)
+    states = States(run)
+    fit(run)
+    assert run.trainer.global_step == 5
+    assert states.finite()
+    floats = [n for n, x in enumerate(states.all[1]) if x.is_floating_point()]
+    assert all(states.all[1][n].equal(states.all[2][n]) for n in floats)
+    assert not states.equal(2, 3)
+    assert "step skipped (1 of at most 1)" in capsys.readouterr().out
+    log = EventAccumulator(str(tmp_path / "tensorboard"))
+    log.Reload()
+    assert [(s.step, s.value) for s in log.Scalars("train/skipped_steps")] == [(2, 1.0)]
+
+
+@pytest.mark.parametrize("micro", [2, 3])
+def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_path, micro):
+    run = build(
+        composed,
+        tmp_path,
+        *("trainer.max_steps=3", "trainer.accumulate_grad_batches=2", "max_skipped_steps=1"),
+        "data.patches_per_case=4",
+    )
+    spoil_images(run, micro)  # the first or the second of step 1
+    states = States(run)
+    fit(run)
+    assert states.finite()
+    weights = len(list(run.module.model.parameters()))
+    moments = len(run.module.model.state_dict())
+    for part in (slice(0, weights), slice(moments, None)):
+        before, after = states.all[0][part], states.all[1][part]
+        equal = [
+            x.equal(y) for x, y in zip(before, after, strict=True) if part.start or x.ndim == 5
+        ]
+        assert all(equal)
+    assert run.module.nonfinite_guard.skipped == 1
+    assert not states.equal(1, 2)
+
+
+@pytest.mark.parametrize(
+    "option", ["optimizer.fused=true", "optimizer.fused=false", "trainer.gradient_clip_val=null"]
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_non_finite_gradients_change_nothing(composed, tmp_path, option, optimizer, step):
+    run = build(
+        composed,
+        tmp_path,
+        *(f"optimizer={optimizer}", option, "trainer.max_steps=4", "max_skipped_steps=1"),
+    )
+    spoil_gradients(run, step)
+    states = States(run)
+    fit(run)
+    assert states.finite()
+    assert run.module.nonfinite_guard.skipped == 1
+    weights = [n for n, x in enumerate(states.all[0]) if x.ndim == 5]
+    if step:
+        assert all(states.all[step - 1][n].equal(states.all[step][n]) for n in weights)
+    assert not states.equal(step, step + 1)
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_non_finite_gradients_are_reported_with_step_cases_and_weight(composed, tmp_path, steps):
+    """The last step of a run is checked, too."""
+    run = build(composed, tmp_path, f"trainer.max_steps={steps}")
+    spoil_gradients(run, 2)
+    with pytest.raises(
+        RunError, match=r"not finite at step 2, cases case_\d+.*decoder\.0\.convs\.0\.conv\.w"
+    ):
+        fit(run)
+    assert all(p.isfinite().all() for p in run.module.model.parameters())
+
+
+def test_clipping_equals_torchs(composed, tmp_path):
+    """Compare two steps with a small norm with torch's own function."""
+    run = build(composed, tmp_path, "trainer.gradient_clip_val=0.01", "optimizer=sgd")
+    gradients = {}
+    original = run.module.configure_gradient_clipping
+
+    def compare(optimizer, **kwargs):
+        before = [p.grad.clone() for p in run.module.model.parameters()]
+        original(optimizer, **kwargs)
+        gradients["ours"] = [p.grad.clone() for p in run.module.model.parameters()]
+        for p, g in zip(run.module.model.parameters(), before, strict=True):
+            p.grad = g
+        nn.utils.clip_grad_norm_(run.module.model.parameters(), 0.01)
+        gradients["torchs"] = [p.grad.clone() for p in run.module.model.parameters()]
+
+    run.module.configure_gradient_clipping = compare
+    fit(run)
+    for ours, torchs in zip(gradients["ours"], gradients["torchs"], strict=True):
+        torch.testing.assert_close(ours, torchs)
+
+
+def test_too_many_skipped_steps_end_the_run_with_exit_code_4(unet3d, tmp_path, capsys):
+    assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20", "max_skipped_steps=3") == 4
+    captured = capsys.readouterr()
+    assert captured.out.count("step skipped") == 2  # the first and the second, not the third
+    assert "; this exceeds max_skipped_steps=3: lower optimizer.lr" in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["skipped_steps"] == 4
+    assert report["finished"] is False
+    assert report["error"] in captured.err
+
+
+def test_running_statistics_stay_finite_when_a_run_stops(composed, tmp_path):
+    run = build(composed, tmp_path, "trainer.max_steps=4")
+    spoil_images(run, 2)
+    with pytest.raises(RunError):
+        fit(run)
+    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert all(x.isfinite().all() for x in last["state_dict"].values())
+    assert last["global_step"] == 2
+
+
+def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
+    run = build(composed, tmp_path, "trainer.max_steps=3", "max_skipped_steps=1")
+    spoil_images(run, 1)
+    fit(run)
+    run = build(composed, tmp_path, "trainer.max_steps=6", "max_skipped_steps=1")
+    spoil_images(run, 1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(RunError, match="this exceeds max_skipped_steps=1: "):
+        run.trainer.fit(run.module, run.data.train_loader, ckpt_path=last, weights_only=True)
+
+
+def test_a_rank_skips_a_step_that_another_rank_cannot_take():
+    lines = []
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: True)
+    trainer = SimpleNamespace(world_size=2, strategy=strategy)
+    task = SimpleNamespace(
+        trainer=trainer, global_step=7, log_dict=lambda _: None, print=lines.append
+    )
+    model = nn.Sequential(nn.BatchNorm3d(1))
+    guard = NonFiniteGuard(max_skipped=1)
+    guard.begin(model)
+    image = torch.randn(2, 1, 2, 2, 2)
+    before = [x.clone() for x in get_running_stats(model)]
+    outputs = model(image)
+    guard.check_loss(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
+    assert guard.skipping
+    assert all(x.equal(y) for x, y in zip(get_running_stats(model), before, strict=True))
+    assert lines == [
+        "the loss of another rank is not finite at step 7; step skipped (1 of at most 1)"
+    ]
+
+
+@pytest.mark.parametrize("bad", ["-1", "many", "1.5"])
+def test_an_invalid_number_of_skipped_steps_is_rejected(unet3d, bad, capsys):
+    assert unet3d(f"max_skipped_steps={bad}") == 2
+    assert "max_skipped_steps must be" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32", "bf16", "bf16-true"])
+def test_on_a_gpu_non_finite_gradients_change_nothing_and_no_step_waits(
+    composed, tmp_path, precision
+):
+    run = build(
+        composed,
+        tmp_path,
+        *("trainer.accelerator=gpu", f"precision={precision}"),
+        *("trainer.max_steps=5", "max_skipped_steps=1"),
+    )
+    spoil_gradients(run, 2)
+    states = States(run)
+    fit(run)
+    assert states.finite()
+    assert run.module.nonfinite_guard.skipped == 1
+    assert getattr(run.trainer.optimizers[0], "_step_supports_amp_scaling", False)
+    assert math.isfinite(run.trainer.callback_metrics["train/loss"])
+
+
+def scale_gradients(run, initial):
+    """Train with a gradient scaler, as on a GPU with precision=16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=initial)
+    run.trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    return scaler
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("fused", ["null", "false"])
+def test_overflows_of_scaled_gradients_change_nothing_and_are_not_counted(
+    composed, tmp_path, optimizer, fused
+):
+    options = (f"optimizer={optimizer}", f"optimizer.fused={fused}", "trainer.max_steps=8")
+    run = build(composed, tmp_path, *options, "data.patches_per_case=8")
+    scaler, states = scale_gradients(run, 2.0**24), States(run)
+    fit(run)
+    assert scaler.get_scale() < 2.0**24
+    assert states.finite()
+    assert not states.equal(6, 7)
+    assert run.module.nonfinite_guard.skipped == 0
+
+
+@pytest.mark.slow
+def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path):
+    run = build(composed, tmp_path, "trainer.max_steps=30", "data.patches_per_case=16")
+    scale_gradients(run, 2.0**16)
+    spoil_gradients(run, *range(100))
+    with pytest.raises(RunError, match="not finite after 21 steps in which the scale fell"):
+        fit(run)
+
+
+def test_clipping_of_scaled_gradients_equals_that_of_unscaled_ones(composed, tmp_path):
+    norms = []
+    for initial in (1.0, 2.0**10):
+        options = ("trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd")
+        sgd = ("lr=1.0", "weight_decay=0", "momentum=0", "nesterov=false")
+        options = (*options, "scheduler.warmup=0")
+        run = build(composed, tmp_path, *options, *(f"optimizer.{option}" for option in sgd))
+        before = [p.detach().clone() for p in run.module.model.parameters()]
+        scale_gradients(run, initial)
+        fit(run)
+        after = [p.detach() for p in run.module.model.parameters()]
+        changes = [p - q for p, q in zip(after, before, strict=True)]
+        norms.append(float(torch.linalg.vector_norm(torch.cat([c.flatten() for c in changes]))))
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-2)

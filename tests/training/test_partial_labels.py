@@ -1,0 +1,140 @@
+"""Runs on cases of which each annotates some of the classes."""
+
+import json
+import shutil
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from unet3d.cli.main import main
+from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
+from unet3d.types import IGNORE_LABEL
+
+ANNOTATED = {"case_*[024]": ["ball"], "case_*[13]": ["tube"]}
+FIRST, SECOND = IGNORE_LABEL - 1, IGNORE_LABEL - 2
+
+
+@pytest.fixture
+def partial(decathlon_folder, tmp_path):
+    """Return the overrides of a data set whose cases have one class each, and its folder."""
+    folder = tmp_path / "partial"
+    shutil.copytree(decathlon_folder, folder, symlinks=True)
+    for n, file in enumerate(sorted((folder / "labelsTr").glob("*.nii.gz"))):
+        image = nib.load(file)
+        labels = np.asarray(image.dataobj)
+        kept = np.where(labels == 1 + n % 2, labels, 0).astype(np.uint8)
+        nib.save(nib.Nifti1Image(kept, image.affine), file)
+    (folder / "annotated.json").write_text(json.dumps(ANNOTATED))
+    words = ["data=decathlon", f"data.root={folder}", "data.patch_size=[16,16,16]"]
+    words += ["data.batch_size=2", "data.num_workers=0", f"data.cache={tmp_path / 'cache'}"]
+    words += [f"data.annotated={folder / 'annotated.json'}", "memory.estimate=true"]
+    return [*words, "trainer.max_steps=4", "trainer.accelerator=cpu"], folder
+
+
+@pytest.fixture
+def build(composed, partial, tmp_path):
+    return lambda *words: build_training(composed(*partial[0], *words, base=[]), tmp_path / "run")
+
+
+def test_what_a_case_does_not_annotate_has_a_label_of_its_own(build):
+    run = build()
+    assert run.module.unknown_classes == {FIRST: (2,), SECOND: (1,)}
+    seen = {}
+    for batch in run.data.train_loader:
+        for case, label in zip(batch["case"], batch["label"], strict=True):
+            seen[case] = set(label.unique().tolist())
+    for case, labels in seen.items():
+        is_first = int(case[-1]) % 2 == 0
+        assert labels - {0} <= ({1, FIRST} if is_first else {2, SECOND})
+        assert (FIRST if is_first else SECOND) in labels
+
+
+def test_a_validation_scores_the_classes_that_a_case_annotates(build):
+    run = build("fold=0")
+    (batch,) = run.data.val_loader
+    case = batch["case"][0]
+    known, unknown = (1, 2) if int(case[-1]) % 2 == 0 else (2, 1)
+    label = batch["label"].clone()
+    perfect = torch.where(label == known, known, unknown)  # predicted where nobody looked
+    run.module.sliding_window = lambda image, model, observe: perfect
+    run.module.eval()
+    prediction = run.module.validation_step(batch, 0)
+    assert prediction is perfect
+    scores = run.module.metric.compute()
+    names = run.dataset.classes
+    assert scores[f"dice/{names[known]}"] == 1
+    assert np.isnan(scores[f"dice/{names[unknown]}"])
+    assert set(batch["label"].unique().tolist()) <= {0, known}  # pictures show it
+    distances = run.module.validation_hd95.compute()
+    assert distances == {"hd95_mm": 0, f"hd95_mm/{names[known]}": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option",
+    ["loss=dice_ce", "loss=tversky", "loss=monai_dice_focal", "model.deep_supervision=true"],
+)
+def test_a_run_trains_and_is_evaluated(partial, tmp_path, option, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, _ = partial
+    assert main(["train", *words, option, "fold=0", "hydra.run.dir=run"]) == 0
+    result = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())
+    ((name, scores),) = result["cases"].items()
+    known, unknown = ("ball", "tube") if int(name[-1]) % 2 == 0 else ("tube", "ball")
+    assert scores[known]["dice"] is not None
+    assert all(value is None for value in scores[unknown].values())
+    assert result["per_class"][unknown]["absent_from_both"] == 0
+    assert "not annotated" in result["definitions"]
+
+
+def test_evaluate_scores_the_classes_that_a_reference_annotates(partial, tmp_path):
+    _, folder = partial
+    predictions = tmp_path / "predictions"
+    predictions.mkdir()
+    for file in sorted((folder / "labelsTr").glob("*.nii.gz")):
+        image = nib.load(file)
+        labels = np.asarray(image.dataobj)
+        known = int(labels.max())
+        predicted = np.where(labels == known, known, 3 - known).astype(np.uint8)
+        nib.save(nib.Nifti1Image(predicted, image.affine), predictions / file.name)
+    words = [f"predictions={predictions}", f"references={folder / 'labelsTr'}"]
+    words += [f"output={tmp_path / 'out'}", "draw_worst=1"]
+    assert main(["evaluate", *words, f"annotated={folder / 'annotated.json'}"]) == 0
+    result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert result["mean"]["dice"]["mean"] == 1
+    assert result["per_class"]["ball"]["dice"]["cases"] == 3
+
+
+@pytest.mark.parametrize(
+    ("annotated", "message"),
+    [
+        ("{x_*:[ball]}", "data.annotated names x_\\*, and no case has such a name"),
+        ("{*:[bal]}", "must list classes of ball, tube, got 'bal'"),
+        ("{*:[ball]}", r"has the label 2 \(tube\), which data.annotated does not list for \*"),
+        ("missing.json", "data.annotated: no file"),
+        ("3", "data.annotated must be patterns"),
+        ("{}", "data.annotated must be patterns"),
+    ],
+)
+def test_a_wrong_list_of_classes_is_named(build, annotated, message):
+    with pytest.raises(UsageError, match=message):
+        build(f"data.annotated={annotated}")
+
+
+def test_regions_are_refused(build):
+    with pytest.raises(UsageError, match=r"data\.annotated cannot be combined with data\.regions"):
+        build("data.regions={whole:[1,2]}")
+
+
+def test_check_finds_labels_that_are_not_listed_and_names_that_do_not_exist(partial, capsys):
+    words, folder = partial
+    assert main(["check", *words[:2], words[6]]) == 0
+    wrong = {"case_*[01234]": ["ball"], "other_*": ["tube"]}
+    (folder / "annotated.json").write_text(json.dumps(wrong))
+    assert main(["check", *words[:2], words[6]]) == 1
+    out = capsys.readouterr().out
+    assert "data.annotated names other_*, and no case has such a name" in out
+    assert "has the label 2 (tube), which data.annotated does not list for case_*[01234]" in out

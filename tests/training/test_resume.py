@@ -1,0 +1,350 @@
+"""An interrupted and resumed run ends like an uninterrupted one, bit for bit."""
+
+import csv
+import gc
+import os
+import signal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tests.helpers.training import fit
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.commands.train import build_training
+from unet3d.config.compose import list_options
+from unet3d.errors import Interrupted
+from unet3d.stop_signals import SignalListener
+from unet3d.training.checkpoints import PREVIOUS, LastCheckpoint
+from unet3d.training.run import resolve_start
+
+pytestmark = pytest.mark.slow
+
+LONG = [
+    *("data.layout.num_cases=8", "trainer.max_steps=7", "data.num_workers=0"),
+    "logger=[tensorboard,csv]",
+]
+"""Three steps per epoch: the run ends within the third epoch."""
+
+
+@pytest.fixture(autouse=True)
+def files_in_order(monkeypatch):
+    """TensorBoard sorts files of the same second and process by name, where 100 is before 99."""
+    counter = event_file_writer.AtomicCounter(1000)
+    monkeypatch.setattr(event_file_writer, "_global_uid", counter)
+
+
+class At(Callback):
+    """Act once in a hook, after a number of calls of it."""
+
+    def __init__(self, hook, calls, act):
+        self.calls, self.act = calls, act
+        setattr(self, hook, self._on_call)
+
+    def _on_call(self, trainer, *_):
+        if trainer.sanity_checking:
+            return
+        if self.calls == 0:
+            self.act()
+        self.calls -= 1
+
+
+def send_sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def crash():
+    raise RuntimeError("crashed")
+
+
+def train(request, folder, *callbacks):
+    """Train from the folder's last checkpoint; return the run and whether it has finished."""
+    with SignalListener().listening() as signals:
+        run = build_training(request, folder, signals)
+        run.trainer.callbacks[:0] = callbacks
+        start = resolve_start(run)
+        if start.is_finished:
+            return run, True
+        try:
+            fit(run, start.checkpoint, signals)
+        except (Interrupted, RuntimeError):
+            return run, False
+        return run, True
+
+
+def train_interrupted(request, folder, hook, calls):
+    """Train, be stopped by a signal in a hook, and resume to the end."""
+    _, done = train(request, folder, At(hook, calls, send_sigterm))
+    assert not done
+    _, done = train(request, folder)
+    assert done
+
+
+def read_results(folder):
+    """Return the checkpoints of a run, and its curves in TensorBoard and in the CSV file."""
+    log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    log.Reload()
+    curves = {}
+    for tag in log.Tags()["scalars"]:
+        if tag.startswith(("train/", "val/")):
+            curves[tag] = [(s.step, s.value) for s in log.Scalars(tag)]
+        elif tag.startswith(("memory/step_", "speed/")):  # a phase can be too short for a sample
+            curves[tag] = [s.step for s in log.Scalars(tag)]
+    contents = {}
+    for name in ("last", "best"):
+        content = load_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
+        position = content["callbacks"]["ResumeState"]
+        contents[name] = (
+            content["state_dict"],
+            content["optimizer_states"],
+            position,
+            content["callbacks"]["BestCheckpoint"],
+            content["callbacks"]["TrainingWarnings"],
+            content["callbacks"]["Curves"],
+            content["global_step"],
+            content["lr_schedulers"],
+            content["loops"]["fit_loop"]["state_dict"],
+            content.get("averaged_steps"),
+            content.get("trained_weights", {}),
+        )
+    return contents, dict(sorted(curves.items())), read_csv(folder / "csv" / "metrics.csv")
+
+
+def read_csv(path):
+    """Return the steps of a table, and each of its curves."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name.startswith(("train/", "val/"))]
+    curves = {name: [(row["step"], row[name]) for row in rows if row[name]] for name in names}
+    return [row["step"] for row in rows], dict(sorted(curves.items()))
+
+
+def assert_same(a, b, where=""):
+    """Compare nested values, and tensors bit for bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.equal(b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for n, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{n}]")
+    else:
+        assert a == b, where
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory, small):
+    """Return the results of the same run without interruption, cached by its options."""
+    from unet3d.config.compose import compose_config
+    from unet3d.config.settings.training import parse_training
+
+    results = {}
+
+    def run(*options):
+        if options not in results:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            _, done = train(
+                parse_training(compose_config([*small, *LONG, *options], "train")), folder
+            )
+            assert done
+            results[options] = read_results(folder)
+        return results[options]
+
+    return run
+
+
+BATCHES = [("on_train_batch_end", n) for n in (0, 2, 4, 6)]
+VALIDATIONS = [("on_validation_start", 1), ("on_validation_batch_end", 0)]
+MOMENTS = [*BATCHES, ("on_validation_start", 0), ("on_validation_batch_end", 1)]
+
+OPTIMIZERS_AND_SCHEDULERS = [
+    *(f"optimizer={name}" for name in list_options("optimizer")),
+    *(f"scheduler={name}" for name in list_options("scheduler")),
+]
+SHORTER = {
+    "scheduler=step": "scheduler.step_size=2",
+    "scheduler=warm_restarts": "scheduler.T_0=2",
+    "scheduler=plateau": "scheduler.patience=0",
+}
+"""Options whose defaults change nothing in a run of a few steps."""
+
+
+def name(value):
+    return "-".join(map(str, value)) if isinstance(value, tuple) else None
+
+
+@pytest.mark.parametrize("moment", [*MOMENTS, *VALIDATIONS], ids=name)
+def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted, moment):
+    request = composed(*LONG, "resume=auto")
+    train_interrupted(request, tmp_path, *moment)
+    assert_same(uninterrupted(), read_results(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.accumulate_grad_batches=2", "data.batch_size=1", "trainer.max_steps=5"],
+        ["data.num_workers=2"],
+        ["model.norm=batch"],
+        ["model=dynunet", "+model.dropout=0.2"],
+        ["trainer.max_steps=null", "trainer.max_epochs=2"],
+        ["trainer.check_val_every_n_epoch=2", "fold=1"],
+        ["precision=bf16-true"],
+        ["precision=bf16-true", "ema_decay=0.9"],
+        ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"],
+        ["loss.label_smoothing=0.1"],
+    ],
+    ids=[
+        *("accumulation", "workers", "batch_norm", "dropout", "epochs", "interval", "true_half"),
+        *("averaged_half", "groups", "label_smoothing"),
+    ],
+)
+@pytest.mark.parametrize("moment", [("on_train_batch_end", 3)], ids=name)
+def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options, moment):
+    request = composed(*LONG, "resume=auto", *options)
+    train_interrupted(request, tmp_path, *moment)
+    assert_same(uninterrupted(*options), read_results(tmp_path))
+
+
+@pytest.mark.parametrize("option", OPTIMIZERS_AND_SCHEDULERS)
+def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
+    composed, tmp_path, uninterrupted, option
+):
+    options = [option, "head_warmup=0.6"]
+    if option in SHORTER:
+        options.append(SHORTER[option])
+    request = composed(*LONG, "resume=auto", *options)
+    train_interrupted(request, tmp_path, "on_train_batch_end", 3)
+    assert_same(uninterrupted(*options), read_results(tmp_path))
+
+
+@pytest.mark.parametrize("moment", [BATCHES[1], *VALIDATIONS], ids=name)
+def test_an_average_of_weights_resumes_exactly(composed, tmp_path, uninterrupted, moment):
+    options = ["ema_decay=0.8", "model.norm=batch"]
+    request = composed(*LONG, "resume=auto", *options)
+    train_interrupted(request, tmp_path, *moment)
+    expected = uninterrupted(*options)
+    assert_same(expected, read_results(tmp_path))
+    averaged, *_, trained = expected[0]["last"]
+    assert trained.keys() < averaged.keys()  # counts of batches are not averaged
+    assert all(not averaged[key].equal(trained[key]) for key in trained)
+
+
+@pytest.mark.parametrize("seconds", [0, 60], ids=["saved_every_step", "never_saved"])
+@pytest.mark.parametrize("moment", [("on_before_optimizer_step", n) for n in (1, 5)], ids=name)
+def test_a_killed_run_resumes_exactly_from_an_earlier_checkpoint(
+    composed, tmp_path, uninterrupted, moment, seconds, monkeypatch
+):
+    """TensorBoard has already recorded later steps and must not show them twice."""
+    monkeypatch.setattr(LastCheckpoint, "on_exception", lambda *_: None)
+    request = composed(*LONG, "resume=auto", f"save_every_seconds={seconds}")
+    _, done = train(request, tmp_path, At(*moment, crash))
+    assert not done
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists() == (seconds == 0)
+    _, done = train(request, tmp_path)
+    assert done
+    assert_same(uninterrupted(), read_results(tmp_path))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before_others", "after_others"])
+def test_a_crash_between_a_step_and_its_logging_leaves_no_gap_in_the_curves(
+    composed, tmp_path, uninterrupted, first
+):
+    """As on a rank that waits there for one that is gone."""
+    request = composed(*LONG, "resume=auto")
+    with SignalListener().listening() as signals:
+        run = build_training(request, tmp_path, signals)
+        index = 0 if first else len(run.trainer.callbacks)
+        run.trainer.callbacks.insert(index, At("on_train_batch_end", 4, crash))
+        with pytest.raises(RuntimeError):
+            fit(run, None, signals)
+    _, done = train(request, tmp_path)
+    assert done
+    assert_same(uninterrupted(), read_results(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [("on_train_batch_end", 5), ("on_train_batch_end", 9)],
+    ids=name,
+)
+def test_a_resumed_run_keeps_its_validation_interval(composed, tmp_path, uninterrupted, moment):
+    """Every second epoch, and at the end of the run, within the fourth."""
+    options = ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]
+    request = composed(*LONG, "resume=auto", *options)
+    train_interrupted(request, tmp_path, *moment)
+    assert_same(uninterrupted(*options), read_results(tmp_path))
+
+
+def test_a_raised_limit_cancels_the_pending_last_validation(composed, tmp_path):
+    train(composed(*LONG), tmp_path, At("on_validation_start", 2, send_sigterm))  # at its last step
+    longer = composed(*LONG, "trainer.max_steps=9", "resume=auto")
+    run, done = train(longer, tmp_path)
+    assert done
+    assert run.data.train_loader.state_dict() == {"epoch": 2, "batch": 3}
+    assert [step for step, _ in read_results(tmp_path)[1]["val/dice"]] == [2, 5, 8]
+
+
+def test_a_run_resumes_exactly_after_many_interruptions(composed, tmp_path, uninterrupted):
+    request = composed(*LONG, "resume=auto")
+    for _ in range(20):
+        _, done = train(request, tmp_path, At("on_train_batch_end", 0, send_sigterm))
+        if done:
+            break
+    assert done
+    assert_same(uninterrupted(), read_results(tmp_path))
+
+
+def test_a_corrupted_checkpoint_is_moved_and_the_previous_one_resumed(
+    composed, tmp_path, uninterrupted
+):
+    request = composed(*LONG, "resume=auto")
+    train(request, tmp_path, At("on_train_batch_end", 1, send_sigterm))
+    train(request, tmp_path, At("on_train_batch_end", 1, send_sigterm))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    assert (last.parent / PREVIOUS).exists()
+    _, done = train(request, tmp_path)
+    assert done
+    assert_same(uninterrupted(), read_results(tmp_path))
+    assert (last.parent / "corrupted.ckpt").read_bytes() == content
+
+
+def tensor_storages():
+    """Return the bytes of every tensor storage in this process by address."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    real = [x for x in tensors if not isinstance(x, FakeTensor)]  # those of the memory estimate
+    return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in real}
+
+
+def test_a_step_after_a_resume_starts_with_as_much_memory_as_without_one(composed, tmp_path):
+    """A checkpoint that stays in memory is a second network and would raise the peak."""
+
+    def allocated_at_step_4(folder, before, *callbacks):
+        allocated = []
+        measure = At(
+            "on_train_batch_start",
+            0 if (folder / "checkpoints").exists() else 3,
+            lambda: allocated.append(
+                sum(n for p, n in tensor_storages().items() if p not in before)
+            ),
+        )
+        request = composed(*LONG, "resume=auto")
+        train(request, folder, measure, *callbacks)
+        return allocated
+
+    uninterrupted = allocated_at_step_4(tmp_path / "uninterrupted", tensor_storages())
+    stopped = tmp_path / "stopped"
+    train(composed(*LONG), stopped, At("on_train_batch_end", 2, send_sigterm))
+    # 2 KiB: logged values
+    assert allocated_at_step_4(stopped, tensor_storages()) == pytest.approx(uninterrupted, abs=2048)

@@ -1,0 +1,185 @@
+"""A folder belongs to one run: at a time, and at all times."""
+
+import os
+
+import pytest
+import yaml
+
+from unet3d.cli.main import main
+from unet3d.files import LOCK, lock_folder
+
+
+def read_all(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def used(unet3d, tmp_path):
+    """Return the folder of a run with checkpoints, predictions and scores."""
+    assert unet3d("evaluation.enabled=true", "logger=csv") == 0
+    return tmp_path / "run"
+
+
+def test_a_run_that_starts_anew_sets_the_earlier_one_aside_whole(unet3d, used, capsys):
+    before = read_all(used)
+    assert {path.parts[0] for path in before} >= {"checkpoints", "validation", "evaluation"}
+    capsys.readouterr()
+    assert unet3d("fold=none", "logger=csv") == 0
+    assert f"{used} held an earlier run, which is in {used}.1 now" in capsys.readouterr().out
+    assert read_all(used.with_name("run.1")) == before
+    left = read_all(used)
+    assert [path for path in left if path.suffix == ".ckpt"] == [
+        path for path in left if path.name == "last.ckpt"
+    ]
+    assert not {"validation", "evaluation"} & {path.parts[0] for path in left}
+    assert unet3d("fold=none", "logger=csv") == 0
+    assert read_all(used.with_name("run.2")) == left
+    assert not list(used.parent.rglob(LOCK))
+
+
+def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "disk" / "a").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "a")
+    for _ in range(2):
+        assert main(["train", *small, "hydra.run.dir=run", "logger=csv"]) == 0
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
+    assert (tmp_path / "run").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["resume=atuo"], ["init_from=nope.ckpt"], ["fold=7"], ["freeze=[nope]"], ["lr_factors={a:1}"]],
+)
+def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used, capsys, words):
+    before = read_all(used)
+    assert unet3d(*words) == 2
+    assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+
+
+def test_several_processes_that_are_refused_leave_the_earlier_run_in_its_folder(
+    unet3d, used, capfd
+):
+    before = read_all(used)
+    assert unet3d("trainer.devices=2", "freeze=[nope]") == 2
+    assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+    assert "freeze: the network has no" in capfd.readouterr().err
+
+
+def test_a_run_below_a_folder_is_another_one(unet3d, used, capsys):
+    inner = used / "inner"
+    assert unet3d(f"hydra.run.dir={inner}") == 0
+    before = read_all(used)
+    assert unet3d(f"resume={inner}", "trainer.max_steps=9") == 2
+    assert f"holds an earlier run and resume={inner}, which" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
+    before = read_all(used)
+    words = ["space={pool:[max,avg]}", f"hydra.run.dir={used}"]
+    assert main(["search", *small, *words]) == 2
+    assert "holds a run, not a search" in capsys.readouterr().err
+    assert read_all(used) == before
+    unstarted = used.with_name("search") / ".hydra"  # what a search leaves that was refused
+    unstarted.mkdir(parents=True)
+    (unstarted / "config.yaml").write_text("")
+    words[1:] = [f"hydra.run.dir={unstarted.parent}", "trials=1", "logger=none"]
+    assert main(["search", *small, *words]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("init_from", "checkpoints/last.ckpt"), ("data.cache", "cache")]
+)
+def test_a_folder_that_the_new_run_reads_from_is_not_set_aside(unet3d, used, capsys, key, name):
+    before = read_all(used)
+    capsys.readouterr()
+    assert unet3d(f"{key}={used / name}") == 2
+    assert f"{used} holds an earlier run and {key}={used / name}" in capsys.readouterr().err
+    assert read_all(used) == before
+
+
+@pytest.mark.parametrize("words", [[], ["resume=auto"], ["resume=auto", "trainer.max_steps=9"]])
+def test_a_second_command_in_a_folder_in_use_is_refused_and_changes_nothing(
+    unet3d, used, capsys, words
+):
+    with lock_folder(used):
+        before = read_all(used)
+        capsys.readouterr()
+        assert unet3d(*words) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"{used} is in use by process {os.getpid()} on " in error
+        assert len(error.splitlines()) == 1
+        assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+
+
+def test_a_run_holds_its_folder_and_lets_go_of_it(unet3d, tmp_path, monkeypatch):
+    from unet3d.commands import train as fit
+
+    evaluate, seen = fit.build_training, []
+
+    def build(settings, folder, *rest):
+        seen.append((folder / LOCK).exists())
+        return evaluate(settings, folder, *rest)
+
+    monkeypatch.setattr(fit, "build_training", build)
+    assert unet3d("logger=csv") == 0
+    assert seen == [True]
+    assert not (tmp_path / "run" / LOCK).exists()
+    records = tmp_path / "run" / ".hydra"
+    assert {path.name for path in records.iterdir()} == {
+        *("config.yaml", "hydra.yaml", "overrides.yaml")
+    }
+    assert yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]["job"]["name"]
+    assert "logger=csv" in yaml.safe_load((records / "overrides.yaml").read_text())
+
+
+def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*small, "logger=csv", "hydra.run.dir=outputs/${now:%Y}"]
+    assert main(["train", *words]) == 0
+    (first,) = (tmp_path / "outputs").iterdir()
+    before = read_all(first)
+    with lock_folder(first):
+        assert main(["train", *words]) == 0
+    assert main(["train", *words]) == 0
+    names = {path.name for path in (tmp_path / "outputs").iterdir()}
+    assert names == {first.name, f"{first.name}-1", f"{first.name}-2"}
+    assert read_all(first) == before
+
+
+def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "-m", *small, "seed=0,1", "logger=csv", "hydra.sweep.dir=sweep"]
+    assert main(words) == 0
+    sweep = tmp_path / "sweep"
+    before = read_all(sweep)
+    capsys.readouterr()
+    with lock_folder(sweep):
+        assert main(words) == 2
+        assert "is in use by process" in capsys.readouterr().err
+        assert main([*words, "resume=auto"]) == 2
+    assert read_all(sweep) == before
+    assert main([*words, "resume=auto"]) == 0
+    assert not (tmp_path / "sweep.1").exists()
+    before = read_all(sweep)
+    assert main([*words, "init_from=sweep/0/checkpoints/last.ckpt"]) == 2
+    assert "and init_from=sweep/0/checkpoints/last.ckpt, which" in capsys.readouterr().err
+    assert read_all(sweep) == before
+    assert main(words) == 0
+    assert read_all(tmp_path / "sweep.1") == before
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
+
+
+def test_a_search_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "search").mkdir()
+    with lock_folder(tmp_path / "search"):
+        assert main(["search", *small, "space={pool:[max,avg]}", "hydra.run.dir=search"]) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    assert list((tmp_path / "search").iterdir()) == []

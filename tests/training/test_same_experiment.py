@@ -1,0 +1,204 @@
+"""A run is resumed as the same experiment, or refused without a change of any file."""
+
+import shutil
+
+import pytest
+
+from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
+from unet3d.cli.main import main
+from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
+from unet3d.training.experiment import find_differences, list_compared
+from unet3d.training.run import resolve_start
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, decathlon_folder):
+    """Return a copy of a dataset that tests may change."""
+    return shutil.copytree(decathlon_folder, tmp_path_factory.mktemp("own") / "data")
+
+
+@pytest.fixture(scope="module")
+def base(data, tmp_path_factory):
+    return [
+        *("data=decathlon", f"data.root={data}"),
+        f"data.cache={tmp_path_factory.mktemp('cache')}",
+        *("data.patch_size=[16,16,16]", "data.batch_size=2", "trainer.max_steps=2"),
+        *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "memory.estimate=false"),
+        *("model.width=4", "model.depth=2", "logger=csv"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(base, tmp_path_factory):
+    """Return the folder of a finished and evaluated run."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    assert main(["train", *base, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def read_all(folder):
+    """Return the bytes and the time of every file, hidden ones too."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("fold=1", ["fold is 1 now, but was 0", "training case", "validation case"]),
+        ("seed=3 fold=1", ["fold is 1 now", "seed is 3 now, but was 0"]),
+        ("optimizer.lr=1", ["optimizer.lr is 1 now, but was 0.003"]),
+        ("optimizer=sgd", ["optimizer._target_ is torch.optim.SGD now, but was torch.optim.AdamW"]),
+        ("scheduler.power=2", ["scheduler.power is 2 now, but was 0.9"]),
+        ("pool=avg", ["pool._target_ is"]),
+        ("loss.ce=2 model.norm=batch", ["loss.ce is 2 now", "model.norm is batch now"]),
+        ("augmentation.flip_p=0", ["augmentation.flip_p is 0 now, but was 0.5"]),
+        ("data.crop=none", ["data.crop is none now, but was nonzero"]),
+        ("data.patch_size=[8,16,16]", ["data.patch_size is [8, 16, 16] now"]),
+        ("trainer.accumulate_grad_batches=2", ["trainer.accumulate_grad_batches is 2 now"]),
+        ("checkpointing=none", ["blocks of the network is plain now, but was fused"]),
+        ("precision=bf16", ["precision is bf16 now, but was 32"]),
+        ("+trainer.limit_train_batches=1", ["trainer.limit_train_batches is 1 now, but was null"]),
+        ("data.batch_size=1", ["data.batch_size is 1 now, but was 2"]),
+        ("data.patches_per_case=2", ["patches per epoch is"]),
+        ("ema_decay=0.9", ["ema_decay is 0.9 now, but was null"]),
+        ("lr_factors={encoder:0.1}", ['lr_factors is {"encoder": 0.1} now, but was {}']),
+    ],
+)
+def test_another_experiment_is_refused_key_by_key_and_changes_no_file(
+    base, finished, capsys, words, named
+):
+    before = read_all(finished)
+    words = [f"hydra.run.dir={finished}", "resume=auto", *words.split()]
+    assert main(["train", *base, *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert all(text in error for text in named), error
+    assert error.endswith("or use init_from= to start a new run from its weights")
+    assert len(error.splitlines()) == 1
+    assert read_all(finished) == before
+
+
+def test_another_experiment_leaves_no_trace_in_a_new_folder(base, finished, tmp_path):
+    before = read_all(finished)
+    words = [f"hydra.run.dir={tmp_path / 'new'}", f"resume={finished}", "seed=3"]
+    assert main(["train", *base, *words]) == 2
+    assert read_all(finished) == before
+    assert not (tmp_path / "new" / "config.yaml").exists()
+
+
+def test_weights_of_another_network_are_refused_by_the_first_that_differs(
+    composed, base, finished, tmp_path
+):
+    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
+    del content["state_dict"]["model.heads.0.bias"]  # as if a package had changed its network
+    save_checkpoint(content, tmp_path / "x.ckpt")
+    run = build_training(composed(f"resume={tmp_path / 'x.ckpt'}", base=base), tmp_path / "new")
+    with pytest.raises(
+        UsageError, match=r"heads\.0\.bias should be \[3\], is missing; use init_from="
+    ):
+        resolve_start(run)
+
+
+def test_an_optimizer_with_other_groups_is_refused_in_one_line(base, finished, tmp_path, capsys):
+    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
+    content["optimizer_states"][0]["param_groups"] *= 2
+    save_checkpoint(content, tmp_path / "x.ckpt")
+    words = [f"resume={tmp_path / 'x.ckpt'}", "trainer.max_steps=3"]
+    assert main(["train", *base, *words, f"hydra.run.dir={tmp_path / 'new'}"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "x.ckpt: it cannot be restored: ValueError: loaded state dict has a different" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            "trainer.max_steps=3",
+            "data.num_workers=1",
+            "checkpointing=lean",
+            "trainer.devices=auto",
+        ),
+        *("logger=none", "callbacks=[default,early_stopping]", "evaluation.enabled=false"),
+        *("metrics=volume_error", "save_every_seconds=0", "trainer.accelerator=auto"),
+    ],
+)
+def test_what_changes_no_weight_may_change(composed, base, finished, words):
+    run = build_training(composed(*words.split(), "resume=auto", base=base), finished)
+    before = read_all(finished)
+    assert resolve_start(run).checkpoint == finished / "checkpoints" / "last.ckpt"
+    assert {path for path in before if before[path] != read_all(finished)[path]} <= {
+        finished / "csv" / "metrics.csv"
+    }
+
+
+def test_a_dataset_may_move_but_not_change(base, finished, data, tmp_path, capsys):
+    moved = shutil.copytree(data, tmp_path / "moved")
+    words = [*base, f"data.root={moved}", f"hydra.run.dir={finished}", "resume=auto"]
+    assert main(["train", *words]) == 0
+    assert "this run is already finished" in capsys.readouterr().out
+    labels = sorted((moved / "labelsTr").glob("*.nii.gz"))
+    shutil.copy(labels[0], labels[1])
+    before = read_all(finished)
+    assert main(["train", *words]) == 2
+    assert f"case {labels[1].name.split('.')[0]} has other contents" in capsys.readouterr().err
+    assert read_all(finished) == before
+
+
+def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
+    composed, base, finished, tmp_path
+):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "checkpoints" / "previous.ckpt").unlink(missing_ok=True)
+    for name in ("last.ckpt", "best.ckpt"):
+        assert (folder / "checkpoints" / name).exists()
+    (folder / "checkpoints" / "last.ckpt").rename(folder / "checkpoints" / "previous.ckpt")
+    (folder / "checkpoints" / "best.ckpt").unlink()
+    settings = composed("resume=auto", "trainer.max_steps=5", base=base)
+    start = resolve_start(build_training(settings, folder))
+    assert start.checkpoint.name == "previous.ckpt"
+    assert start.messages[0].endswith("last.ckpt is missing")
+    assert (folder / "checkpoints" / "last.ckpt").exists()
+
+
+def test_a_checkpoint_of_an_earlier_unet3d_is_compared_in_what_it_says(
+    composed, base, finished, tmp_path
+):
+    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
+    fixed = content["callbacks"]["ResumeState"]["fixed_settings"]
+    for key in ("cases", "kind of device", "precision in use", "blocks of the network"):
+        del fixed[key]
+    del content["unet3d"]["config"]["tf32"]  # as if the key had come later
+    save_checkpoint(content, tmp_path / "old.ckpt")
+    words = [f"resume={tmp_path / 'old.ckpt'}"]
+    resolve_start(build_training(composed(*words, base=base), tmp_path / "new"))
+    other = build_training(composed(*words, "optimizer.lr=1", base=base), tmp_path / "new")
+    with pytest.raises(ValueError, match=r"optimizer\.lr is 1 now, but was 0\.003: set it back"):
+        resolve_start(other)
+
+
+@pytest.mark.parametrize("saved", [{}, {"cases": {}}])
+def test_a_checkpoint_that_says_nothing_of_its_experiment_is_of_another(saved):
+    now = {"seed": 0, "classes": ["background", "a"], "cases": {}}
+    assert find_differences(saved, now) == [
+        "seed is 0 now, but was null",
+        'classes is ["background", "a"] now, but was null',
+    ]
+
+
+def test_regions_are_compared_with_their_order():
+    def compare(*names):
+        return list_compared({"config": {"data": {"regions": {n: [1] for n in names}}}}, {})
+
+    assert compare("x", "y") == {"data.regions": [["x", [1]], ["y", [1]]]}
+    assert find_differences(compare("x", "y"), compare("y", "x"))
+
+
+def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
+    saved = {"cases": {}, "classes": ["background", "a", "b"], "data.regions": [["x", [1]]]}
+    now = {"cases": {}, "classes": ["background", "b", "a"], "data.regions": [["x", [1]]]}
+    assert find_differences(saved, saved) == []
+    assert find_differences(saved, now) == [
+        'classes is ["background", "b", "a"] now, but was ["background", "a", "b"]'
+    ]

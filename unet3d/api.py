@@ -1,0 +1,179 @@
+"""Train and evaluate from Python, as the commands do."""
+
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unet3d.commands.train import train as run_training
+from unet3d.config.compose import replace_values
+from unet3d.config.python_calls import compose_call
+from unet3d.config.settings.evaluation import parse_evaluation
+from unet3d.config.settings.training import parse_training
+from unet3d.errors import UsageError
+from unet3d.machine.device import select_gpu
+from unet3d.machine.distributed_env import read_process_rank
+from unet3d.training.preflight import count_local_processes
+from unet3d.training.run import TrainingResult, join_run
+from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
+from unet3d.workflows.evaluation.score_cases import build_evaluation
+from unet3d.workflows.nnunet.plans import expand_plans
+
+PathLike = str | Path
+
+PROGRESS_BAR = "trainer.enable_progress_bar"
+
+
+def train(
+    overrides: Sequence[str] = (),
+    *,
+    folder: PathLike | None = None,
+    config_dir: PathLike | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> TrainingResult:
+    """Train a network, as ``unet3d train`` does.
+
+    Ctrl-C and SIGTERM save a checkpoint, and raise :class:`unet3d.errors.Interrupted`.
+
+    Args:
+        overrides: settings as on the command line, such as ``["pool=median", "seed=1"]``.
+        folder: the run folder, instead of ``hydra.run.dir=``.
+        config_dir: folder with options of your own; ``conf`` in the working folder by default.
+        log: called with every line that the command would print.
+    """
+    if isinstance(overrides, str):
+        raise UsageError(f"overrides must be a list of key=value, got {overrides!r}")
+    given = list(overrides)
+    if folder is not None:
+        given.append(f"hydra.run.dir={folder}")
+    if not any(text.startswith(PROGRESS_BAR) for text in given):
+        given.append(f"{PROGRESS_BAR}=false")
+    if any(".json" in text for text in given if text.startswith("experiment=")):
+        given = expand_plans(given, log)
+    directory = None if config_dir is None else Path(config_dir).expanduser()
+    composed, run_folder = compose_call("train", given, directory)
+    settings = parse_training(composed)
+    select_gpu(settings.trainer.accelerator)
+    process = read_process_rank(settings.trainer.launch)
+    if count_local_processes(settings.trainer, process) > 1:
+        raise UsageError(
+            "unet3d.train is one process: for several, run `unet3d train`, or start your script "
+            "with torchrun and give trainer=torchrun"
+        )
+    with (
+        redirect_stdout(LineWriter(log)),
+        join_run(settings, run_folder, process, log=print) as (own, signals),
+    ):
+        return run_training(settings, own, signals, process, log=print)
+
+
+def evaluate(
+    predictions: PathLike | Sequence[PathLike],
+    references: PathLike,
+    *,
+    checkpoint: PathLike | Sequence[PathLike] | None = None,
+    output: PathLike | None = None,
+    images: PathLike | None = None,
+    classes: Sequence[str] | None = None,
+    regions: Mapping[str, Sequence[int]] | None = None,
+    annotated: Mapping[str, Sequence[str]] | PathLike | None = None,
+    group_by: PathLike | None = None,
+    ignore_label: int | Sequence[int] | None = None,
+    tolerance_mm: float | Mapping[str, float] = 1.0,
+    metrics: Sequence[str] = (),
+    missing_predictions: str = "error",
+    draw_worst: int = 5,
+    workers: int = 1,
+    allow_targets: Sequence[str] = (),
+) -> EvaluationResult:
+    """Score predictions against references, as ``unet3d evaluate`` does.
+
+    Args:
+        predictions: a file, a folder, or several folders.
+        references: a file or a folder; files are matched by name.
+        checkpoint: checkpoint or run folder that made the predictions, or several; says which cases
+            were held out.
+        output: folder to write files and figures of the worst cases to; by default none.
+        images: file or folder of the images to draw the worst cases on.
+        classes: names of the labels, background first; by default from a dataset.json near the
+            references, else numbers.
+        regions: regions instead of classes, each a union of labels.
+        annotated: classes that references annotate, by pattern of case names, or a JSON file.
+        group_by: pattern of case names whose first group is the patient, or a .json or .csv file
+            of cases and patients: confidence intervals resample patients instead of cases.
+        ignore_label: labels of the references whose voxels are not scored.
+        tolerance_mm: tolerance of the surface Dice, one for all classes or one each.
+        metrics: more metrics, such as ``["cldice", "lesions"]``.
+        missing_predictions: what to do about references without a prediction, ``"error"`` or
+            ``"skip"``.
+        draw_worst: number of worst cases to draw.
+        workers: cases that are scored in parallel.
+        allow_targets: not needed: metrics may be of any package.
+    """
+    several = not isinstance(predictions, str | Path)
+    values = {
+        "predictions": [str(path) for path in predictions] if several else str(predictions),
+        "references": str(references),
+        "checkpoint": to_plain(checkpoint),
+        "output": None if output is None else str(output),
+        "images": None if images is None else str(images),
+        "classes": None if classes is None else list(classes),
+        "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
+        "annotated": to_plain(annotated),
+        "group_by": to_plain(group_by),
+        "ignore_label": to_plain(ignore_label),
+        "tolerance_mm": to_plain(tolerance_mm),
+        "missing_predictions": missing_predictions,
+        "draw_worst": draw_worst,
+        "workers": workers,
+        "allow_targets": list(allow_targets),
+    }
+    required = [f"{key}=null" for key in ("predictions", "references", "output")]
+    chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
+    composed, _ = compose_call("evaluate", [*required, *chosen])
+    settings = parse_evaluation(replace_values(composed, values))
+    given = [f"{k}={format_value(v)}" for k, v in values.items() if v is not None and v != []]
+    command = replace(composed.composition, overrides=(*given, *chosen)).format_command()
+    return run_evaluation(build_evaluation(replace(settings, command=command)))
+
+
+def to_plain(value: Any) -> Any:
+    """Return mappings, sequences and paths as a config holds them."""
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+    return [to_plain(item) for item in value] if is_sequence else value
+
+
+def format_value(value: Any) -> str:
+    """Return a value as an override has it.
+
+    >>> format_value({"whole": [1, 2]})
+    '{whole:[1,2]}'
+    """
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{k}:{format_value(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
+    return str(value)
+
+
+class LineWriter(io.TextIOBase):
+    """A text stream, to stand for standard output, that calls a function with each line."""
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log, self._rest = log, ""
+        self._stdout = sys.stdout
+
+    def write(self, text: str) -> int:
+        """Pass on the lines that are complete."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        with redirect_stdout(self._stdout):  # the function may print
+            for line in lines:
+                self._log(line)
+        return len(text)

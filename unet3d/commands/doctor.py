@@ -1,0 +1,170 @@
+"""`unet3d doctor`: inspect this machine, and find what limits the configured run on it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d import __version__
+from unet3d.cli.output import write_output
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
+from unet3d.doctor.benchmark import (
+    list_failures,
+    make_file_name,
+    run_benchmark,
+)
+from unet3d.doctor.inspect import (
+    MachineReport,
+    RunEstimate,
+    inspect_machine,
+    inspect_run,
+)
+from unet3d.machine.device import resolve_device
+from unet3d.machine.preflight import Problem
+from unet3d.machine.system import DiskSpace, describe_machine
+from unet3d.units import format_bytes
+
+UNKNOWN = "unknown"
+
+
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Print the report; return 1 if something would certainly stop the run."""
+    settings = parse_doctor(composed)
+    if settings.benchmark:
+        return print_benchmark(settings)
+    machine = inspect_machine(settings.training, folder)
+    run, problems = inspect_run(settings.training, folder, machine)
+    as_json = settings.output.format == "json"
+    formatter = doctor_report_to_json if as_json else format_doctor_report
+    write_output(formatter(machine, run, problems), settings.output.path)
+    return 1 if any(problem.is_fatal for problem in problems) else 0
+
+
+def print_benchmark(settings: DoctorSettings) -> int:
+    """Measure, and write the file; return 1 if something did not run as it should."""
+    training = settings.training
+    device = resolve_device(training.trainer.accelerator)
+    if device == "cuda" and not settings.has_job:
+        training = training.with_overrides(*BENCHMARK_JOB)
+    machine = describe_machine(torch.device(device))
+    file = settings.output.path or Path(make_file_name(machine))
+    result = run_benchmark(training, machine, file, seconds=settings.seconds, log=print)
+    if result["skipped"]:
+        print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
+    print(f"wrote {file}: attach it to an issue to report a problem or a new GPU")
+    return 1 if list_failures(result["rows"]) else 0
+
+
+def doctor_report_to_json(
+    machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
+) -> str:
+    """Return the report for bug reports and other programs: bytes, null if unknown."""
+    content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
+    content["problems"] = [asdict(problem) for problem in problems]
+    return json.dumps(content, indent=1)
+
+
+def format_doctor_report(
+    machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
+) -> str:
+    """Return the report for people."""
+    rows = [*make_software_rows(machine), *make_gpu_rows(machine), *make_system_rows(machine)]
+    overrides = " ".join(run.overrides) or "default options"
+    lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
+    found = [line for text in lines or ["no problems found"] for line in text.splitlines()]
+    return "\n".join(
+        [
+            *align_columns(rows),
+            "",
+            f"run: {overrides}",
+            *align_columns(make_run_rows(run)),
+            "",
+            "Problems",
+            *(f"  {line}" for line in found),
+        ]
+    )
+
+
+def align_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Align names and values."""
+    return [f"  {name:20} {value}" for name, value in rows]
+
+
+def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return versions, and what compiles kernels."""
+    s = machine.software
+    build = f"CUDA {s.cuda}" if s.cuda else f"ROCm {s.rocm}" if s.rocm else "CPU only"
+    packages = [f"{name} {version or '(not installed)'}" for name, version in s.packages.items()]
+    half = len(packages) // 2
+    headers = "" if s.python_headers else ", no Python headers"
+    return [
+        ("unet3d", f"{__version__}, Python {s.python}"),
+        ("torch", f"{s.torch}, built for {build}"),
+        ("cuDNN", s.cudnn or ("none" if s.cuda is None else UNKNOWN)),
+        ("NCCL", s.nccl or "none"),
+        ("packages", ", ".join(packages[:half])),
+        ("", ", ".join(packages[half:])),
+        ("compiler for CPUs", s.cpu_compiler or "no C++ compiler"),
+        ("compiler for Triton", f"{s.triton_compiler or 'no C compiler'}{headers}"),
+    ]
+
+
+def make_gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return the driver, and a row for each GPU."""
+    gpus = [
+        (
+            f"GPU {gpu.index}",
+            f"{gpu.name}, {format_bytes(gpu.free)} of {format_bytes(gpu.total)} free, "
+            f"sm_{gpu.capability[0]}{gpu.capability[1]}",
+        )
+        for gpu in machine.gpus
+    ]
+    return [("driver", machine.software.driver or "no driver found"), *(gpus or [("GPU", "none")])]
+
+
+def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return cores, memory and disks."""
+    s = machine.system
+    bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
+    limit = f", limited to {format_bytes(s.ram_limit)}" if s.ram_limit else ""
+    return [
+        ("system", s.name),
+        ("CPU", f"{s.cpu_model or UNKNOWN}, {s.cores} cores, {s.threads} threads, {bf16}"),
+        ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
+        ("/dev/shm", "none" if s.shm is None else format_disk_space(s.shm)),
+        *((what, f"{format_disk_space(d)} in {d.folder}") for what, d in machine.disks.items()),
+    ]
+
+
+def make_run_rows(run: RunEstimate) -> list[tuple[str, str]]:
+    """Return the run as it would be on this machine."""
+    device = run.device or UNKNOWN
+    if run.processes and run.processes > 1:
+        device += f", {run.processes} processes"
+    precision = UNKNOWN
+    if run.precision is not None:
+        precision = run.precision.used
+        if run.precision.requested != precision:
+            precision += f" (instead of {run.precision.requested}: {run.precision.reason})"
+    peak, available = format_known_size(run.peak), format_known_size(run.available)
+    rows = [("device", device), ("precision", precision)]
+    rows.append(("estimated peak", f"{peak} of {available}"))
+    if run.largest_batch is not None:
+        rows.append(
+            ("batch size", f"{run.batch_size}; at most {run.largest_batch} estimated to fit")
+        )
+    return rows
+
+
+def format_disk_space(disk: DiskSpace) -> str:
+    """Return free and total space."""
+    return f"{format_bytes(disk.free)} of {format_bytes(disk.total)} free"
+
+
+def format_known_size(nbytes: int | None) -> str:
+    """Return bytes for people, or that they are unknown."""
+    return UNKNOWN if nbytes is None else format_bytes(nbytes)

@@ -1,0 +1,93 @@
+"""`unet3d lr`: find a learning rate."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from unet3d.cli.output import write_figure, write_output
+from unet3d.commands.train import build_training
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.instantiate import Factory
+from unet3d.config.settings.lr import MIN_STEPS, LRSettings, parse_lr
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import RunError
+from unet3d.report.lr_curve import LRCurve
+from unet3d.stop_signals import SignalListener
+from unet3d.text import format_columns
+from unet3d.training.callbacks.lr_range_test import LRRangeTest
+from unet3d.training.run import explain_errors
+
+ROWS = 10
+"""Rows of the table."""
+
+
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Train with a rising rate, and print the loss and a suggestion."""
+    settings = parse_lr(composed)
+    output = settings.output
+
+    curve = try_learning_rates(settings)
+    if output.format == "json":
+        write_output(json.dumps(curve.to_dict()), output.path)
+    elif output.format == "png" and output.path is not None:
+        choices = settings.training.composition.choices
+        title = ", ".join(f"{group}={choices[group]}" for group in ("model", "optimizer", "loss"))
+        write_figure(curve.plot(title), output.path, dpi=100)
+    else:
+        write_output(format_curve(curve, settings.steps), output.path)
+    return 0
+
+
+def try_learning_rates(settings: LRSettings) -> LRCurve:
+    """Train with a learning rate that rises; nothing of the run is kept."""
+    test = LRRangeTest(min_lr=settings.min_lr, max_lr=settings.max_lr, steps=settings.steps)
+    training = limit_to_steps(settings.training, settings.steps)
+    with TemporaryDirectory() as folder, SignalListener().listening() as signals:
+        run = build_training(training, Path(folder), callbacks=[test])
+        cast(Any, run.trainer).callbacks.remove(run.callbacks.last)
+        try:
+            with explain_errors(run, None, signals):
+                run.trainer.fit(run.module, run.data)
+        except RunError:  # a loss or gradient that is not finite
+            if len(test.curve.losses) < MIN_STEPS:
+                raise
+    return test.curve
+
+
+def limit_to_steps(settings: TrainingSettings, steps: int) -> TrainingSettings:
+    """Return the settings of a run of `steps` alone: without validation, files and schedule."""
+    trainer = settings.trainer
+    return replace(
+        settings,
+        callbacks={},
+        loggers={},
+        scheduler=Factory("scheduler", {"_target_": "unet3d.training.schedules.Constant"}),
+        resume=None,
+        ema_decay=None,
+        trainer=replace(
+            trainer,
+            factory=trainer.factory.bind(limit_val_batches=0, num_sanity_val_steps=0),
+            max_steps=steps,
+            max_epochs=None,
+            max_seconds=None,
+        ),
+    )
+
+
+def format_curve(curve: LRCurve, planned: int) -> str:
+    """Return a table of the loss, and the suggestion as an override."""
+    steps = len(curve.losses)
+    shown = sorted({*range(0, steps, max(1, steps // ROWS)), steps - 1})
+    rows = [
+        ("learning rate", "loss, moving average"),
+        *((f"{curve.rates[n]:.1e}", f"{curve.smoothed[n]:.3f}") for n in shown),
+    ]
+    rate = curve.suggestion
+    if rate is None:
+        advice = "the loss never falls: try a smaller min_lr or more steps"
+    else:
+        advice = f"the loss falls fastest with optimizer.lr={rate:.1e}"
+    end = f"; it diverges at {curve.rates[-1]:.1e}" if steps < planned else ""
+    return f"{format_columns(rows)}\n\n{advice}{end}"

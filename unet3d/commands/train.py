@@ -1,0 +1,210 @@
+"""`unet3d train`: train a network and report its results and its cost.
+
+`build_training` shows what a run is made of, `train` what happens in it.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d.components.dataset import build_layout, resolve_dataset
+from unet3d.components.network import build_network
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.errors import DoesNotFitError, RunError
+from unet3d.machine.device import resolve_precision
+from unet3d.machine.distributed_env import ProcessRank, read_process_rank
+from unet3d.report.run_report import format_report_table
+from unet3d.stop_signals import SignalListener
+from unet3d.training.build_callbacks import build_callbacks, build_limits
+from unet3d.training.build_module import build_module, make_config_record, make_metadata
+from unet3d.training.compile_kernels import prepare_kernels
+from unet3d.training.cuda_graph import choose_graphs
+from unet3d.training.datamodule import VolumeDataModule
+from unet3d.training.distributed import leave_process_group
+from unet3d.training.final_evaluation import evaluate_best_checkpoint
+from unet3d.training.head_bias import initialize_head_bias
+from unet3d.training.launch import launch_ranks
+from unet3d.training.memory import estimate_run_memory
+from unet3d.training.preflight import check_machine, count_local_processes
+from unet3d.training.run import (
+    TrainingResult,
+    TrainingRun,
+    build_report,
+    explain_errors,
+    interrupt_if_asked,
+    is_complete,
+    join_run,
+    make_result,
+    reopen_report,
+    report_early_end,
+    resolve_start,
+    summarize_run,
+    try_write_report,
+    write_config,
+    write_page,
+)
+from unet3d.training.strategy import choose_leaner, choose_strategy
+from unet3d.training.trainer import build_trainer, find_device, seed_run
+
+Log = Callable[[str], None]
+
+ALREADY_FINISHED = (
+    "this run is already finished; raise trainer.max_epochs, max_steps or max_time, or the "
+    "patience of early stopping, to continue"
+)
+
+
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Train in one process or several."""
+    settings = parse_training(composed)
+    process = read_process_rank(settings.trainer.launch)
+    processes = count_local_processes(settings.trainer, process)
+    if processes > 1:
+        composition = settings.composition
+        extra = ["memory.if_too_large=error"] if composition.sweeping else []
+        return launch_ranks([*composition.overrides, *extra], folder, processes)
+    with join_run(settings, folder, process, log=print) as (own, signals):
+        result = train(settings, own, signals, process, log=print)
+    return 1 if result.report.get("evaluation", {}).get("errors") else 0
+
+
+def build_training(
+    settings: TrainingSettings,
+    folder: Path,
+    signals: SignalListener | None = None,
+    process: ProcessRank | None = None,
+    callbacks: Sequence[Any] = (),
+) -> TrainingRun:
+    """Build what a run consists of, in the order in which data flows; `callbacks` come last."""
+    process = process or ProcessRank()
+    device = find_device(settings, process)
+    precision = resolve_precision(settings.precision, device.type)
+
+    # The dataset's channels and classes.
+    layout = build_layout(settings.data)
+    dataset = resolve_dataset(settings.data, layout.describe())
+    settings, notes = choose_strategy(dataset.complete(settings), precision, device)
+    augment = settings.augmentation()
+    data = VolumeDataModule(
+        settings, layout, dataset, augment=augment, device=device, process=process
+    )
+
+    # Network, loss, optimizer, callbacks and trainer: what options get wrong is said now.
+    seed_run(settings)
+    config = make_config_record(settings)
+    limits = build_limits(settings)
+    graphs, graph_notes = choose_graphs(settings, device, process)
+    module = build_module(
+        settings,
+        precision,
+        build_network(settings),
+        dataset,
+        spacing_mm=data.spacing_mm,
+        fraction_done=limits.fraction_done,
+        graphs=graphs,
+    )
+    watching = build_callbacks(
+        settings, precision, module, data, limits, config=config, folder=folder, signals=signals
+    )
+    trainer = build_trainer(
+        settings,
+        precision,
+        [*watching.ordered, *callbacks],
+        device=device,
+        folder=folder,
+        process=process,
+    )
+    warnings = check_machine(
+        settings, precision, module.model, data, folder=folder, processes=process.local_world_size
+    )
+
+    # The cases, and what depends on them.
+    data.prepare()
+    if data.val_loader is None:
+        trainer.limit_val_batches = 0
+    module.metadata = make_metadata(config, dataset, data)
+    bias_notes = initialize_head_bias(module.model, settings, dataset, data.train_loader)
+    estimate, memory_notes = estimate_run_memory(settings, precision, module.model, data)
+    watching.set_estimate(estimate)
+    return TrainingRun(
+        settings=settings,
+        config=config,
+        folder=folder,
+        precision=precision,
+        dataset=dataset,
+        module=module,
+        data=data,
+        trainer=trainer,
+        callbacks=watching,
+        process=process,
+        estimate=estimate,
+        notes=[*notes, *graph_notes, *memory_notes, *bias_notes, *warnings],
+    )
+
+
+def train(
+    settings: TrainingSettings,
+    folder: Path,
+    signals: SignalListener,
+    process: ProcessRank | None = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    log: Log,
+) -> TrainingResult:
+    """Start or resume, train up to the limits, evaluate, and write the report.
+
+    Where checkpointing=auto runs out of memory, go on with a leaner strategy.
+    """
+    is_auto, report = settings.strategy == "auto", None
+    while report is None:
+        run = build_training(settings, folder, signals, process, callbacks)
+        start = resolve_start(run)
+        log("\n".join([summarize_run(run), *start.messages]))
+        if start.is_finished:
+            report = reopen_report(run, start)
+            if is_complete(run):
+                log(f"{start.checkpoint}: {ALREADY_FINISHED}")
+                return make_result(run, report)
+            break
+        write_config(run)
+        prepare_kernels(run.settings, run.precision, run.device, run.module.model, log=log)
+        checkpoint = None if start.checkpoint is None else str(start.checkpoint.absolute())
+        try:
+            with report_early_end(run, log), explain_errors(run, start.checkpoint, signals):
+                run.trainer.fit(run.module, run.data, ckpt_path=checkpoint, weights_only=True)
+                interrupt_if_asked(run, signals)
+            report = build_report(run, steps=run.trainer.global_step, finished=True)
+        except DoesNotFitError as error:
+            settings = choose_leaner(run, error, log, is_auto=is_auto)
+        if report is None:
+            del run
+            free_memory()
+    leave_process_group()  # the other ranks do not wait for the evaluation
+    if not run.is_main:
+        return make_result(run, report)
+    problems = [*run.list_unwritten_checkpoints(), *try_write_report(run, report)]
+    failure = run.callbacks.training_warnings.find_failure(report["steps"], report["skipped_steps"])
+    if failure is not None:
+        report["error"] = failure
+    elif settings.evaluation.enabled and not problems:
+        report |= evaluate_best_checkpoint(run, log=log)
+    problems += [] if failure is None else [failure]
+    problems += try_write_report(run, report)
+    result = make_result(run, report)
+    run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)
+    log("\n" + format_report_table(report))
+    write_page(run, report, log)
+    if problems:
+        raise RunError("; ".join(dict.fromkeys(problems)))
+    return result
+
+
+def free_memory() -> None:
+    """Free what a failed step holds: autograd's graph, and the GPU's cache."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,282 @@
+"""Measure a training step on this machine with every checkpointing strategy, against estimates.
+
+The result is one JSON file that can be attached to an issue. Rows are written as they are measured:
+a crash costs the rest, not what is known.
+"""
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d import __version__
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError, summarize_error
+from unet3d.files import atomic_write
+from unet3d.machine.device import resolve_precision
+from unet3d.memory.estimate import estimate_step
+from unet3d.memory.record import MemoryRecord
+from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
+from unet3d.units import MIB
+from unet3d.workflows.memory.measure import Measurement, measure_phases
+from unet3d.workflows.memory.strategies import list_strategies
+from unet3d.workflows.memory.training_step import (
+    NullListener,
+    TrainingStep,
+    make_step_factory,
+)
+
+SCHEMA = "unet3d-benchmark-1"
+"""Name and version of the file's format."""
+
+GRAPH_ROW = "trainer.cuda_graph=true"
+
+COMPARED = ("fused", "lean")
+"""Strategies whose gradients are compared first."""
+
+ROUNDS = 5
+MAX_ROW_SECONDS = 40.0
+"""A row that takes longer has fewer rounds."""
+
+MAX_ERROR_RATIO = 3.0
+"""Error of gradients that is accepted, relative to that of plain modules in the same precision.
+
+Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU a value is on.
+"""
+
+
+def run_benchmark(
+    settings: TrainingSettings,
+    machine: dict[str, Any],
+    file: Path,
+    *,
+    seconds: float,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure all rows that fit into `seconds`; write the file after each."""
+    deadline = time.monotonic() + seconds
+    device = torch.device(machine["device"])
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "unet3d": __version__,
+        "machine": machine,
+        "overrides": list(settings.composition.overrides),
+        "rows": [],
+        "skipped": [],
+    }
+    strategies = [name for name in list_strategies(settings) if name not in ("none", "blocks")]
+    compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
+    graph = [GRAPH_ROW] if device.type == "cuda" else []
+    for name in (*compared, "none", *strategies, *graph):
+        if result["rows"] and time.monotonic() > deadline:
+            result["skipped"].append(name)
+            continue
+        started = time.monotonic()
+        try:
+            if name in compared:
+                row = compare_gradients(settings, name.removeprefix("gradients, "), device)
+            elif name in graph:
+                row = measure_cuda_graph(settings, device, CudaGraphs(device))
+            else:
+                row = measure_strategy(settings.with_strategy(name), device)
+        except (torch.OutOfMemoryError, UsageError) as error:
+            row = {"error": summarize_error(error)}
+        except RuntimeError as error:  # a kernel that does not run here is what we want to know
+            row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
+        row = {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
+        result["rows"].append(row)
+        write_result(result, file)
+        log(format_row(row))
+        free_memory()
+    write_result(result, file)  # with what was skipped
+    return result
+
+
+def write_result(result: dict[str, Any], file: Path) -> None:
+    """Write the file, complete at any time."""
+    with atomic_write(file) as draft:
+        draft.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+def compare_gradients(
+    settings: TrainingSettings, strategy: str, device: torch.device
+) -> dict[str, Any]:
+    """Compare errors of a strategy's gradients with those of plain modules, both in float32."""
+    size = [min(n, 32) for n in settings.data.patch_size]
+    small = settings.with_overrides(f"data.patch_size={size}", "precision=32")
+    variants = (("none", torch.float64), ("none", torch.float32), (strategy, torch.float32))
+    exact, plain, own = (
+        compute_gradients(small.with_strategy(name), dtype, device) for name, dtype in variants
+    )
+    plain_error, error = (
+        float(torch.linalg.vector_norm(g - exact) / torch.linalg.vector_norm(exact))
+        for g in (plain, own)
+    )
+    return {
+        "gradient_error": error,
+        "plain_gradient_error": plain_error,
+        "ok": error <= MAX_ERROR_RATIO * plain_error,
+    }
+
+
+def compute_gradients(
+    settings: TrainingSettings, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return all gradients of one step with a random batch, on the CPU in float64."""
+    free_memory()
+    torch.manual_seed(0)
+    step = build_step(settings, device)
+    model, generator = step.model.to(dtype), torch.Generator().manual_seed(1)
+    shape = (2, *settings.data.patch_size)
+    image = torch.randn(2, step.channels, *shape[1:], generator=generator).to(device, dtype)
+    label = torch.randint(0, 2, shape, generator=generator).to(device, torch.uint8)
+    step.loss(model(image), label).backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(gradients).cpu().double()
+
+
+def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+    """Return estimated and measured memory, and times of a step and of the host that queues it."""
+    cuda = device.type == "cuda"
+    precision = resolve_precision(settings.precision, device.type)
+    estimated = estimate_step(make_step_factory(settings, precision, cuda=cuda), cuda=cuda)
+    free_memory()
+    step = build_step(settings, device)
+    measurement = Measurement(phases=measure_phases(step, device), layers=[])
+    times = list(time_steps(step, device))
+    del step
+    return {
+        "precision": precision.used,
+        "estimated": estimated.peak.known(),
+        "estimated_without_workspaces": estimated.without_workspaces,
+        "measured": measurement.peak.known(),
+        "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
+        "step_seconds": statistics.median(whole for whole, _ in times),
+        "host_seconds": statistics.median(host for _, host in times),
+        "rounds": len(times),
+    }
+
+
+def measure_cuda_graph(
+    settings: TrainingSettings, device: torch.device, recorder: Recorder
+) -> dict[str, Any]:
+    """Compare weights after replayed and eager steps, bit for bit, and time replayed steps."""
+    eager = train_steps(settings, device, None)
+    expected = [p.detach().cpu() for p in eager.model.parameters()]
+    del eager
+    free_memory()
+    step = train_steps(settings, device, recorder)
+    is_equal = all(
+        p.detach().cpu().equal(value)
+        for p, value in zip(step.model.parameters(), expected, strict=True)
+    )
+    times = list(time_steps(step, device))
+    return {
+        "ok": is_equal,
+        "step_seconds": statistics.median(whole for whole, _ in times),
+        "host_seconds": statistics.median(host for _, host in times),
+        "rounds": len(times),
+    }
+
+
+def train_steps(
+    settings: TrainingSettings, device: torch.device, recorder: Recorder | None
+) -> TrainingStep:
+    """Return a step after its warmup and three more, which the recorder replays."""
+    torch.manual_seed(0)
+    step = build_step(settings, device)
+    recorded = None
+    if recorder is not None:
+        accumulates = step.micro_batches > 1
+        recorded = RecordedPass(step.model, step.loss, recorder, accumulates=accumulates)
+        step.compute_loss = lambda image, label: recorded(image, label)[0]
+    for _ in range(WARMUP_BATCHES + 3):
+        step.train(NullListener())
+    if recorded is not None and recorded.recording is None:
+        raise RuntimeError("the step could not be recorded")
+    return step
+
+
+def build_step(settings: TrainingSettings, device: torch.device) -> TrainingStep:
+    """Build the configured step on a device."""
+    precision = resolve_precision(settings.precision, device.type)
+    cuda = device.type == "cuda"
+    return make_step_factory(settings, precision, cuda=cuda, device=device.type)()
+
+
+def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of a step, and those in which the host queued it."""
+    started = time.monotonic()
+    for _ in range(ROUNDS):
+        synchronize(device)
+        begin = time.perf_counter()
+        step.train(NullListener())
+        queued = time.perf_counter() - begin
+        synchronize(device)
+        yield time.perf_counter() - begin, queued
+        if time.monotonic() - started > MAX_ROW_SECONDS:
+            return
+
+
+def format_row(row: dict[str, Any]) -> str:
+    """Describe a row in a line."""
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    if row["name"] == GRAPH_ROW:
+        weights = "equal to" if row["ok"] else "DIFFERENT FROM"
+        return (
+            f"{GRAPH_ROW}: weights {weights} those of eager steps, {row['step_seconds']:.3f} s per "
+            f"step, {row['host_seconds']:.3f} s to queue it"
+        )
+    if "gradient_error" in row:
+        verdict = "ok" if row["ok"] else "LESS ACCURATE than plain modules"
+        return (
+            f"{row['name']}: {verdict}, relative error {row['gradient_error']:.0e}, plain modules "
+            f"{row['plain_gradient_error']:.0e}"
+        )
+    measured = MemoryRecord(**row["measured"]).headline
+    estimated = row["estimated"]["allocated"] / MIB
+    memory = "peak not measured" if measured is None else f"peak {measured / MIB:,.0f} MiB"
+    if "allocated" in row["measured"]:
+        memory += f", estimated {estimated:,.0f}"
+    return (
+        f"checkpointing={row['name']}: {row['step_seconds']:.3f} s per step, "
+        f"{row['host_seconds']:.3f} s to queue it, {memory}"
+    )
+
+
+def make_file_name(machine: dict[str, Any]) -> str:
+    """Return a file name with the name of the device.
+
+    >>> make_file_name({"gpu": "NVIDIA H100 80GB HBM3", "device": "cuda"})
+    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
+    """
+    device = machine["gpu"] or machine["device"]
+    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory() -> None:
+    """Release what the last row has left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def list_failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of rows that failed, except those that ran out of memory."""
+    return [
+        row["name"]
+        for row in rows
+        if row.get("ok") is False or ("error" in row and "out of memory" not in row["error"])
+    ]

@@ -1,0 +1,242 @@
+"""Inspect this machine, and find what limits the configured run on it."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from unet3d.components.dataset import complete_settings, get_network_sizes
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine import preflight as machine
+from unet3d.machine.device import (
+    Precision,
+    describe_missing_kernels,
+    resolve_device,
+    resolve_precision,
+)
+from unet3d.machine.distributed_env import read_process_rank
+from unet3d.machine.memory import get_available_bytes
+from unet3d.machine.preflight import Problem
+from unet3d.machine.system import (
+    DiskSpace,
+    Gpu,
+    Software,
+    System,
+    call_or_none,
+    get_disk_space,
+    inspect_software,
+    inspect_system,
+    list_gpus,
+)
+from unet3d.memory.estimate import UntraceableError
+from unet3d.training.preflight import count_local_processes, find_problems
+from unet3d.units import GIB, format_bytes
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.oom_advice import format_oom_warning
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
+from unet3d.workflows.memory.suggest import find_largest_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineReport:
+    """Hardware, software and disks."""
+
+    system: System
+    software: Software
+    gpus: list[Gpu]
+    disks: dict[str, DiskSpace]  # by what is written there
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEstimate:
+    """What the configured run would be on this machine; None: unknown."""
+
+    overrides: list[str]
+    device: str | None
+    processes: int | None
+    precision: Precision | None
+    peak: int | None  # estimated bytes of a step
+    available: int | None  # bytes of the device
+    batch_size: int
+    largest_batch: int | None  # estimated to fit in a GPU
+
+
+def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
+    """Inspect everything."""
+    folders = {"runs": folder, "preprocessed volumes": settings.data.cache}
+    return MachineReport(
+        system=inspect_system(),
+        software=inspect_software(),
+        gpus=call_or_none(list_gpus) or [],
+        disks={what: get_disk_space(folder) for what, folder in folders.items()},
+    )
+
+
+def inspect_run(
+    settings: TrainingSettings, folder: Path, report: MachineReport
+) -> tuple[RunEstimate, list[Problem]]:
+    """Return the run, and what limits it; what stops it comes first."""
+    problems = list[Problem]()
+    requested = settings.trainer.accelerator
+    device = processes = precision = peak = available = largest = None
+    with collect_errors(problems):
+        device = resolve_device(settings.trainer.accelerator)
+        precision = resolve_precision(settings.precision, device)
+    with collect_errors(problems):
+        read_process_rank(settings.trainer.launch)
+        processes = count_local_processes(settings.trainer)
+    if device is not None and precision is not None:
+        cuda = device == "cuda"
+        first = int(requested.partition(":")[2] or 0)  # of cuda:N
+        available = get_available_device_bytes(device, report.gpus[first:][:processes])
+        with collect_errors(problems):
+            settings = complete_settings(with_device(settings, device))
+            settings = resolve_strategy(settings, precision, cuda=cuda)
+            problems += find_problems(
+                settings,
+                precision,
+                device=device,
+                processes=processes or 1,
+                folder=folder,
+                channels=get_network_sizes(settings.data)[0],
+                augment=settings.augmentation(),
+                is_fused=settings.strategy in FUSED_STRATEGIES,
+            )
+            peak = get_device_bytes(estimate_memory(settings, validates=False))
+        if peak is not None and available is not None:
+            with collect_errors(problems):
+                problems += find_memory_problems(settings, available)
+                largest = find_largest_batch(settings, available) if cuda else None
+        problems += find_performance_problems(
+            settings, precision, device, report, requested=requested
+        )
+    estimate = RunEstimate(
+        overrides=list(settings.composition.overrides),
+        device=device,
+        processes=processes,
+        precision=precision,
+        peak=peak,
+        available=available,
+        batch_size=settings.data.batch_size,
+        largest_batch=None if largest is None else largest[0],
+    )
+    return estimate, sorted(problems, key=lambda problem: not problem.is_fatal)
+
+
+@contextmanager
+def collect_errors(problems: list[Problem]) -> Generator[None]:
+    """Add an error to the problems and continue: it would stop the run, too."""
+    try:
+        yield
+    except UntraceableError as reason:
+        problems.append(Problem(str(reason)))
+    except Exception as error:
+        name = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        problems.append(Problem(f"{name}{summarize_error(error)}", is_fatal=True))
+
+
+def with_device(settings: TrainingSettings, device: str) -> TrainingSettings:
+    """Return the settings with `auto` resolved, so that the estimate is for this device."""
+    return replace(settings, trainer=replace(settings.trainer, accelerator=device))
+
+
+def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:
+    """Return what a process may take: of GPUs in use by others, what is free."""
+    free = [gpu.free for gpu in gpus if count_bytes_held_by_others(gpu)]
+    available = get_available_bytes(torch.device(device))
+    return None if available is None else min([*free, available])
+
+
+def count_bytes_held_by_others(gpu: Gpu) -> int:
+    """Return what others hold of a GPU, ignoring the little that a driver and a screen take."""
+    used = gpu.total - gpu.free
+    return used if used > GIB else 0
+
+
+def find_memory_problems(settings: TrainingSettings, available: int) -> list[Problem]:
+    """Return whether the run is estimated to run out of memory, with what to change."""
+    lines = format_oom_warning(estimate_memory(settings), settings, available)
+    is_fatal = settings.memory.if_too_large == "error"
+    return [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
+
+
+def find_performance_problems(
+    settings: TrainingSettings,
+    precision: Precision,
+    device: str,
+    report: MachineReport,
+    *,
+    requested: str,
+) -> list[Problem]:
+    """Return what would make a run slower or smaller than it could be.
+
+    `requested` is the user's trainer.accelerator, which is auto by default.
+    """
+    system, workers = report.system, settings.data.num_workers
+    missing, problems = describe_missing_kernels(device), list[Problem]()
+    if missing is not None:
+        problems.append(Problem(missing))
+    elif device == "cpu":
+        problems += find_cpu_problems(requested, report)
+    if device == "cuda":
+        problems += find_gpu_problems(report)
+    if precision.used != precision.requested:
+        problems.append(
+            Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")
+        )
+    if system.threads > system.cores:
+        problems.append(
+            Problem(
+                f"torch uses {system.threads} threads on {system.cores} available cores: set "
+                f"OMP_NUM_THREADS={system.cores}"
+            )
+        )
+    if workers > system.cores:
+        problems.append(
+            Problem(
+                f"data.num_workers={workers} exceeds the {system.cores} available cores: lower it "
+                f"to {system.cores}"
+            )
+        )
+    cache = machine.check_writable(settings.data.cache)
+    return problems if cache is None else [*problems, cache]
+
+
+def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
+    """Return why no GPU is used, and what the CPU does not support."""
+    software = report.software
+    reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
+    problems = [Problem(f"{reason}: training runs on {report.system.cores} CPU cores")]
+    if software.cpu_compiler is None:
+        problems.append(
+            Problem(
+                "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
+                "plain PyTorch, slowly"
+            )
+        )
+    return problems
+
+
+def find_gpu_problems(report: MachineReport) -> list[Problem]:
+    """Return what else uses the GPUs, and what their kernels are missing."""
+    software = report.software
+    triton = machine.check_triton(
+        software.packages["triton"],
+        compiler=software.triton_compiler,
+        headers=software.python_headers,
+    )
+    problems = [] if triton is None else [triton]
+    for gpu in report.gpus:
+        held = count_bytes_held_by_others(gpu)
+        if held:
+            total, free = format_bytes(gpu.total), format_bytes(gpu.free)
+            problems.append(
+                Problem(
+                    f"other processes hold {format_bytes(held)} of GPU {gpu.index}'s {total}: "
+                    f"{free} are free (nvidia-smi lists them)"
+                )
+            )
+    return problems

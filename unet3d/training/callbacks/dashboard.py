@@ -1,0 +1,126 @@
+"""What loggers show besides the curves of training: config, choices, memory, final metrics."""
+
+from collections.abc import Mapping
+from textwrap import indent
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import yaml
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.plots import plot_layers, plot_timeline
+from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
+from unet3d.units import MIB
+
+CHARTS = {
+    "Quality": {
+        "loss": ["^train/loss$"],
+        "Dice, mean and classes": ["^val/dice$", "^val/dice/"],
+        "HD95 in mm, mean and classes": ["^val/hd95_mm$", "^val/hd95_mm/"],
+        "predicted voxels / reference voxels": ["^val/volume_ratio/"],
+    },
+    "Memory": {
+        "peak of a step in MiB": ["^memory/step_peak_", "^memory/estimated_step_peak_mib$"],
+        "peak by phase in MiB": [
+            r"^memory/(forward|backward|optimizer|validation)_peak_(allocated|resident)_mib$"
+        ],
+        "estimated peak by kind in MiB": ["^memory/estimated_kind_mib/"],
+    },
+    "Speed": {
+        "seconds of a step": ["^speed/step_seconds$"],
+        "volumes per second": ["^speed/volumes_per_second$"],
+        "fraction of a step spent waiting for data": ["^speed/data_wait_fraction$"],
+        "GPU utilization in percent": ["^speed/gpu_utilization_percent$"],
+    },
+}
+"""Charts of TensorBoard's Custom Scalars by page, each with regular expressions for its tags; one
+without a final $ matches every tag that starts so."""
+
+
+class Dashboard(Callback):
+    """Log the config and the estimated memory at the start, and the final metrics at the end.
+
+    `choices` are the hyperparameters in which this run differs from its neighbors.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        choices: Mapping[str, Any],
+        title: str,
+        estimate: MemoryEstimate | None = None,
+    ):
+        self.config, self.choices = config, choices
+        self.title, self.estimate = title, estimate
+        self.loggers: list[Logger] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        self.loggers, step = trainer.loggers, trainer.global_step
+        for logger in self.loggers:
+            logger.log_hyperparams(dict(self.choices))
+            self._log_config(logger, step, has_gpu=pl_module.device.type == "cuda")
+        if self.estimate is not None and self.loggers:
+            for name, draw in (("timeline", plot_timeline), ("layers", plot_layers)):
+                image = figure_to_array(draw(self.estimate, self.title))
+                for logger in self.loggers:
+                    log_image(logger, f"memory/{name}", image, step)
+        self._log_kinds(step)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._log_kinds(trainer.global_step - 1)
+
+    def _log_config(self, logger: Logger, step: int, *, has_gpu: bool) -> None:
+        """Show the config; in TensorBoard, also group the curves into charts."""
+        text = yaml.safe_dump(self.config, sort_keys=False)
+        match logger:
+            case TensorBoardLogger():
+                writer: Any = logger.experiment
+                writer.add_text("config", indent(text, "    "), step)  # Markdown for code
+                layout = {
+                    page: {
+                        name: ["Multiline", tags]
+                        for name, tags in charts.items()
+                        if has_gpu or "GPU" not in name
+                    }
+                    for page, charts in CHARTS.items()
+                }
+                writer.add_custom_scalars(layout)
+            case WandbLogger():
+                logger.log_hyperparams({"config": self.config})
+            case MLFlowLogger():
+                logger.experiment.log_text(logger.run_id, text, "config.yaml")
+
+    def _log_kinds(self, step: int) -> None:
+        """Repeat the estimated bytes by kind, which are constant: a line needs two points."""
+        kinds = {} if self.estimate is None else self.estimate.kinds
+        metrics = {
+            f"memory/estimated_kind_mib/{kind.replace(' ', '_')}": nbytes / MIB
+            for kind, nbytes in kinds.items()
+        }
+        for logger in self.loggers if metrics else ():
+            logger.log_metrics(metrics, step)
+
+    def finish(self, metrics: Mapping[str, float], step: int, *, finished: bool) -> None:
+        """Log the final metrics and close the loggers."""
+        values = {f"final/{name}": value for name, value in metrics.items()}
+        final = {name: values[name] for name in FINAL_METRICS if name in values}
+        for logger in self.loggers:
+            if final:
+                logger.log_metrics(final, step)
+            close_logger(logger, finished=finished)
+        self.loggers = []
+
+
+def figure_to_array(figure: Any) -> np.ndarray:
+    """Return a matplotlib figure as an RGB array (H, W, 3), drawn in memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]

@@ -1,0 +1,70 @@
+"""Validate with an exponential moving average of the weights, and save it.
+
+Lightning's WeightAveraging saves the average as if it were trained when validation is interrupted,
+and when training ends, so a resumed run is another one.
+"""
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from unet3d.model.weight_average import WeightAverage
+from unet3d.training.lightning_internals import is_optimizer_step
+
+
+class WeightAveraging(Callback):
+    """Average the network's weights after each optimizer step.
+
+    Validation runs with the average. The weights of a checkpoint are the average; those that are
+    trained on are beside it.
+    """
+
+    PREFIX = "model."  # of the network in the module
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self.average: WeightAverage | None = None
+        self.loaded: dict[str, Tensor] = {}
+        self.updates = 0
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.loaded = {
+            name.removeprefix(self.PREFIX): value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        pl_module.load_state_dict(checkpoint["trained_weights"], strict=False)
+        self.updates = checkpoint["averaged_steps"]
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        network: Any = pl_module.model
+        self.average = WeightAverage(network, self.decay)
+        if self.loaded:
+            for name, average in self.average.values.items():
+                average.copy_(self.loaded[name])
+            self.average.updates, self.loaded = self.updates, {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.average is not None and is_optimizer_step(trainer):
+            self.average.update()
+
+    def on_validation_start(self, *_: Any) -> None:
+        if self.average is not None:
+            self.average.apply()
+
+    def on_validation_end(self, *_: Any) -> None:
+        if self.average is not None:
+            self.average.restore()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        assert self.average is not None  # nothing is saved before the run starts
+        trained = self.average.get_trained()
+        named = {f"{self.PREFIX}{name}": value for name, value in self.average.values.items()}
+        checkpoint["state_dict"] = {**checkpoint["state_dict"], **named}
+        checkpoint["trained_weights"] = {f"{self.PREFIX}{k}": v for k, v in trained.items()}
+        checkpoint["averaged_steps"] = self.average.updates

@@ -1,0 +1,188 @@
+"""The data of a run: its cases, split and preprocessed, and the loaders of their batches."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2s
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+
+from unet3d.components.dataset import (
+    ResolvedDataset,
+    SplitRule,
+    build_preprocessing,
+    choose_split,
+)
+from unet3d.components.usable_cases import UsableCases
+from unet3d.config.settings.training import TrainingSettings
+from unet3d.data.annotated import Annotations
+from unet3d.data.augmentation.pipeline import Augment
+from unet3d.data.case import Case, DatasetLayout
+from unet3d.data.findings import Finding
+from unet3d.data.layouts.groups import read_groups
+from unet3d.data.layouts.splits import split_cases
+from unet3d.data.loading.loaders import TrainLoader, build_loaders
+from unet3d.data.loading.worker_errors import InFlightCases
+from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.metric.dice import Dice
+from unet3d.report.training_warnings import find_absent_classes
+from unet3d.text import pluralize
+from unet3d.training.distributed import rank_zero_first
+
+
+class VolumeDataModule(pl.LightningDataModule):
+    """Training patches and whole validation volumes.
+
+    `prepare` splits and preprocesses the cases, which may take hours. The training loader has a
+    state, so that a checkpoint holds the position within an epoch. `spacing_mm` of each validation
+    case and `absent_classes`, sentences about classes without a voxel, are filled in by `prepare`,
+    too: metrics and callbacks may hold them before.
+    """
+
+    preprocessing: Preprocessing
+    training: list[CachedVolume]
+    validation: list[CachedVolume]
+    groups: dict[str, str] | None  # of each case, as data.group_by defines them
+    skipped: list[Finding]
+    split_note: str | None  # about a file of folds that no option names
+    shared_patients: str | None  # a warning that validation and training may share some
+    train_loader: TrainLoader
+    val_loader: DataLoader | None
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        layout: DatasetLayout,
+        dataset: ResolvedDataset,
+        *,
+        augment: Augment,
+        device: torch.device,
+        process: ProcessRank,
+    ):
+        super().__init__()
+        self.settings, self.layout, self.dataset = settings, layout, dataset
+        self.augment, self.device, self.process = augment, device, process
+        self.spacing_mm: dict[str, Sequence[float]] = {}
+        self.absent_classes: list[str] = []
+
+    def prepare(self) -> None:
+        """Split the cases, preprocess those that are not in the cache, and build the loaders."""
+        settings, dataset = self.settings, self.dataset
+        cases = self.layout.list_cases()  # with invalid ones: skipping a case changes no fold
+        rule = choose_split(settings.data, cases)
+        parts = split_cases(cases, settings.fold, rule.file, rule.groups)
+        usable = UsableCases(settings.data, self.layout, dataset.channels)
+        self.preprocessing = usable.run_on_valid_cases(
+            lambda cases: build_preprocessing(settings.data, dataset, cases)
+        )
+        with rank_zero_first(self.process):
+            volumes = usable.preprocess(parts, self.preprocessing)
+        if not volumes[0]:
+            raise UsageError(
+                f"every training case of fold {settings.fold} is invalid, so "
+                "data.invalid_cases=skip leaves none: run unet3d check, or choose another fold="
+            )
+        if dataset.annotations is not None:
+            for finding in dataset.annotations.find_unmatched_patterns(case.name for case in cases):
+                raise UsageError(finding.message)
+            volumes = mark_volumes(dataset.annotations, *volumes)
+        self.training, self.validation = volumes
+        self.groups, self.skipped = rule.groups, usable.skipped
+        self.split_note = None if settings.fold is None else rule.note
+        self.shared_patients = (
+            None
+            if settings.composition.is_overridden("data.group_by")
+            else find_shared_patients(rule, *parts)
+        )
+        self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
+        scored = Dice(dataset.classes, dataset.regions).scored_classes
+        present = ([v.summary.classes for v in part] for part in volumes)
+        self.absent_classes += find_absent_classes(scored, *present)
+        self.train_loader, self.val_loader = self._build_loaders()
+
+    def _build_loaders(self) -> tuple[TrainLoader, DataLoader | None]:
+        data = self.settings.data
+        return build_loaders(
+            self.training,
+            self.validation,
+            patch_size=data.patch_size,
+            batch_size=data.batch_size,
+            patches_per_case=data.patches_per_case,
+            foreground_fraction=data.foreground_fraction,
+            augment=self.augment,
+            num_workers=data.num_workers,
+            device=self.device,
+            seed=self.settings.seed,
+            rank=self.process.rank,
+            world_size=self.process.world_size,
+        )
+
+    def train_dataloader(self) -> TrainLoader:
+        """Return the loader of training patches."""
+        return self.train_loader
+
+    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Return the loader of validation volumes; none with fold=none."""
+        return [] if self.val_loader is None else self.val_loader
+
+    def list_cases_in_flight(self) -> list[InFlightCases]:
+        """Return the cases that workers read at the moment."""
+        loaders: tuple[Any, ...] = (self.train_loader, self.val_loader)
+        return [loader.dataset.in_flight for loader in loaders if loader is not None]
+
+    def digest_cases(self) -> dict[str, dict[str, str]]:
+        """Return a digest of each case by part and name: of the files' contents, not their paths.
+
+        What a case does not annotate is part of it.
+        """
+        return {
+            part: {volume.name: _digest_case(volume) for volume in volumes}
+            for part, volumes in (("training", self.training), ("validation", self.validation))
+        }
+
+
+def mark_volumes(
+    annotations: Annotations, *parts: Sequence[CachedVolume]
+) -> tuple[list[CachedVolume], ...]:
+    """Return the volumes with the label of what they do not annotate."""
+    for volume in (volume for part in parts for volume in part):
+        problem = annotations.find_contradiction(volume.name, volume.summary.classes)
+        if problem is not None:
+            raise UsageError(f"{volume.name} {problem}")
+    return tuple(
+        [
+            replace(volume, background_label=annotations.get_background_label(volume.name))
+            for volume in part
+        ]
+        for part in parts
+    )
+
+
+def find_shared_patients(
+    rule: SplitRule, training: Sequence[Case], validation: Sequence[Case]
+) -> str | None:
+    """Return a warning if patients seem to have scans in training and in validation."""
+    likely = rule.likely_groups
+    if likely is None:
+        return None
+    patients = read_groups(likely.pattern, [case.name for case in (*training, *validation)])
+    trained = {patients[case.name] for case in training}
+    shared = [case for case in validation if patients[case.name] in trained]
+    if not shared:
+        return None
+    return (
+        f"{len(shared)} of {pluralize(len(validation), 'validation case')} seem to be of patients "
+        f"that are also in training, which inflates the scores: {likely.message}; add "
+        f"{likely.option}"
+    )
+
+
+def _digest_case(volume: CachedVolume) -> str:
+    parts = [volume.background_label, *volume.contents]
+    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()

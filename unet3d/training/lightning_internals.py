@@ -1,0 +1,144 @@
+"""The private names of Lightning and TensorBoard that we use, each behind one function.
+
+They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tensorboard 2.21;
+tests/training/test_lightning_internals.py says which one changed.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.plugins.precision import HalfPrecision
+from torch.utils.tensorboard.writer import SummaryWriter
+
+
+def is_restoring(trainer: pl.Trainer) -> bool:
+    """Return whether a checkpoint has been loaded of which not all is restored yet."""
+    return bool(trainer._checkpoint_connector._loaded_checkpoint)
+
+
+def is_optimizer_step(trainer: pl.Trainer) -> bool:
+    """Return whether the current batch ends with an optimizer step, not just accumulation."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def is_validation_epoch(trainer: pl.Trainer) -> bool:
+    """Return whether the current epoch ends with a validation."""
+    return trainer.fit_loop.epoch_loop._should_check_val_epoch()
+
+
+def get_logger_step(trainer: pl.Trainer) -> int:
+    """Return the step under which loggers record the current batch."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def build_fit_loop_state(
+    *,
+    epoch: int,
+    batch: int,
+    batches_per_epoch: int,
+    optimizer_steps: int,
+    logger_step: int,
+    validation_pending: bool,
+) -> dict[str, Any]:
+    """Return the fit loop's counters at a position, as its state dict has them.
+
+    A pending validation is resumed as if it had been interrupted within its first batch.
+    """
+    started = epoch + (batch > 0)
+    epochs = _progress(ready=started, started=started, processed=epoch, completed=epoch)
+    steps = {"ready": optimizer_steps, "completed": optimizer_steps}
+    return {
+        "epoch_progress": _total_and_current(epochs),
+        "epoch_loop.state_dict": {"_batches_that_stepped": logger_step},
+        "epoch_loop.batch_progress": {
+            "total": _finished(epoch * batches_per_epoch + batch),
+            "current": _finished(batch),
+            "is_last_batch": validation_pending,
+        },
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {
+                "step": _total_and_current(steps),
+                "zero_grad": _total_and_current({**steps, "started": optimizer_steps}),
+            }
+        },
+        "epoch_loop.val_loop.batch_progress": {
+            "total": _progress(ready=1, started=1) if validation_pending else _finished(0),
+            "current": _finished(0),
+            "is_last_batch": False,
+        },
+    }
+
+
+def disable_signal_handlers(trainer: pl.Trainer) -> None:
+    """Keep Lightning from installing its own signal handlers."""
+    trainer._signal_connector.register_signal_handlers = lambda: None
+
+
+def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
+    """Keep Lightning from broadcasting a received SIGTERM before every batch."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def request_exit(trainer: pl.Trainer) -> None:
+    """Let Lightning leave as after a SIGTERM: once the current batch has been logged."""
+    trainer._signal_connector.received_sigterm = True
+
+
+def get_half_dtype(precision: HalfPrecision) -> torch.dtype:
+    """Return the dtype of a true half-precision plugin."""
+    return precision._desired_input_dtype
+
+
+def has_writer(logger: TensorBoardLogger) -> bool:
+    """Return whether a logger has already created its writer."""
+    return logger._experiment is not None
+
+
+def set_purge_step(logger: TensorBoardLogger, step: int) -> None:
+    """Hide events of earlier runs from `step` on; call it before the writer is created."""
+    logger._kwargs["purge_step"] = step
+
+
+def drop_anonymous(logger: WandbLogger) -> None:
+    """Do not pass W&B an argument of which it warns that it will be removed."""
+    logger._wandb_init.pop("anonymous", None)
+
+
+def catch_write_errors(writer: SummaryWriter, report: Callable[[OSError], None]) -> None:
+    """Let a writer drop what cannot be written, and report why.
+
+    Its thread would end with a traceback, and the next call would end the run.
+    """
+    assert writer.file_writer is not None
+    events = writer.file_writer.event_writer
+    path, file = Path(events._file_name), events._async_writer._writer._writer
+    write = file.write
+
+    def try_to_write(record: bytes) -> None:
+        size = path.stat().st_size
+        try:
+            write(record)
+        except OSError as error:
+            os.truncate(path, size)  # part of a record would hide all later ones
+            report(error)
+
+    file.write = try_to_write
+
+
+def _progress(
+    *, ready: int = 0, started: int = 0, processed: int = 0, completed: int = 0
+) -> dict[str, int]:
+    return {"ready": ready, "started": started, "processed": processed, "completed": completed}
+
+
+def _finished(count: int) -> dict[str, int]:
+    return _progress(ready=count, started=count, processed=count, completed=count)
+
+
+def _total_and_current(counts: dict[str, int]) -> dict[str, Any]:
+    return {"total": counts, "current": dict(counts)}

@@ -1,0 +1,308 @@
+"""Lightning's loggers, for runs that are killed and resumed, and for disks that fill up."""
+
+import csv
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+from weakref import WeakSet
+
+import lightning.pytorch as pl
+import numpy as np
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.core.saving import save_hparams_to_yaml
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
+from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard.summary import hparams
+
+from unet3d.errors import UsageError, describe_os_error, need_packages, summarize_error
+from unet3d.files import atomic_write, write_text
+from unet3d.training.lightning_internals import (
+    catch_write_errors,
+    drop_anonymous,
+    has_writer,
+    set_purge_step,
+)
+
+FINAL_METRICS = ("final/dice", "final/hd95_mm", "final/peak_mib", "final/step_seconds")
+"""Metrics by which runs are compared, logged after training."""
+
+
+class ResumableTensorBoardLogger(TensorBoardLogger):
+    """Hide the steps that a resumed run repeats, and survive a full disk.
+
+    While the disk is full, events are dropped, and one line on standard error says so.
+    """
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """Return TensorBoard's writer."""
+        is_new = not has_writer(self)
+        writer = super().experiment
+        if is_new:
+            catch_write_errors(writer, lambda error: report_error(self, error))
+        return writer
+
+    def purge(self, step: int) -> None:
+        """Hide events of earlier processes from `step` on."""
+        set_purge_step(self, step)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Show hyperparameters from the start on: HParams also lists runs that never end."""
+        experiment, session_start, _ = hparams(dict(params), dict.fromkeys(FINAL_METRICS, 0.0))
+        for summary in (experiment, session_start):
+            self.experiment.file_writer.add_summary(summary)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what is in the queue; hparams.yaml is not written: a run has its config.yaml."""
+        self.experiment.flush()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Stay open for the final metrics, which would start another event file."""
+        if has_writer(self):
+            self.save()
+
+
+class ResumableCSVLogger(CSVLogger):
+    """Write metrics.csv with one row per step, which a resumed run continues.
+
+    Lightning's logger deletes the table of an earlier process, and writes a row per call. Here the
+    last row is replaced until its step is over. While the disk is full, rows are dropped, and one
+    line on standard error says so.
+    """
+
+    def __init__(self, save_dir: Path, name: str = "csv"):
+        super().__init__(save_dir, name, version="")
+        self.path = Path(self.log_dir, "metrics.csv")
+        self.columns: list[str] = []
+        self.row: dict[str, Any] = {}  # of the current step
+        self.start = self.end = 0  # bytes before and after its row in the file
+
+    @property
+    def experiment(self) -> None:
+        """Return nothing: Lightning's writer would delete the table."""
+
+    @rank_zero_only
+    def purge(self, step: int) -> None:
+        """Delete the rows from `step` on; the last one before it may still get values."""
+        for row in self._read_rows():
+            if int(row["step"]) < step:
+                self.columns, self.row = list(row), {**row, "step": int(row["step"])}
+        if self.row:
+            self._rewrite(self.columns)
+            self.save()
+        else:
+            self.path.unlink(missing_ok=True)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Write hparams.yaml."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save_hparams_to_yaml(self.path.with_name("hparams.yaml"), dict(params))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Add values to the row of a step."""
+        if step != self.row.get("step"):
+            self.save()
+            self.row, self.start = dict[str, Any](step=step), self.end
+        self.row |= {name: float(value) for name, value in metrics.items()}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the row of the current step over what it was before."""
+        if not self.row:
+            return
+        with survive_errors(self, OSError):
+            if new := [name for name in self.row if name not in self.columns]:
+                self._rewrite([*self.columns, *new])
+            with self.path.open("r+", newline="", encoding="utf-8") as file:
+                file.seek(self.start)
+                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(self.row)
+                file.truncate()
+                self.end = file.tell()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the last row."""
+        self.save()
+
+    def _read_rows(self) -> Iterator[dict[str, str]]:
+        if self.path.exists():
+            with self.path.open(newline="", encoding="utf-8") as file:
+                yield from csv.DictReader(file)
+
+    def _rewrite(self, columns: list[str]) -> None:
+        """Replace the table by the rows before the current one, with these columns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            atomic_write(self.path) as draft,
+            draft.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(r for r in self._read_rows() if int(r["step"]) < self.row["step"])
+        self.columns, self.start = columns, self.path.stat().st_size
+        self.end = self.start
+
+
+class ResumableWandbLogger(WandbLogger):
+    """Continue the same run of W&B when training is resumed: the run folder keeps its id."""
+
+    def __init__(
+        self,
+        save_dir: Path,
+        *,
+        project: str,
+        mode: Literal["offline", "online"] = "offline",
+        entity: str | None = None,
+        run_name: str | None = None,
+    ):
+        if mode not in ("online", "offline"):
+            raise UsageError(f"logger.wandb.mode is online or offline, got {mode}")
+        with need_packages("logger=wandb", "wandb"):
+            from wandb import Settings
+        self.id_file = Path(save_dir, "wandb", "run_id")
+        super().__init__(
+            name=run_name or Path(save_dir).resolve().name,
+            save_dir=save_dir,
+            id=read_id(self.id_file) or uuid4().hex,
+            project=project,
+            mode=mode,
+            entity=entity,
+            settings=Settings(silent=True, console="off"),
+        )
+        drop_anonymous(self)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        """Set the config of the run, and keep its id."""
+        super().log_hyperparams(params)
+        write_text(self.id_file, str(self.version))
+
+
+class ResumableMLFlowLogger(MLFlowLogger):
+    """Continue the same run of MLflow when training is resumed: the run folder keeps its id.
+
+    Metrics are sent in the background: a step does not wait, and a server that is away costs
+    metrics, not the run.
+    """
+
+    def __init__(
+        self,
+        save_dir: Path,
+        *,
+        experiment: str,
+        tracking_uri: str | None = None,
+        run_name: str | None = None,
+    ):
+        folder = Path(save_dir).absolute()
+        self.id_file = folder / "mlflow" / "run_id"
+        uri = tracking_uri or f"sqlite:///{folder / 'mlflow.db'}"
+        is_local = uri.startswith("sqlite:")
+        with need_packages("logger=mlflow", "mlflow"):
+            super().__init__(
+                experiment,
+                run_name or folder.resolve().name,
+                tracking_uri=uri,
+                artifact_location=(folder / "mlflow" / "artifacts").as_uri() if is_local else None,
+                run_id=read_id(self.id_file),
+                synchronous=False,
+            )
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        """Set the parameters of the run, which a resumed one cannot change, and keep its id."""
+        if not self.id_file.exists():
+            super().log_hyperparams(params)
+            self.id_file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.id_file, str(self.run_id))
+        self.experiment.update_run(self.run_id, status="RUNNING")
+
+    @rank_zero_only
+    def finalize(self, status: str = "success") -> None:
+        """Set the status of the run."""
+        with survive_errors(self, Exception):
+            super().finalize(status)
+
+
+def read_id(path: Path) -> str | None:
+    """Return the id of the service's run that the folder's earlier processes logged to."""
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def purge_logs(trainer: pl.Trainer, step: int) -> None:
+    """Drop what earlier processes logged from `step` on, where a logger can do that."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if isinstance(logger, ResumableTensorBoardLogger | ResumableCSVLogger):
+            logger.purge(step)
+
+
+def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:
+    """Show an RGB image (H, W, 3) of bytes, where a logger can do that."""
+    from PIL import Image  # when the first one is drawn
+
+    with survive_errors(logger, Exception):  # such as those of a server
+        match logger:
+            case TensorBoardLogger():
+                logger.experiment.add_image(name, image, step, dataformats="HWC")
+            case WandbLogger():
+                logger.log_image(name, [image], step)
+            case MLFlowLogger():
+                logger.experiment.log_image(logger.run_id, image, f"images/{name}/{step}.png")
+            case CSVLogger():
+                path = Path(logger.log_dir, "images", name, f"{step}.png")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(path)
+
+
+def close_logger(logger: Logger, *, finished: bool) -> None:
+    """End the log of a run after its final metrics, which come after Lightning's finalize()."""
+    logger.finalize("success" if finished else "failed")
+    match logger:
+        case TensorBoardLogger():
+            logger.experiment.close()
+        case WandbLogger():  # or the next run of a sweep would log to this one
+            logger.experiment.finish(exit_code=0 if finished else 1)
+
+
+@contextmanager
+def survive_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
+    """Let training continue without what cannot be logged; the first error is printed."""
+    try:
+        yield
+    except kinds as error:
+        report_error(logger, error)
+
+
+def report_error(logger: Logger, error: Exception) -> None:
+    """Print why metrics are missing, once for a logger."""
+    if logger in reported:
+        return
+    reported.add(logger)
+    if isinstance(error, OSError):
+        reason = describe_os_error(error, logger.log_dir)
+    else:
+        reason = summarize_error(error)
+    warn(f"some metrics were not logged; training continues: {reason}")
+
+
+reported = WeakSet[Logger]()
+"""Loggers whose first error was printed."""
+
+
+def warn(message: str) -> None:
+    """Print to standard error, which works next to a progress bar and from a thread."""
+    print(f"unet3d: {message}", file=sys.stderr)

@@ -1,0 +1,217 @@
+"""Guard training against NaN and infinite values: skip the step, count it, find the layer."""
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from unet3d.errors import RunError, UsageError
+from unet3d.training.step_values import log_values
+from unet3d.types import HasRetention
+
+MAX_OVERFLOWS = 20
+"""Steps in a row whose scaled gradients may overflow: by then a scale of 65,536 is below 1."""
+
+
+class NonFiniteGuard:
+    """Skip steps with a non-finite loss or gradient; raise RunError after `max_skipped` of them.
+
+    The host reads values from the device once per batch, together with the loss. Non-finite
+    gradients are reported to a fused optimizer on the device, which then changes nothing; the host
+    reads that with the next batch's loss, so no step waits for it.
+    """
+
+    def __init__(self, max_skipped: int = 0):
+        if not isinstance(max_skipped, int) or max_skipped < 0:
+            raise UsageError(f"max_skipped_steps must be an int >= 0, got {max_skipped}")
+        self.max_skipped = max_skipped
+        self.skipped = 0
+        self.loss = math.nan  # of the last batch
+        self.skipping = False  # whether the current optimizer step is skipped, with all its batches
+        self.cases: list[str] = []  # of the current optimizer step
+        self.saved_stats: list[Tensor] = []  # running statistics of norms before the batch
+        self.is_scaled = False  # by a gradient scaler, which expects some overflows
+        self.overflows = 0  # of steps in a row
+        self.norms: Tensor | None = None  # of the last step's gradients, until the host reads them
+        self.names: list[str] = []  # of the parameters with these gradients
+        self.place = ""  # step and cases of these gradients
+
+    def begin(self, model: nn.Module) -> None:
+        """Save the running statistics, which a forward with NaN would spoil for good."""
+        stats = get_running_stats(model)
+        if len(self.saved_stats) != len(stats):
+            self.saved_stats = [buffer.clone() for buffer in stats]
+        elif stats:
+            torch._foreach_copy_(self.saved_stats, stats)
+
+    def check_loss(
+        self, task: pl.LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
+    ) -> None:
+        """Check the loss of a batch, and the gradients of the step before it."""
+        values = [loss.detach().float().mean()]
+        if self.norms is not None:
+            values.append(self.norms.isfinite().all().float())
+        self.loss, *gradients_finite = torch.stack(values).tolist()
+        loss_finite = math.isfinite(self.loss)
+        if gradients_finite:
+            self._judge_gradients(task, finite=bool(gradients_finite[0]))
+        self.cases += batch["case"]
+        decide = task.trainer.strategy.reduce_boolean_decision  # all ranks step, or none
+        if not decide(not loss_finite, all=False):
+            return
+        for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
+            buffer.copy_(value)
+        if self.skipping:
+            return  # an earlier batch of this step was non-finite, too
+        self.skipping = True
+        step = f"step {task.global_step}"
+        if loss_finite:
+            self._skip(task, lambda: f"the loss of another rank is not finite at {step}")
+            return
+
+        def describe() -> str:
+            cases = ", ".join(dict.fromkeys(batch["case"]))
+            origin = locate_nonfinite(model, batch["image"], outputs)
+            return f"the loss is {loss.item()} at {step}, cases {cases}: {origin}"
+
+        self._skip(task, describe)
+
+    def check_gradients(
+        self, task: pl.LightningModule, model: nn.Module, optimizer: Optimizer
+    ) -> Tensor | None:
+        """Return the norm of all gradients; unless it is finite, the optimizer changes nothing.
+
+        A gradient scaler skips such a step itself; in float16 some overflows are expected.
+        """
+        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.is_scaled = scaler is not None
+        if scaler is not None and is_fused:  # Lightning has unscaled the gradients of any other
+            scaler.unscale_(optimizer)
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if not gradients:
+            return None
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, torch.float32))
+        total = torch.linalg.vector_norm(norms)
+        self.norms, self.names = norms, list(gradients)
+        self.place = f"step {task.global_step}, cases {', '.join(dict.fromkeys(self.cases))}"
+        # Not on the first step: a fused SGD that skips it has uninitialized momentum.
+        if is_fused and optimizer.state:
+            fused: Any = optimizer
+            if scaler is None:
+                fused.found_inf = (~total.isfinite()).float()  # as a gradient scaler sets it
+        elif (scaler is None or is_fused) and not total.isfinite():
+            optimizer.zero_grad()  # without gradients the optimizer changes nothing
+        return total
+
+    def finish(self, task: pl.LightningModule) -> None:
+        """Check the last gradients of an epoch."""
+        if self.norms is not None:
+            self._judge_gradients(task, finite=bool(self.norms.isfinite().all()))
+
+    def _judge_gradients(self, task: pl.LightningModule, *, finite: bool) -> None:
+        """Count a step whose gradients are not finite, unless a lower scale may still help."""
+        self.overflows = 0 if finite else self.overflows + 1
+        if not finite and (not self.is_scaled or self.overflows > MAX_OVERFLOWS):
+            self._skip(task, self._describe_gradients)
+        self.norms = None
+
+    def end_step(self) -> None:
+        """Reset after an optimizer step, whether it was taken or skipped."""
+        self.skipping, self.cases = False, []
+
+    def _skip(self, task: pl.LightningModule, describe: Callable[[], str]) -> None:
+        """Count the step; `describe` is called only if it is printed, as it may take a forward."""
+        self.skipped += 1
+        if self.skipped > self.max_skipped:
+            advice = "set max_skipped_steps=10 to skip up to 10 such steps"
+            if self.max_skipped:
+                advice = (
+                    f"this exceeds max_skipped_steps={self.max_skipped}: lower optimizer.lr, or "
+                    "check the named cases with unet3d check"
+                )
+            raise RunError(f"{describe()}; {advice}")
+        log_values(task, {"train/skipped_steps": self.skipped})
+        if self.skipped.bit_count() == 1:  # 1, 2, 4, 8, ...
+            task.print(f"{describe()}; step skipped ({self.skipped} of at most {self.max_skipped})")
+
+    def _describe_gradients(self) -> str:
+        assert self.norms is not None
+        finite = self.norms.isfinite().tolist()
+        bad = [name for name, ok in zip(self.names, finite, strict=True) if not ok]
+        scale = f" after {self.overflows} steps in which the scale fell" if self.is_scaled else ""
+        others = f" (and {len(bad) - 1} more parameters)" if len(bad) > 1 else ""
+        # The last parameter is the first one in backward.
+        return f"the gradient is not finite{scale} at {self.place}: first in {bad[-1]}{others}"
+
+
+def get_running_stats(model: nn.Module) -> list[Tensor]:
+    """Return the buffers that a training forward changes, except integer counters."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
+    """Describe where the first non-finite value came from; `outputs` may be unknown."""
+    if outputs is not None and are_all_finite(outputs):
+        return "the network's output is finite, the loss itself is not"
+    if not are_all_finite(image):
+        return "the image itself is not finite"
+    try:
+        name = find_first_nonfinite_module(model, image)
+    except torch.OutOfMemoryError:
+        return "not enough memory to find the layer"
+    if name is None:
+        return "recomputed with plain modules, the network's output is finite"
+    weights = model.get_submodule(name).parameters(recurse=False)
+    cause = "" if are_all_finite(list(weights)) else ", whose weights are not finite"
+    return f"the first non-finite value came out of {name or 'the network'}{cause}"
+
+
+@torch.no_grad()
+def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
+    """Return the first module with a non-finite output; the model is left unchanged."""
+    names: list[str] = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, output, name=name: (
+                None if are_all_finite(output) else names.append(name)
+            )
+        )
+        for name, module in model.named_modules()
+    ]
+    devices = [image.device] if image.device.type == "cuda" else []
+    try:
+        with as_plain(model), torch.random.fork_rng(devices):
+            if not are_all_finite(model.forward(image)):
+                names.append("")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return names[0] if names else None
+
+
+@contextmanager
+def as_plain(model: nn.Module) -> Generator[None]:
+    """Run the model as plain modules, which hooks can see, and restore its buffers afterwards."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    keep = model.retention if isinstance(model, HasRetention) else None
+    try:
+        if isinstance(model, HasRetention):
+            model.retention = None
+        yield
+    finally:
+        if isinstance(model, HasRetention):
+            model.retention = keep
+        for buffer, value in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+
+
+def are_all_finite(values: Any) -> bool:
+    """Return whether all values of all tensors are finite."""
+    return all(bool(x.isfinite().all()) for x in tree_leaves(values) if isinstance(x, Tensor))

@@ -1,0 +1,59 @@
+"""Write report.html of a run, and curves.json, from which comparisons draw its curves."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from unet3d.errors import summarize_error
+from unet3d.machine.system import summarize_machine
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.plots import plot_timeline
+from unet3d.report.page import render_page, write_html
+from unet3d.report.run_page import describe_run
+from unet3d.report.run_report import get_step_memory, write_report
+from unet3d.training.run import TrainingRun
+from unet3d.workflows.evaluation.page import NAME, embed_worst_cases, read_result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def try_write_run_page(
+    run: TrainingRun, report: Mapping[str, Any], log: Callable[[str], None]
+) -> None:
+    """Write report.html and curves.json, and say where; the run does not fail if that fails."""
+    try:
+        write_run_page(run, report)
+        log(f"report: {run.folder / NAME}")
+    except Exception as error:
+        log(f"{run.folder / NAME} was not written: {summarize_error(error)}")
+
+
+def write_run_page(run: TrainingRun, report: Mapping[str, Any]) -> None:
+    """Write what the run has recorded, and its evaluation if there is one."""
+    curves = run.callbacks.curves.list_points()
+    write_report({"curves": curves}, run.folder / "curves.json", indent=None)
+    evaluation = run.folder / "evaluation"
+    result = read_result(evaluation / "evaluation.json") if report.get("evaluation") else None
+    content = describe_run(
+        report,
+        title=run.folder.resolve().name,
+        curves=curves,
+        timeline=None if run.estimate is None else draw_timeline(run.estimate, report),
+        kinds_at_peak={} if run.estimate is None else run.estimate.kinds,
+        result=result,
+        command=run.settings.composition.format_command(f"hydra.run.dir={run.folder}"),
+        machine=summarize_machine(),
+    )
+    content |= embed_worst_cases("run.html", content, result, evaluation)
+    write_html(render_page("run.html", **content), run.folder / NAME)
+
+
+def draw_timeline(estimate: MemoryEstimate, report: Mapping[str, Any]) -> "Figure":
+    """Plot the estimated memory of a step, on a GPU with the measured peak of each phase."""
+    phases = get_step_memory(report).get("phases", {})
+    measured = {name: peak["allocated"] for name, peak in phases.items() if "allocated" in peak}
+    figure = plot_timeline(estimate, "", measured=measured)
+    figure.set_size_inches(12, 4.5)
+    for layer in figure.axes[0].collections:
+        layer.set_rasterized(True)  # thousands of steps would make a large file
+    return figure

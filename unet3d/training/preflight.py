@@ -1,0 +1,186 @@
+"""Check before a run that this machine has what it needs."""
+
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unet3d.components.optimizer import make_optimizer_factory
+from unet3d.config.settings.training import TrainerSettings, TrainingSettings
+from unet3d.data.augmentation.pipeline import Augment
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.kernel_cache import get_triton_cache
+from unet3d.machine import preflight as machine
+from unet3d.machine.device import Precision, resolve_device
+from unet3d.machine.distributed_env import ProcessRank
+from unet3d.machine.memory import get_available_bytes
+from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
+from unet3d.text import pluralize
+from unet3d.training.datamodule import VolumeDataModule
+from unet3d.types import HasRetention
+from unet3d.units import format_bytes
+from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
+
+NUM_AUGMENTATIONS = 256
+"""Augmentations that are sampled to find how much is read around a patch."""
+
+
+def check_machine(
+    settings: TrainingSettings,
+    precision: Precision,
+    network: nn.Module,
+    data: VolumeDataModule,
+    *,
+    folder: Path,
+    processes: int,
+) -> list[str]:
+    """Raise at a problem that would certainly stop the run; return the others as lines."""
+    channels = len(data.dataset.channels)
+    check_batch_fits(settings, channels, data.augment)
+    nbytes = estimate_checkpoint_bytes(settings, precision, network)
+    check_network_fits(nbytes, data.device)
+    problems = find_problems(
+        settings,
+        precision,
+        device=data.device.type,
+        processes=processes,
+        folder=folder,
+        channels=channels,
+        augment=data.augment,
+        is_fused=isinstance(network, HasRetention) and network.retention is not None,
+    )
+    space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
+    problems += [] if space is None else [space]
+    for problem in problems:
+        if problem.is_fatal:
+            raise UsageError(problem.message)
+    if settings.data.num_workers > 0:
+        machine.raise_open_file_limit(settings.data.num_workers)
+    return [problem.message for problem in problems]
+
+
+def find_problems(
+    settings: TrainingSettings,
+    precision: Precision,
+    *,
+    device: str,
+    processes: int,
+    folder: Path,
+    channels: int,
+    augment: Augment,
+    is_fused: bool,
+) -> list[machine.Problem]:
+    """Return what is missing on this machine for a run of `processes` processes; change nothing."""
+    cuda = device == "cuda"
+    problems = [machine.check_writable(folder / "checkpoints")]
+    if not cuda and settings.trainer.accelerator != "cpu":
+        devices = machine.list_nvidia_devices()
+        problems.append(
+            machine.check_torch_build(torch.__version__, cuda=torch.version.cuda, devices=devices)
+        )
+    if cuda:
+        problems.append(
+            check_cudnn(
+                torch.backends.cudnn.version(),
+                half=precision.used != "32",
+                is_fused=is_fused,
+            )
+        )
+        problems.append(
+            machine.check_gpu_arch(
+                torch.__version__,
+                torch.cuda.get_arch_list(),
+                gpu=torch.cuda.get_device_name(),
+                capability=torch.cuda.get_device_capability(),
+            )
+        )
+        if find_spec("triton") is not None:
+            problems.append(machine.check_triton_cache(get_triton_cache()))
+    workers = settings.data.num_workers
+    if workers > 0:
+        batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
+        ram, shm = get_available_bytes(torch.device("cpu")), machine.get_free_shm()
+        problems += [
+            machine.check_shm(workers=workers, processes=processes, batch=batch, free=shm),
+            machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=ram),
+        ]
+    return [problem for problem in problems if problem is not None]
+
+
+def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Problem | None:
+    """Check whether torch gives half-precision 3D convolutions to this version of cuDNN.
+
+    Fused blocks are not concerned: they compute channels-last.
+    """
+    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D or not half or is_fused:
+        return None
+    number = f"{cudnn // 10_000}.{cudnn % 10_000 // 100}"
+    return machine.Problem(
+        f"cuDNN {number}: torch computes half-precision 3D convolutions of plain modules without "
+        "it, in many times the memory and the time (pytorch#166643): install cuDNN 9.15 or newer "
+        "(nvidia-cudnn-cu12 or -cu13), or use fused blocks"
+    )
+
+
+def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment) -> None:
+    """Refuse a batch that the free RAM certainly does not hold, before any volume is read."""
+    free = get_available_bytes(torch.device("cpu"))
+    needed = estimate_batch_bytes(settings, channels, augment, with_margins=False)
+    if free is not None and needed > free:
+        raise DoesNotFitError(
+            f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
+            "lower data.batch_size or data.patch_size"
+        )
+
+
+def check_network_fits(nbytes: int, device: torch.device) -> None:
+    """Refuse a network whose weights and optimizer state a device does not hold."""
+    free = get_available_bytes(device)
+    if free is not None and nbytes > free:
+        raise DoesNotFitError(
+            f"the network's weights and the state of its optimizer take {format_bytes(nbytes)}, "
+            f"{format_bytes(free)} are available: make the network smaller (model.*)"
+        )
+
+
+def estimate_batch_bytes(
+    settings: TrainingSettings, channels: int, augment: Augment, *, with_margins: bool
+) -> int:
+    """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
+    patch_size = list(settings.data.patch_size)
+    voxels = prod(patch_size)
+    if with_margins:
+        samples = (augment.sample_transform(seed, patch_size) for seed in range(NUM_AUGMENTATIONS))
+        voxels = max(prod(sample.compute_context_size(patch_size)) for sample in samples)
+    return settings.data.batch_size * voxels * (4 * channels + 1)
+
+
+def estimate_checkpoint_bytes(
+    settings: TrainingSettings, precision: Precision, network: nn.Module
+) -> int:
+    """Return the bytes of weights and optimizer state."""
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    optimizer = make_optimizer_factory(settings, precision)([parameter])
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
+    item_bytes = TRUE_HALF_TYPES.get(precision.used, torch.float32).itemsize
+    return sum(p.numel() for p in network.parameters()) * item_bytes * (1 + moments)
+
+
+def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None = None) -> int:
+    """Return how many processes this one is to start; 1 if a launcher has started them."""
+    if trainer.launch != "local" or (process is not None and process.world_size > 1):
+        return 1
+    cuda = resolve_device(trainer.accelerator) == "cuda"
+    num_gpus = torch.cuda.device_count() if cuda else None
+    processes = (num_gpus or 1) if trainer.devices == "auto" else trainer.devices
+    if num_gpus is not None and processes > num_gpus:
+        raise UsageError(
+            f"trainer.devices={processes}, but torch finds {pluralize(num_gpus, 'GPU')}: lower it, "
+            "or set it to auto"
+        )
+    return processes

@@ -1,0 +1,154 @@
+"""What a run starts from: a checkpoint to resume, or the weights of another run."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unet3d.checkpoint_file import (
+    FALLBACKS,
+    CorruptedCheckpointError,
+    extract_weights,
+    find_mismatch,
+    has_checkpoint,
+    load_checkpoint,
+)
+from unet3d.errors import UsageError
+from unet3d.model.pretrained import (
+    adapt_input_channels,
+    get_axes_of_nnunet,
+    is_first_convolution,
+    rename_weights,
+)
+from unet3d.training.callbacks.early_stopping import EarlyStopping
+from unet3d.training.checkpoints import replace_with_copy
+from unet3d.training.limits import StoppingLimits
+from unet3d.training.resume_state import ResumeState, get_position
+
+CORRUPTED = "corrupted.ckpt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """An intact checkpoint to resume from, and lines to print about it."""
+
+    path: Path
+    content: dict[str, Any]
+    messages: list[str]
+    lost: Path | None = None  # last.ckpt of this run, missing or corrupted: `path` is older
+
+    def restore_last(self) -> None:
+        """Make the loaded checkpoint the last one again; a corrupted one is set aside."""
+        if self.lost is not None:
+            if self.lost.exists():
+                self.lost.replace(self.lost.with_name(CORRUPTED))
+            replace_with_copy(self.path, self.lost)
+
+
+def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:
+    """Load the checkpoint that `resume=` selects, if any; nothing is changed on disk."""
+    if resume is None:
+        return None
+    if resume == "auto":
+        if not has_checkpoint(checkpoints):
+            return None
+        return load_intact_checkpoint(checkpoints)
+    path = Path(resume)
+    if path.is_dir() and has_checkpoint(path / "checkpoints"):
+        loaded = load_intact_checkpoint(path / "checkpoints")
+        is_own = (path / "checkpoints").resolve() == checkpoints.resolve()
+        return loaded if is_own else replace(loaded, lost=None)
+    if not path.is_file():
+        raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
+    messages = [f"resuming from {path}"]
+    return LoadedCheckpoint(path=path, content=load_checkpoint(path), messages=messages)
+
+
+def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
+    """Load the last checkpoint of a run; if it is missing or corrupted, the next older one."""
+    last = checkpoints / "last.ckpt"
+    reason = f"{last} is missing"
+    if last.exists():
+        try:
+            content = load_checkpoint(last)
+            return LoadedCheckpoint(path=last, content=content, messages=[f"resuming from {last}"])
+        except CorruptedCheckpointError as error:
+            reason = str(error)
+    for path in (checkpoints / name for name in FALLBACKS):
+        if path.exists():
+            with suppress(CorruptedCheckpointError):
+                content = load_checkpoint(path)
+                messages = [reason, f"resuming from the previous checkpoint, {path}"]
+                return LoadedCheckpoint(path=path, content=content, messages=messages, lost=last)
+    raise UsageError(
+        f"{reason}; there is no intact previous checkpoint. Remove resume= to start over"
+    )
+
+
+def check_weights(path: Path, content: Mapping[str, Any], module: nn.Module) -> None:
+    """Refuse a checkpoint whose weights are not those of the module."""
+    mismatch = find_mismatch(module.state_dict(), extract_weights(path, content))
+    if mismatch is not None:
+        raise UsageError(
+            f"resume={path}: {mismatch}; use init_from= to start a new run from its weights"
+        )
+
+
+def is_finished(
+    content: dict[str, Any],
+    limits: StoppingLimits,
+    position: ResumeState,
+    epochs: int,
+    early_stops: Sequence[EarlyStopping],
+) -> bool:
+    """Return whether a checkpoint's run has reached a limit and no validation is pending."""
+    states = content["callbacks"]
+    limits.load_state_dict(states[limits.state_key])
+    if states[position.state_key]["pending"]:
+        return False
+    for callback in early_stops:
+        state = states.get(callback.state_key, {})
+        if state.get("wait_count", 0) >= callback.patience:
+            return True
+    done = get_position(content)
+    epoch_ended = done["batch"] == len(position.data.train_loader)
+    return limits.is_reached(content["global_step"]) or 0 < epochs <= done["epoch"] + epoch_ended
+
+
+def load_pretrained(model: nn.Module, path: Path) -> str:
+    """Load the weights that match by name and shape; return a line on what was loaded.
+
+    Those of nnU-Net and MONAI are renamed first.
+    """
+    initial = model.state_dict()
+    content = load_checkpoint(path)
+    given = {
+        name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
+    }
+    axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
+    weights, project = rename_weights(given, initial, axes)
+    changes = f", weights of {project}" if project else ""
+    first = next(iter(initial), "")
+    if first in weights and is_first_convolution(initial[first], weights[first]):
+        channels, given = initial[first].shape[1], weights[first].shape[1]
+        weights[first] = adapt_input_channels(weights[first], channels)
+        changes += f"; adapted {first} from {given} to {channels} input channels"
+    matching = {
+        name: value
+        for name, value in weights.items()
+        if name in initial and value.shape == initial[name].shape
+    }
+    if not matching:
+        raise UsageError(
+            f"init_from={path}: none of its {len(weights)} tensors fits this network: set model= "
+            "and model.* as in the run that saved it"
+        )
+    model.load_state_dict({**initial, **matching})
+    others = sorted(set(initial) - set(matching))
+    missing = f"; randomly initialized: {', '.join(others)}" if others else ""
+    return (
+        f"init_from: loaded {len(matching)} of {len(initial)} tensors from {path}{changes}{missing}"
+    )

@@ -1,0 +1,165 @@
+"""The position of a run, saved in every checkpoint, from which training resumes bit for bit.
+
+Lightning's own counters depend on the hook in which a checkpoint was saved; resumed from them, a
+run may skip an epoch's validation or train on a batch twice. So they are computed from the
+position of the training loader, which Lightning saves.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from unet3d.data.loading.loaders import TrainLoader
+from unet3d.errors import UsageError
+from unet3d.training.experiment import find_differences, list_compared
+from unet3d.training.lightning_internals import (
+    build_fit_loop_state,
+    get_logger_step,
+    is_optimizer_step,
+    is_validation_epoch,
+)
+from unet3d.training.limits import StoppingLimits
+
+
+class RunData(Protocol):
+    """What a data module has, once its cases are prepared."""
+
+    train_loader: TrainLoader
+
+    def digest_cases(self) -> dict[str, dict[str, str]]:
+        """Return a digest of each case by part and name."""
+        ...
+
+
+class ResumeState(Callback):
+    """Save and restore what the position of the training loader does not say.
+
+    Random numbers within a step, such as dropout's, depend on (seed, epoch, batch, rank) alone. A
+    resumed run must have the same `fixed` values, or it would be another experiment.
+    """
+
+    def __init__(
+        self,
+        data: RunData,
+        limits: StoppingLimits,
+        *,
+        seed: int,
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.data, self.limits, self.seed = data, limits, seed
+        self.fixed = fixed
+        self.logged = 0  # steps that loggers have recorded
+        self.pending = False  # whether a validation is due before the next batch
+        self.ending = False  # whether that is the run's last validation, at a limit
+        self.loaded_batch: int | None = None  # of its epoch, at which a resumed run begins
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        batch, self.loaded_batch = self.loaded_batch, None
+        if batch == 0:
+            trainer.fit_loop.restarting = False  # the epoch starts from its first batch
+        elif batch is not None and self.pending and self.ending:
+            trainer.check_val_every_n_epoch = 1
+            trainer.val_check_batch = batch  # may be before the epoch's last
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        batches = trainer.current_epoch * len(self.data.train_loader) + batch_idx
+        seed = hash((self.seed, batches * trainer.world_size + trainer.global_rank))
+        # torch.manual_seed takes 1 ms: without a GPU it records the stack for a lazy CUDA call.
+        torch.default_generator.manual_seed(seed)
+        if pl_module.device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if is_optimizer_step(trainer):
+            self.logged = get_logger_step(trainer) + 1
+            self.ending = trainer.should_stop
+            epoch_ends = self.data.train_loader.batch == len(self.data.train_loader) or self.ending
+            self.pending = epoch_ends and is_validation_epoch(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.pending = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "logged": self.logged,
+            "pending": self.pending,
+            "ending": self.ending,
+            "fixed_settings": self.fixed_settings(),
+        }
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what a resumed run must share besides its config."""
+        order = self.data.train_loader.epoch_sampler
+        return {
+            "seed": self.seed,
+            "number of processes": order.world_size,
+            "data.batch_size": order.batch_size,
+            "patches per epoch": order.samples,
+            **self.fixed,
+            "cases": self.data.digest_cases(),
+        }
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        state, steps = checkpoint["callbacks"][self.state_key], checkpoint["global_step"]
+        position = get_position(checkpoint)
+        epoch, batch = position["epoch"], position["batch"]
+        self.logged, self.ending = state["logged"], state["ending"]
+        # If the limit has been raised, its last validation is no longer due.
+        self.pending = state["pending"] and (not self.ending or self.limits.is_reached(steps))
+        if batch == len(self.data.train_loader) and not self.pending:
+            epoch, batch = epoch + 1, 0
+        self.loaded_batch = batch
+        counters = trainer.fit_loop.state_dict()
+        counters.update(
+            build_fit_loop_state(
+                epoch=epoch,
+                batch=batch,
+                batches_per_epoch=len(self.data.train_loader),
+                optimizer_steps=steps,
+                logger_step=self.logged - self.pending,
+                validation_pending=self.pending,
+            )
+        )
+        checkpoint["loops"] = {"fit_loop": counters}
+        # Lightning would restore it within an epoch, but not between two.
+        self.data.train_loader.load_state_dict(position)
+
+
+def get_position(checkpoint: Mapping[str, Any]) -> dict[str, int]:
+    """Return the epoch at which a checkpoint was saved, and the batches of it that were done."""
+    (position,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    return position
+
+
+def get_logged_steps(
+    position: ResumeState, checkpoint: dict[str, Any], path: Any, now: Mapping[str, Any]
+) -> int:
+    """Return how many steps a checkpoint's run has logged; refuse one that cannot be resumed.
+
+    `now` is the metadata that this run saves in its checkpoints.
+    """
+    state = checkpoint.get("callbacks", {}).get(position.state_key)
+    if state is None:
+        raise UsageError(
+            f"resume={path}: it holds weights but no training state; use init_from= to start a "
+            "new run from them"
+        )
+    saved = list_compared(checkpoint["unet3d"], state["fixed_settings"])
+    different = find_differences(saved, list_compared(now, position.fixed_settings()))
+    if different:
+        it = "it" if len(different) == 1 else "them"
+        raise UsageError(
+            f"resume={path}: this is another experiment than the one that saved the checkpoint: "
+            f"{'; '.join(different)}: set {it} back, or use init_from= to start a new run from its "
+            "weights"
+        )
+    return state["logged"]
