@@ -148,23 +148,6 @@ class HasRetention(Protocol):
     retention: Retention | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileGrid:
-    """How a preprocessed volume maps to the voxel grid of its file.
-
-    The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
-    so that the outer edges of the result are the box's: voxel i covers [i, i + 1], and linear
-    interpolation reads at (i + 0.5) * n_from / n_to - 0.5, clipped to the volume.
-    """
-
-    file_shape: Triple
-    axes: Triple  # the file axes that become axes 0, 1, 2
-    flips: tuple[bool, bool, bool]  # after the transpose
-    # (start, stop) per axis, after the flips
-    box: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    shape: Triple  # of the preprocessed volume
-
-
 class Sample(TypedDict):
     """One item of a dataset and, collated, one batch of a step."""
 

@@ -6,7 +6,7 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 from torch.nn.functional import interpolate
 
-from unet3d.data.preprocessing.resampling import crop, reorient
+from unet3d.data.preprocessing.resampling import FileGrid, crop, reorient
 from unet3d.errors import RunError
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
@@ -17,7 +17,6 @@ from unet3d.inference.write_labels import (
     argmax_labels,
     compute_probabilities,
 )
-from unet3d.types import FileGrid
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)

@@ -5,6 +5,7 @@ in it run its exported networks, without this package.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, need_packages, summarize_error
-from unet3d.files import name_file, read_json
+from unet3d.files import read_json
 
 REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
 FORMAT = "unet3d bundle"
@@ -26,7 +27,14 @@ DESCRIPTION_FILE = "bundle.json"
 MONAI_LABEL_FILE = "model.pt"
 """Weights that MONAI Label requires and loads into the network, which has its own: none."""
 
-SCRIPTS = Path(__file__).parent / "bundle_scripts"
+PACKAGE = Path(__file__).parents[1]
+PIPELINE = (
+    "data/preprocessing/channels.py",
+    "data/preprocessing/resampling.py",
+    "inference/window_order.py",
+    "inference/postprocess.py",
+)
+"""Modules that the scripts use; of unet3d they import each other alone."""
 
 
 def is_bundle(path: Path) -> bool:
@@ -69,10 +77,19 @@ def write_description(
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
-    (folder / "scripts").mkdir()
-    for script in SCRIPTS.glob("*.py"):
-        with name_file(folder / "scripts" / script.name):
-            (folder / "scripts" / script.name).write_bytes(script.read_bytes())
+    (folder / "scripts" / "pipeline").mkdir(parents=True)
+    for script in (PACKAGE / "export" / "bundle_scripts").glob("*.py"):
+        copy_module(script, folder / "scripts")
+    for module in PIPELINE:
+        copy_module(PACKAGE / module, folder / "scripts" / "pipeline")
+
+
+def copy_module(module: Path, folder: Path) -> None:
+    """Copy a module into a bundle, where what it imports of unet3d is in `pipeline`."""
+    text = re.sub(
+        r"from unet3d\.[\w.]+\.(\w+) import", r"from pipeline.\1 import", module.read_text()
+    )
+    (folder / module.name).write_text(text, "utf-8")
 
 
 def write_json(content: Any, path: Path) -> None:
@@ -90,7 +107,7 @@ def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
         "monai_version": version("monai"),
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": version("numpy"),
-        "required_packages_version": {"nibabel": version("nibabel")},
+        "required_packages_version": {name: version(name) for name in ("nibabel", "scipy")},
         "task": f"segmentation of {', '.join(outputs)}",
         "description": "a 3D network that segments volumes; docs/README.md describes it",
         "authors": "",
@@ -205,8 +222,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     with need_packages(path, "safetensors"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    if not path.is_file():
-        raise UsageError(f"{path} is not there: the bundle is incomplete")
     try:
         return {f"model.{name}": weight for name, weight in load_file(path).items()}
     except (OSError, SafetensorError) as error:

@@ -9,23 +9,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unet3d.inference.background import BackgroundTest, fill_uncovered
-from unet3d.inference.window_order import OutputTile, Span, WindowSchedule, compute_span_length
-from unet3d.types import Triple
+from unet3d.inference.window_order import (
+    OutputTile,
+    Span,
+    Triple,
+    WindowSchedule,
+    compute_span_length,
+    make_gaussian_importance,
+)
 
 Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-
-MIN_IMPORTANCE = 1e-3
-"""Smallest weight of a window's voxel relative to its center, as in MONAI."""
-
-
-def make_gaussian_importance(patch: Triple) -> Tensor:
-    """Return a window's importance map: a Gaussian with an eighth of its sides as sigma."""
-    weights = torch.ones((), dtype=torch.float32)
-    for side in patch:
-        offset = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
-        weights = weights[..., None] * torch.exp(-(offset**2) / (2 * (side / 8) ** 2))
-    return weights.clamp(min=MIN_IMPORTANCE)
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -51,7 +45,7 @@ class Accumulator:
         background: BackgroundTest | None = None,
     ):
         self.schedule, self.background = schedule, background
-        self.weights = make_gaussian_importance(schedule.patch).to(device)
+        self.weights = torch.from_numpy(make_gaussian_importance(schedule.patch)).to(device)
         self.active: dict[tuple[Span, Span], Tensor] = {}
 
     def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:

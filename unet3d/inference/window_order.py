@@ -2,7 +2,7 @@
 
 Window edges cut the first two axes into tiles that span the whole third axis. A tile is active from
 the first window that covers it to the last one. Windows go row by row, so about half a window's
-thickness of rows is active at a time.
+thickness of rows is active at a time. Bundles carry this module: it needs numpy alone.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, product
 
-from unet3d.types import Triple
+import numpy as np
+
+Triple = tuple[int, int, int]
 
 Span = tuple[int, int]
 """Start and stop along an axis."""
+
+MIN_IMPORTANCE = 1e-3
+"""Smallest weight of a window's voxel relative to its center, as in MONAI."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,15 @@ def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
         return [-((patch - size) // 2)]
     step = max(1, int(patch * (1 - overlap)))
     return [*range(0, size - patch, step), size - patch]
+
+
+def make_gaussian_importance(patch: Triple) -> np.ndarray:
+    """Return a window's importance map: a Gaussian with an eighth of its sides as sigma."""
+    weights = np.ones((), np.float32)
+    for side in patch:
+        offset = np.arange(side, dtype=np.float32) - (side - 1) / 2
+        weights = weights[..., None] * np.exp(-(offset**2) / (2 * (side / 8) ** 2))
+    return weights.clip(min=MIN_IMPORTANCE)
 
 
 def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span]:

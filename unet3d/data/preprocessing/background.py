@@ -1,17 +1,14 @@
 """Find the background of a volume: its value where nothing was scanned."""
 
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 
+from unet3d.data.preprocessing.channels import MIN_FRACTION, find_border_value
 from unet3d.errors import UsageError
 
 AUTO = "auto"
 """Instead of a number: the constant border value, found for each channel of each case."""
-
-MIN_FRACTION = 0.5
-"""Fraction of the border that must have the corners' value: the anatomy may touch the border."""
 
 Background = tuple[float | str, ...]
 """Numbers or AUTO: one for all channels, or one per channel."""

@@ -33,13 +33,13 @@ from unet3d.data.preprocessing.pipeline import (
     read_label,
 )
 from unet3d.data.preprocessing.resampling import (
+    FileGrid,
     crop,
     find_nonzero_box,
     find_orientation,
     get_spacing,
     reorient,
 )
-from unet3d.types import FileGrid
 
 MAX_SAMPLES = 10_000
 """Foreground voxels per case whose intensities are sampled."""

@@ -12,16 +12,13 @@ from unet3d.data.case import Case
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
 from unet3d.data.preprocessing.background import Background, check_background, find_background
+from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
 from unet3d.data.preprocessing.resampling import (
+    FileGrid,
     choose_interpolation_orders,
-    compute_resampled_shape,
     crop,
-    find_nonzero_box,
-    find_orientation,
-    get_full_box,
     get_spacing,
     reorient,
-    resample,
     resample_labels,
 )
 from unet3d.data.preprocessing.statistics import (
@@ -34,13 +31,10 @@ from unet3d.data.preprocessing.statistics import (
 from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import CROPS, IGNORE_LABEL, NORMALIZATIONS, ORIENTATIONS, FileGrid
+from unet3d.types import CROPS, IGNORE_LABEL, NORMALIZATIONS, ORIENTATIONS
 
 PREPROCESSING_VERSION = 1
 """Part of every key of the cache: raise it when the same files and settings give other values."""
-
-Intensity = tuple[float, float, float, float]
-"""Mean, standard deviation and percentiles 0.5 and 99.5 of a channel's foreground."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,31 +132,26 @@ class Preprocessing:
 
     def preprocess_channels(self, channels: np.ndarray, affine: np.ndarray) -> PreprocessedScan:
         """Preprocess channels (C, D, H, W) in the array axes of their file."""
-        axes, flips = find_orientation(affine, self.orientation)
-        file_shape = channels.shape[1:]
-        channels = reorient(channels, axes, flips)
-        background = find_background(channels, self.background)
-        is_cropped = self.crop == "nonzero"
-        box = find_nonzero_box(channels, background) if is_cropped else get_full_box(channels)
-        size = [stop - start for start, stop in box]
-        old_mm = get_spacing(affine, axes)
-        new_mm = self.spacing_mm or old_mm
-        shape = compute_resampled_shape(size, old_mm, new_mm)
-        grid = FileGrid(file_shape=file_shape, axes=axes, flips=flips, box=box, shape=shape)
-        percentiles = tuple(measure_percentiles(crop(channel, grid)) for channel in channels)
-        image = np.empty((len(channels), *shape), np.float32)
-        for c in range(len(channels)):
-            channel = crop(channels[c], grid).astype(np.float32)
-            channel = self._normalize_in_place(channel, c, np.float32(background[c]))
-            image[c] = resample(channel, shape, choose_interpolation_orders(old_mm, new_mm, 3))
-        d, h, w = (o * n / s for o, n, s in zip(old_mm, size, shape, strict=True))
+        image, grid = preprocess_channels(
+            channels,
+            affine,
+            orientation=self.orientation,
+            spacing_mm=self.spacing_mm,
+            background=find_background(channels, self.background),
+            crop_to_foreground=self.crop == "nonzero",
+            normalize=[self._get_method(c) for c in range(len(channels))],
+            intensities=self.intensities,
+        )
+        cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
+        old_mm = get_spacing(affine, grid.axes)
+        d, h, w = (o * n / s for o, n, s in zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
         return PreprocessedScan(
             image=image,
             grid=grid,
             spacing_mm=(d, h, w),
             file_spacing_mm=old_mm,
             affine=affine,
-            percentiles=percentiles,
+            percentiles=tuple(measure_percentiles(channel) for channel in cropped),
         )
 
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
@@ -189,31 +178,6 @@ class Preprocessing:
 
     def _get_method(self, channel: int) -> str:
         return self.normalize[channel if len(self.normalize) > 1 else 0]
-
-    def _normalize_in_place(
-        self, channel: np.ndarray, index: int, background: np.float32
-    ) -> np.ndarray:
-        method = self._get_method(index)
-        if method == "none":
-            if background:
-                channel[channel == background] = 0
-            return channel
-        selected = ...  # voxels that are normalized: all, unless zscore_nonzero
-        if method == "ct":
-            assert self.intensities is not None, "the config provides them if a channel is ct"
-            mean, std, low, high = self.intensities[index]
-            np.clip(channel, low, high, out=channel)
-        else:
-            if method == "zscore_nonzero":
-                foreground = channel != background
-                if foreground.any():
-                    selected = foreground
-                    if background:
-                        channel[~foreground] = 0
-            mean, std = channel[selected].mean(dtype=float), channel[selected].std(dtype=float)
-        channel[selected] -= mean
-        channel[selected] /= max(std, 1e-8)
-        return channel
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,19 +1,37 @@
 """Reorient, crop and resample volumes.
 
 MONAI's Spacing computes the coordinates of every voxel; one axis after the other takes less time
-and memory (benchmarks/cpu-monai-parts.json).
+and memory (benchmarks/cpu-monai-parts.json). Bundles carry this module: it needs numpy, scipy and
+nibabel alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from unet3d.types import FileGrid, Triple
-
+Triple = tuple[int, int, int]
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 ANISOTROPIC = 3
 """Spacing ratio above which an axis is coarse: values are not interpolated across it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileGrid:
+    """How a preprocessed volume maps to the voxel grid of its file.
+
+    The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
+    so that the outer edges of the result are the box's: voxel i covers [i, i + 1], and linear
+    interpolation reads at (i + 0.5) * n_from / n_to - 0.5, clipped to the volume.
+    """
+
+    file_shape: Triple
+    axes: Triple  # the file axes that become axes 0, 1, 2
+    flips: tuple[bool, bool, bool]  # after the transpose
+    # (start, stop) per axis, after the flips
+    box: Box
+    shape: Triple  # of the preprocessed volume
 
 
 def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool, bool]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from torch import Tensor, nn
 
-from .predict import Pipeline
+from .predict import FileGrid, Pipeline
 
 
 def list_scans(folder: str, channels: int) -> list[dict[str, Any]]:
@@ -55,7 +56,7 @@ class Preprocessd(MapTransform):
         for key in self.key_iterator(output):
             image = output[key]
             array, grid = self.pipeline.preprocess(image.numpy(), image.affine.numpy())
-            meta = dict(image.meta) | {"grid": json.dumps(grid)}
+            meta = dict(image.meta) | {"grid": json.dumps(asdict(grid))}
             output[key] = MetaTensor(torch.from_numpy(array), affine=image.affine, meta=meta)
         return output
 
@@ -73,7 +74,8 @@ class Postprocessd(MapTransform):
         image = output[self.image_key]
         for key in self.key_iterator(output):
             logits = np.asarray(output[key].cpu(), np.float32)
-            labels = self.pipeline.postprocess(logits, json.loads(image.meta["grid"]))
+            grid = FileGrid(**json.loads(image.meta["grid"]))
+            labels = self.pipeline.postprocess(logits, grid)
             output[key] = MetaTensor(torch.from_numpy(labels[None]), meta=dict(image.meta))
         return output
 
