@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -14,10 +13,7 @@ import torch
 
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
-from unet3d.commands.train import build_training
-from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
-from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.export import onnx_format
 from unet3d.workflows.export import export_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble
 
@@ -79,16 +75,6 @@ def test_an_onnx_file_describes_its_inputs_and_outputs(onnx_of_regions):
     assert facts["trained_precision"] == "bf16-true"
 
 
-def test_the_file_gives_the_checkpoints_logits_for_any_batch_size(onnx_of_regions):
-    output, path = onnx_of_regions
-    session = onnxruntime.InferenceSession(output)
-    network = load_ensemble([path]).networks[0]
-    for size in (1, 3):
-        batch = torch.randn(size, 1, 16, 16, 16)
-        (logits,) = session.run(["logits"], {"image": batch.numpy()})
-        np.testing.assert_allclose(logits, network(batch), atol=1e-5)
-
-
 def test_the_example_runs_with_onnxruntime_alone(onnx_of_regions, tmp_path):
     output, path = onnx_of_regions
     volume = torch.randn(1, 18, 16, 20) * 3 + 9
@@ -104,30 +90,6 @@ def test_the_example_runs_with_onnxruntime_alone(onnx_of_regions, tmp_path):
     assert list(counts.values()) == pytest.approx((logits > 0).sum((0, 2, 3, 4)).tolist(), abs=2)
 
 
-def test_a_torch_export_loads_without_this_package(checkpoint, scan, tmp_path, capsys):
-    path, output = checkpoint("one", "model.upsampling=transposed"), tmp_path / "net.pt2"
-    code, message, error = export(
-        capsys, checkpoint=path, output=output, format="torch_export", input=scan
-    )
-    assert (code, error) == (0, "")
-    assert message.count("\n") == 1
-    assert f"3 patches of {scan} logits differ by at most" in message
-    batch = torch.randn(3, 1, 16, 16, 16)
-    torch.save(batch, tmp_path / "batch.pt")
-    script = """
-import json, torch
-extra = {"unet3d.json": ""}
-network = torch.export.load("net.pt2", extra_files=extra).module()
-torch.save(network(torch.load("batch.pt")), "logits.pt")
-print(json.loads(extra["unet3d.json"])["classes"])
-"""
-    words = [sys.executable, "-W", "ignore", "-c", ALONE + script]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == str(["background", "ball", "tube", "box"])
-    expected = load_ensemble([path]).networks[0](batch)
-    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=0, atol=1e-5)
-
-
 def test_without_input_patches_are_cut_from_the_training_dataset(
     checkpoint, tmp_path, capsys, small
 ):
@@ -136,21 +98,6 @@ def test_without_input_patches_are_cut_from_the_training_dataset(
     assert code == 0
     assert f"on 3 patches of {small[0].partition('=')[2]} logits differ" in message
     assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in message
-
-
-def test_without_scans_outputs_are_compared_on_noise(checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    content = torch.load(checkpoint("one"), weights_only=True)
-    root = Path("emptied")
-    root.mkdir()
-    data = content["unet3d"]["config"]["data"]
-    data["root"] = data["layout"]["root"] = str(root)
-    torch.save(content, "moved.ckpt")
-    words = {"checkpoint": "moved.ckpt", "format": "torch_export", "output": "net.pt2"}
-    code, message, _ = export(capsys, **words)
-    assert code == 0
-    assert "on seeded noise instead of scans (the training dataset was not found at" in message
-    assert not list(root.glob("*"))  # nothing was made to be read
 
 
 def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys, monkeypatch):
@@ -173,64 +120,35 @@ def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys
 
 
 def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
-    def interrupted(trained, path):
+    def interrupted(program, path, metadata):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    onnx = replace(export_checkpoint.FORMATS["onnx"], write=interrupted)
-    monkeypatch.setitem(export_checkpoint.FORMATS, "onnx", onnx)
+    monkeypatch.setattr(onnx_format, "write_onnx", interrupted)
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx", "input": scan}
     assert export(capsys, **words)[0] == 130
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_intensities_of_normalization_are_in_the_metadata():
-    card = {
-        "preprocessing": Preprocessing(
-            num_classes=2, normalize=("ct",), intensities=((1.0, 2.0, -3.0, 4.0),)
-        ).to_dict(),
-        "config": {"precision": "32"},
-        "classes": ["background", "liver"],
-        "channels": ["CT"],
-    }
-    trained = export_checkpoint.TrainedNetwork(
-        path=Path("best.ckpt"), network=torch.nn.Identity(), metadata=card, patch_size=(8, 8, 8)
-    )
-    facts = export_checkpoint.make_export_metadata(trained)
-    message = {"mean": 1, "deviation": 2, "percentile_0_5": -3, "percentile_99_5": 4}
-    assert facts["intensities"] == [message]
-    assert facts["outputs"] == facts["classes"]
-    assert facts["activation"] == "softmax"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"checkpoint": "lost.ckpt"}, "no checkpoint at"),
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
-        ({"checkpoint": "folder"}, "found neither best.ckpt nor last.ckpt"),
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"format": "onxx"}, "did you mean onnx?"),
         (
             {"format": "tensorrt"},
             "format must be one of onnx, torch_export, nnunet, bundle, got 'tensorrt'",
         ),
-        ({"format": "[onnx]"}, "format must be one of onnx"),
         ({"output": "net"}, "output=net does not fit format=onnx: onnx writes .onnx"),
-        ({"output": "net.pt2"}, "torch_export writes .pt2"),
-        ({"output": "net.onnx", "format": "torch_export"}, "does not fit format=torch_export"),
         ({"output": "net.pth", "format": "nnunet"}, "bundle writes a folder, which has no ending"),
         ({"output": "folder", "format": "nnunet"}, "folder exists: name a new folder"),
         ({"output": "new", "format": "nnunet"}, "nnU-Net has no such network: it pools (use pool="),
         ({"output": "nowhere/net.onnx"}, "does not exist"),
         ({"output": "folder.onnx"}, "is a folder: name a file in it"),
-        ({"output": "/proc/net.onnx"}, "/proc/net.onnx: cannot write to /proc"),
-        ({"patch_size": 16}, "patch_size must be three ints"),
         ({"patch_size": "[16,16,0]"}, "patch_size must be three ints"),
         ({"patch_size": "[16,16,1]"}, "use larger patches (data.patch_size)"),
-        ({"input": "nowhere"}, "no file or folder"),
         ({"input": "two.nii"}, "two.nii has 2 channels, but the network takes 1"),
-        ({"patchsize": "[8,8,8]"}, "did you mean patch_size?"),
     ],
     ids=str,
 )
@@ -261,16 +179,3 @@ def test_missing_packages_are_named_with_the_install_command(
     code, _, error = export(capsys, **words)
     assert code == 2
     assert "pip install onnx onnxscript onnxruntime (" in error
-
-
-def test_a_patch_size_that_the_network_cannot_take_is_an_error(small, tmp_path, capsys):
-    words = [w for w in small if "patch_size" not in w]
-    words += ["model=dynunet", "model.filters=[4,8,8]", "data.patch_size=[16,16,16]"]
-    run = build_training(parse_training(compose_config(words, "train")), tmp_path)
-    torch.save(
-        {"state_dict": run.module.state_dict(), "unet3d": run.module.metadata}, tmp_path / "d.ckpt"
-    )
-    words = {"checkpoint": tmp_path / "d.ckpt", "output": tmp_path / "net.onnx"}
-    code, _, error = export(capsys, **words, patch_size="[16,16,18]")
-    assert code == 2
-    assert "DynUNet cannot take patches of 16x16x18: " in error

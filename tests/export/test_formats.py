@@ -1,7 +1,6 @@
 """Every network and pooling gives the same outputs in both export formats."""
 
 import json
-import sys
 import zipfile
 
 import numpy as np
@@ -153,14 +152,6 @@ def test_inputs_and_outputs_have_plain_names(files):
     assert session.get_modelmeta().producer_name == "unet3d"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other rules for names")
-@pytest.mark.parametrize("ending", FORMATS)
-def test_a_file_may_have_any_name(files, tmp_path, ending):
-    path = (tmp_path / f"caf\udce9\n{ending}").absolute()
-    path.write_bytes((files / f"net{ending}").read_bytes())
-    assert FORMATS[ending][1](path)(torch.zeros(1, 1, 6, 5, 4)).shape == (1, 2, 6, 5, 4)
-
-
 @pytest.mark.parametrize("ending", FORMATS)
 def test_a_file_that_its_runtime_cannot_load_is_named(tmp_path, ending):
     (tmp_path / f"cut{ending}").write_bytes(b"cut")
@@ -188,17 +179,6 @@ def test_a_custom_operator_is_an_error_that_names_it():
         export_program(nn.Sequential(MedianPool3d(2)), 1, (4, 4, 4))
 
 
-def test_data_dependent_control_flow_is_a_one_line_error(capfd):
-    class Choosing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(RunError, match="Choosing cannot be traced") as caught:
-        export_program(Choosing(), 1, (4, 4, 4))
-    assert "\n" not in str(caught.value)
-    assert capfd.readouterr() == ("", "")  # torch prints the graph so far
-
-
 def test_parity_fails_for_differences_and_nan():
     logits = torch.randn(2, 3, 4, 4, 4)
     batches = [torch.zeros(2, 1, 4, 4, 4)]
@@ -210,11 +190,3 @@ def test_parity_fails_for_differences_and_nan():
     assert passes(logits + 1e-5)
     assert not passes(logits + 0.01)
     assert not passes(logits.masked_fill(logits > 1, torch.nan))
-
-
-def test_the_percentage_of_equal_voxels_is_not_rounded_up():
-    logits = torch.zeros(1, 2, 100, 100, 100)
-    other = logits.clone()
-    other[0, 1, 0, 0, 0] = 1
-    parity = compare_outputs(lambda _: logits, lambda _: other, [logits], argmax_labels)
-    assert "99.9999% of voxels" in str(parity)

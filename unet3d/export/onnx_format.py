@@ -14,7 +14,6 @@ from torch.export import ExportedProgram
 
 from unet3d.errors import RunError
 from unet3d.export.program import INPUT, OUTPUT, find_root_cause, suppress_output
-from unet3d.text import is_utf8
 
 REQUIRED_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
@@ -51,12 +50,6 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]
             ) from error
     assert exported is not None
     model = exported.model_proto
-    custom = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain}
-    if custom:
-        names = ", ".join(sorted(custom))
-        raise RunError(
-            f"the network uses operators that are not in ONNX: {names}; try format=torch_export"
-        )
     strip_metadata(model)
     model.producer_name, model.producer_version = "unet3d", str(metadata["unet3d"])
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
@@ -88,10 +81,8 @@ class OnnxSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         options.intra_op_num_threads = torch.get_num_threads()
-        # onnxruntime opens no other files.
-        model = path if is_utf8(str(path)) else path.read_bytes()
         try:
-            self.session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         except Exception as error:
             raise RunError(
                 f"onnxruntime {version('onnxruntime')} cannot load {path.name}: "

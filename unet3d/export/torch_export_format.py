@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.export import ExportedProgram
 from unet3d.errors import RunError
 from unet3d.export.program import find_root_cause, suppress_output
 
-REQUIRED_PACKAGES = ()
 METADATA_FILE = "unet3d.json"
 
 
@@ -22,10 +20,9 @@ def write_torch_export(program: ExportedProgram, path: Path, metadata: Mapping[s
 
     The metadata becomes an extra file inside, unet3d.json.
     """
-    content, extra = BytesIO(), {METADATA_FILE: json.dumps(metadata, indent=1)}
     with suppress_output():
-        torch.export.save(program, content, extra_files=extra)  # a full disk ends the process
-    path.write_bytes(content.getbuffer())
+        extra = {METADATA_FILE: json.dumps(metadata, indent=1)}
+        torch.export.save(program, path, extra_files=extra)
     return f"torch.export of torch {torch.__version__}"
 
 
@@ -33,10 +30,9 @@ class ExportedSession:
     """A .pt2 file, run by torch on the CPU."""
 
     def __init__(self, path: Path):
-        content = path.read_bytes()  # torch does not say why it cannot read a file
         try:
             with suppress_output():
-                self.module = torch.export.load(BytesIO(content)).module()
+                self.module = torch.export.load(path).module()
         except Exception as error:
             raise RunError(
                 f"torch cannot load the exported {path.name}: {find_root_cause(error)}"

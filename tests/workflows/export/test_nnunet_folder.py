@@ -11,7 +11,7 @@ from tests.config.helpers.configs import SHRUNK
 from unet3d.components.network import build_network
 from unet3d.errors import UsageError
 from unet3d.workflows.export.nnunet_folder import CHECKPOINT, NnUnetSession, write_model_folder
-from unet3d.workflows.export.trained_network import TrainedNetwork
+from unet3d.workflows.inference.ensemble import TrainedNetwork
 
 pytest.importorskip("dynamic_network_architectures.architectures.unet")
 

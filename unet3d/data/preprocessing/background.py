@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unet3d.data.preprocessing.channels import MIN_FRACTION, find_border_value
+from unet3d.data.preprocessing.channels import find_border_value
 from unet3d.errors import UsageError
 
 AUTO = "auto"
@@ -22,17 +22,6 @@ def choose_background(channels: Sequence[str]) -> Background:
 def repeat_per_channel(background: Background, channels: int) -> Background:
     """Return one value per channel."""
     return background if len(background) > 1 else background * channels
-
-
-def find_border_value(channel: np.ndarray) -> float | None:
-    """Return the value of all eight corners if most of the faces of (D, H, W) have it too."""
-    corners = {channel[corner].item() for corner in product((0, -1), repeat=3)}
-    if len(corners) > 1:
-        return None
-    value = corners.pop()
-    faces = [np.moveaxis(channel, axis, 0)[end] for axis in range(3) for end in (0, -1)]
-    equal = sum(np.count_nonzero(face == value) for face in faces)
-    return float(value) if equal >= MIN_FRACTION * sum(face.size for face in faces) else None
 
 
 def find_background(channels: np.ndarray, background: Background) -> list[float]:

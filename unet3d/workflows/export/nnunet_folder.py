@@ -17,8 +17,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
-from unet3d.workflows.export.trained_network import TrainedNetwork, list_normalizations
-from unet3d.workflows.inference.ensemble import find_mirroring_axes
+from unet3d.workflows.inference.ensemble import TrainedNetwork
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)
 CONFIGURATION = "3d_fullres"
@@ -56,10 +55,10 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
 def list_flipped_axes(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the axes, in nnU-Net's order, that training flipped: prediction may flip them, too.
 
-    >>> list_flipped_axes({"config": {}, "mirroring_axes": [0, 1]})
+    >>> list_flipped_axes({"mirroring_axes": [0, 1]})
     (1, 2)
     """
-    axes = find_mirroring_axes(metadata) or ()
+    axes = metadata.get("mirroring_axes") or ()
     return tuple(sorted(2 - axis for axis in axes)) or None
 
 
@@ -68,25 +67,22 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
     architecture = describe_architecture(trained.network)
     spacing = get_spacing(trained, preprocessing)[::-1]
     size = list(trained.patch_size[::-1])
-    methods = list_normalizations(preprocessing, len(trained.channels))
+    methods = trained.normalizations
     schemes = [NORMALIZATIONS[method] for method in methods]
     if preprocessing.crop != "nonzero" or any(value != 0 for value in preprocessing.background):
         raise UsageError(
             "nnU-Net crops volumes to voxels other than 0: train with data.crop=nonzero and "
             "data.background=0"
         )
-    shape_function = "resample_data_or_seg_to_shape"
-    options = {"order_z": 0, "force_separate_z": None}
-    resampling = {
-        f"resampling_fn_{name}{suffix}": value
-        for name, is_seg, order in (
-            *(("data", False, 3), ("seg", True, 1), ("probabilities", False, 1)),
-        )
-        for suffix, value in (
-            ("", shape_function),
-            ("_kwargs", {"is_seg": is_seg, "order": order, **options}),
-        )
-    }
+    resampling: dict[str, Any] = {}
+    for name, is_seg, order in (("data", False, 3), ("seg", True, 1), ("probabilities", False, 1)):
+        resampling[f"resampling_fn_{name}"] = "resample_data_or_seg_to_shape"
+        resampling[f"resampling_fn_{name}_kwargs"] = {
+            "is_seg": is_seg,
+            "order": order,
+            "order_z": 0,
+            "force_separate_z": None,
+        }
     keys = ("mean", "std", "percentile_00_5", "percentile_99_5")
     known = preprocessing.intensities or [(0.0, 1.0, 0.0, 0.0)] * len(methods)  # only CT reads them
     intensities = {str(n): dict(zip(keys, values, strict=True)) for n, values in enumerate(known)}

@@ -1,7 +1,6 @@
 """Choose the patches on which an exported network is compared with its checkpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +23,32 @@ NUM_CANDIDATES = 8
 """Positions tried in a volume: its center, and random ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplePatches:
-    """Patches (C, D, H, W), and where they come from."""
-
-    images: list[Tensor]
-    description: str
-
-    def batches(self) -> Iterator[Tensor]:
-        """Yield batches of different sizes: an exported network has to take any."""
-        yield torch.stack(self.images[:1])
-        yield torch.stack(self.images[1:])
-
-
 def load_sample_patches(
     scans: Path | None,
     metadata: Mapping[str, Any],
     patch_size: Triple,
     allow_targets: Sequence[str],
-) -> SamplePatches:
-    """Cut patches from scans; else from the training dataset; else make noise."""
+) -> tuple[list[Tensor], str]:
+    """Cut patches (C, D, H, W) from scans, else from the training dataset; else make noise.
+
+    Also return where they come from.
+    """
     channels = metadata["channels"]
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-    if scans is not None:
-        cases = [scan.files for scan in find_scans(scans, channels)]
-        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
-        return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {scans}")
     try:
-        root, cases = find_training_images(metadata, allow_targets)
+        if scans is not None:
+            root, cases = scans, [scan.files for scan in find_scans(scans, channels)]
+        else:
+            root, cases = find_training_images(metadata, allow_targets)
         images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
-        return SamplePatches(images=images, description=f"{NUM_PATCHES} patches of {root}")
+        return images, f"{NUM_PATCHES} patches of {root}"
     except Exception as error:  # the dataset may have been moved, changed or damaged
+        if scans is not None:
+            raise
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
         reason = f"{summarize_error(error)}: give scans with input="
-        return SamplePatches(
-            images=images, description=f"seeded noise instead of scans ({reason}),"
-        )
+        return images, f"seeded noise instead of scans ({reason}),"
 
 
 def find_training_images(

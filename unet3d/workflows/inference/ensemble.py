@@ -14,7 +14,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
 from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, read_bundle
-from unet3d.export.hub import download_bundle, parse_hub_reference
+from unet3d.export.hub import download_bundle, is_on_hub
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 
@@ -38,27 +38,40 @@ class Ensemble:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
-    """One network of an ensemble."""
+class TrainedNetwork:
+    """One network, with what is known of its training."""
 
     path: Path  # of the checkpoint or the bundle
-    digest: str  # of its contents
     network: nn.Module
     metadata: Mapping[str, Any]
+    patch_size: Triple
+    digest: str = ""  # of the contents of its files
 
     @property
-    def patch_size(self) -> Triple:
-        """Return the patch size of training."""
-        d, h, w = self.metadata["config"]["data"]["patch_size"]
-        return d, h, w
+    def channels(self) -> list[str]:
+        """Return the names of the input channels."""
+        return list(self.metadata["channels"])
+
+    @property
+    def outputs(self) -> list[str]:
+        """Return the name of each output: a class or a region."""
+        return list(self.metadata.get("regions") or self.metadata["classes"])
+
+    @property
+    def normalizations(self) -> list[str]:
+        """Return the normalization method of each channel."""
+        methods = list(self.metadata["preprocessing"]["normalize"])
+        return methods if len(methods) == len(self.channels) else methods * len(self.channels)
 
 
-def load_members(paths: Sequence[Path], allow_targets: Sequence[str] | None) -> list[Member]:
+def load_members(
+    paths: Sequence[Path], allow_targets: Sequence[str] | None
+) -> list[TrainedNetwork]:
     """Load the networks of checkpoints, run folders or bundles that belong together.
 
     They may name the classes of these packages besides ours; None: any.
     """
-    members: list[Member] = []
+    members: list[TrainedNetwork] = []
     for path in map(resolve_checkpoint, paths):
         digest = digest_checkpoint(path)  # before it is read: training may replace it
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
@@ -66,7 +79,16 @@ def load_members(paths: Sequence[Path], allow_targets: Sequence[str] | None) -> 
             if members:
                 check_compatible(members[0].path, members[0].metadata, path, metadata)
             network = load_network(path, metadata, weights, allow_targets)
-            members.append(Member(path=path, digest=digest, network=network, metadata=metadata))
+            d, h, w = metadata["config"]["data"]["patch_size"]
+            members.append(
+                TrainedNetwork(
+                    path=path,
+                    network=network,
+                    metadata=metadata,
+                    patch_size=(d, h, w),
+                    digest=digest,
+                )
+            )
     return members
 
 
@@ -83,8 +105,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
     A run without a best checkpoint gives its last one. A bundle on a hub is downloaded.
     """
-    if reference := parse_hub_reference(path):
-        return download_bundle(reference)
+    if is_on_hub(path):
+        return download_bundle(path)
     if not path.is_dir() or is_bundle(path):
         return path
     for name in ("best.ckpt", "last.ckpt"):
@@ -135,23 +157,11 @@ def find_largest_component_classes(members: Sequence[Mapping[str, Any]]) -> tupl
 
 def find_common_mirroring_axes(members: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
     """Return the axes that the training of every member flipped; None if one does not say."""
-    trained = [find_mirroring_axes(metadata) for metadata in members]
+    trained = [metadata.get("mirroring_axes") for metadata in members]
     known = [axes for axes in trained if axes is not None]
     if len(known) < len(trained):
         return None
     return tuple(axis for axis in range(3) if all(axis in axes for axes in known))
-
-
-def find_mirroring_axes(metadata: Mapping[str, Any]) -> list[int] | None:
-    """Return the axes of the network's input that training flipped; None if they are unknown.
-
-    A checkpoint from before they were saved has them in its config.
-    """
-    axes = metadata.get("mirroring_axes")
-    augmentation = metadata["config"].get("augmentation") or {}
-    if axes is None and "flip_p" in augmentation:
-        axes = augmentation.get("flip_axes") if augmentation["flip_p"] else []
-    return axes
 
 
 def load_network(
@@ -178,22 +188,19 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    members = (first, second)
     keys = ("channels", "classes", "regions", "preprocessing")
-    differences = list_differences(
-        *({key: metadata.get(key) for key in keys} | _get_labels(metadata) for metadata in members)
-    )
-    sizes = [metadata["config"]["data"]["patch_size"] for metadata in members]
-    differences += list_differences({"data.patch_size": sizes[0]}, {"data.patch_size": sizes[1]})
+    described = []
+    for metadata in (first, second):
+        regions = metadata.get("regions")
+        labels = regions and get_region_labels(regions, metadata.get("region_labels"))
+        patch_size = metadata["config"]["data"]["patch_size"]
+        own = {"region_labels": labels, "data.patch_size": patch_size}
+        described.append({key: metadata.get(key) for key in keys} | own)
+    differences = list_differences(*described)
     if differences:
         raise UsageError(
             f"{first_path} and {second_path} cannot form an ensemble: {'; '.join(differences)}"
         )
-
-
-def _get_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    regions = metadata.get("regions")
-    return {"region_labels": regions and get_region_labels(regions, metadata.get("region_labels"))}
 
 
 def list_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
