@@ -53,7 +53,10 @@ def run_evaluation(
             warn(line)
         files += [folder / "worst"] if result["worst"] else []
         if evaluation.command is not None:
-            files += write_page(folder, evaluation.command, warn)
+            # What the page needs is imported now, so that the command starts sooner.
+            from unet3d.workflows.evaluation.page import try_write_evaluation_page
+
+            files += try_write_evaluation_page(folder, evaluation.command, warn)
     return EvaluationResult(
         mean=result["mean"],
         per_class=result["per_class"],
@@ -62,10 +65,3 @@ def run_evaluation(
         content=result,
         files=tuple(files),
     )
-
-
-def write_page(folder: Path, command: str, warn: Callable[[str], None]) -> list[Path]:
-    """Write report.html; what it needs is imported now, so that the command starts sooner."""
-    from unet3d.workflows.evaluation.page import try_write_evaluation_page
-
-    return try_write_evaluation_page(folder, command, warn)

@@ -19,9 +19,6 @@ from unet3d.report.evaluation import Cases, plot_scores, write_csv
 from unet3d.report.figures import save_png
 from unet3d.workflows.evaluation.score_cases import CaseScores, Evaluation
 
-PICTURE_BYTES = 240
-"""Bytes of a picture's name after its rank; file systems limit names to 255."""
-
 MAX_LEGEND_CLASSES = 12
 
 
@@ -104,7 +101,7 @@ def rank_worst_cases(scored: Sequence[CaseScores], count: int) -> list[dict[str,
         {
             "case": name,
             "dice": dice,
-            "picture": f"worst/{rank}_{shorten_name(f'{name}.png', PICTURE_BYTES)}",
+            "picture": f"worst/{rank}_{name}.png",
         }
         for rank, (dice, name) in enumerate(ranked[:count], start=1)
     ]

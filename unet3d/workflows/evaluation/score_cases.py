@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.formats.labels import list_files_by_name, read_label_pair
-from unet3d.data.formats.volumes import is_volume, open_header, split_suffix
+from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
-from unet3d.machine.memory import get_available_bytes
 from unet3d.metric.case_metric import ClassMetric
 from unet3d.metric.scores import SCORES, find_labels, score_case
-from unet3d.units import format_bytes
 from unet3d.workflows.evaluation.options import (
     resolve_annotations,
     resolve_classes,
@@ -27,7 +24,6 @@ from unet3d.workflows.evaluation.options import (
     resolve_roles,
     resolve_tolerance,
 )
-from unet3d.workflows.evaluation.ram_budget import RamBudget
 
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
@@ -82,7 +78,6 @@ class Evaluation:
     metrics: Sequence[ClassMetric] = ()
     groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
     roles: Mapping[str, Sequence[str]] | None = None  # training, validation, held out; of cases
-    ram: RamBudget = field(default_factory=RamBudget)
     command: str | None = None  # that asked for it; None: part of a run, which has the page
 
     @property
@@ -104,9 +99,7 @@ class Evaluation:
     def score_case(self, pair: CasePair) -> CaseScores:
         """Read and score one case."""
         try:
-            files = self.get_files(pair)
-            with self.ram.reserve(self.count_bytes(*files)):
-                return self.score_files(pair, *files)
+            return self.score_files(pair, *self.get_files(pair))
         except UsageError as error:
             return CaseScores(name=pair.name, scores={}, error=" ".join(str(error).split()))
 
@@ -145,17 +138,6 @@ class Evaluation:
             if len(files) > 1:
                 raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
         return pair.prediction[0], pair.reference[0]
-
-    def count_bytes(self, *files: Path) -> int:
-        """Return the bytes that reading files takes; refuse more than there are."""
-        needed = sum(open_header(file).reading_bytes for file in files)
-        if self.ram.size is not None and needed > self.ram.size:
-            raise UsageError(
-                f"{' and '.join(map(str, files))} declare so many voxels that reading them takes "
-                f"{format_bytes(needed)} of RAM, {format_bytes(self.ram.size)} are available: "
-                "correct or crop them"
-            )
-        return needed
 
     def read_pair(
         self, prediction_file: Path, reference_file: Path
@@ -210,7 +192,6 @@ def build_evaluation(settings: EvaluationSettings) -> Evaluation:
         images=settings.images,
         draw_worst=settings.draw_worst,
         workers=settings.workers,
-        ram=RamBudget(get_available_bytes(torch.device("cpu"))),
         pairs=pairs,
         without_reference=without_reference,
         names=names,
