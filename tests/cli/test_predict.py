@@ -61,19 +61,6 @@ def list_labels(folder):
     return sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
 
 
-def turned(code: str, *, oblique: bool = False):
-    """Return an affine of this orientation with anisotropic spacing."""
-    axes = nibabel.orientations.axcodes2ornt(tuple(code))
-    affine = np.zeros((4, 4))
-    for column, (row, sign) in enumerate(axes):
-        affine[int(row), column] = sign * (1.0, 1.3, 1.7)[column]
-    affine[:, 3] = 10, -20, 30, 1
-    if oblique:
-        c, s = np.cos(0.4), np.sin(0.4)
-        affine = np.array([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) @ affine
-    return affine
-
-
 def test_labels_have_the_names_of_their_images(predict, checkpoint, images, tmp_path, capsys):
     folder = images("a_0000.nii.gz", "b.nii")
     assert predict(checkpoint=checkpoint("one"), input=folder) == 0
@@ -85,30 +72,6 @@ def test_labels_have_the_names_of_their_images(predict, checkpoint, images, tmp_
     assert "2 of 2 scans segmented" in shown
 
 
-@pytest.mark.parametrize(
-    "affine",
-    [turned("LAS"), turned("PIR"), turned("SRA"), turned("RPI", oblique=True)],
-    ids=["LAS", "PIR", "SRA", "oblique RPI"],
-)
-def test_labels_are_aligned_with_their_image_in_any_orientation(
-    predict, checkpoint, images, tmp_path, affine
-):
-    """The same patient, stored in another orientation, gets the same labels at the same places."""
-    network = checkpoint("median", "data.spacing_mm=[1.3,1.3,1.3]")
-    folder = images("odd.nii.gz", affine=affine)
-    image = nibabel.load(folder / "odd.nii.gz")
-    nibabel.save(nibabel.as_closest_canonical(image), folder / "ras.nii.gz")
-    assert predict(checkpoint=network, input=folder) == 0
-    odd = nibabel.load(tmp_path / "out" / "odd.nii.gz")
-    assert odd.shape == image.shape
-    np.testing.assert_array_equal(odd.affine, image.affine)
-    assert nibabel.aff2axcodes(odd.affine) == nibabel.aff2axcodes(image.affine)
-    assert odd.get_data_dtype() == np.uint8
-    back = np.asarray(nibabel.as_closest_canonical(odd).dataobj)
-    np.testing.assert_array_equal(back, labels(tmp_path / "out" / "ras.nii.gz"))
-    assert len(np.unique(back)) > 1
-
-
 def test_voxels_outside_of_the_crop_are_background(predict, checkpoint, images, tmp_path):
     folder = images("a.nii")
     voxels = np.zeros((40, 41, 42), np.float32)
@@ -118,23 +81,6 @@ def test_voxels_outside_of_the_crop_are_background(predict, checkpoint, images, 
     wide = labels(tmp_path / "out" / "wide.nii")
     np.testing.assert_array_equal(wide[10:28, 3:23, 20:34], labels(tmp_path / "out" / "a.nii"))
     assert wide.sum() == wide[10:28, 3:23, 20:34].sum()
-
-
-def test_existing_results_are_skipped_unless_overwritten(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    folder = images("a.nii", "b.nii")
-    words = {"checkpoint": checkpoint("one"), "input": folder}
-    assert predict(**words) == 0
-    (tmp_path / "out" / "b.nii").write_bytes(b"mine")
-    (tmp_path / "out" / "a.nii").unlink()
-    capsys.readouterr()
-    assert predict(**words) == 0
-    assert "1 already segmented, skipped" in capsys.readouterr().out
-    assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
-    assert (tmp_path / "out" / "a.nii").exists()
-    assert predict(**words, overwrite=True) == 0
-    assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
 
 
 def test_labels_of_another_checkpoint_are_made_again_and_a_line_says_so(
@@ -211,17 +157,6 @@ def test_labels_that_were_corrected_are_not_replaced_by_those_of_another_checkpo
     assert (tmp_path / "out" / "a.nii").read_bytes() == b"mine"
 
 
-def test_probabilities_of_another_checkpoint_are_made_again(predict, checkpoint, images, tmp_path):
-    folder, one, other = images("a.nii"), checkpoint("one"), checkpoint("other", "seed=1")
-    file = tmp_path / "out" / "probabilities" / "a.nii"
-    assert predict(checkpoint=one, input=folder, save_probabilities=True) == 0
-    first = file.read_bytes()
-    assert predict(checkpoint=other, input=folder) == 0
-    assert file.read_bytes() == first
-    assert predict(checkpoint=other, input=folder, save_probabilities=True) == 0
-    assert file.read_bytes() != first
-
-
 def test_outputs_that_were_half_replaced_are_made_again(
     predict, checkpoint, images, tmp_path, monkeypatch
 ):
@@ -240,20 +175,6 @@ def test_outputs_that_were_half_replaced_are_made_again(
     assert file.read_bytes() != first
     assert predict(**words, checkpoint=one) == 0
     assert file.read_bytes() == first
-
-
-def test_a_truncated_file_is_reported_and_the_others_are_segmented(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    folder = images("a.nii.gz", "b.nii.gz", "c.nii.gz")
-    whole = (folder / "b.nii.gz").read_bytes()
-    (folder / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
-    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
-    assert list_labels(tmp_path / "out") == ["a.nii.gz", "c.nii.gz"]
-    captured = capsys.readouterr()
-    assert "2 of 3 scans segmented" in captured.out
-    assert "1 failed:\n  b: " in captured.err
-    assert "Traceback" not in captured.err
 
 
 @pytest.fixture(scope="session")
@@ -284,118 +205,12 @@ def test_a_missing_channel_is_named_and_the_others_are_segmented(
     assert "c.nii has 1 channels, but the network takes 2: T1, T2" in captured
 
 
-def test_channels_on_another_grid_than_the_first_are_named_and_the_others_are_segmented(
-    predict, two_channels, images, tmp_path, capsys
-):
-    shifted, spaced = np.eye(4), np.diag([2.0, 2.0, 2.0, 1.0])
-    shifted[0, 3] = 30
-    affines = {"flipped": np.diag([-1.0, 1, 1, 1]), "shifted": shifted, "spaced": spaced}
-    folder = images(*(f"{name}_000{c}.nii" for name in ("a", *affines, "z") for c in (0, 1)))
-    for name, affine in affines.items():
-        file = folder / f"{name}_0001.nii"
-        nibabel.save(nibabel.Nifti1Image(labels(file).copy(), affine), file)
-    assert predict(checkpoint=two_channels, input=folder) == 1
-    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
-    captured = capsys.readouterr().err
-    assert "flipped_0001.nii has orientation LAS, but flipped_0000.nii RAS: " in captured
-    assert "shifted_0001.nii is offset by up to 30 mm from shifted_0000.nii: " in captured
-    assert "spaced_0001.nii has spacing 2 x 2 x 2 mm, but spaced_0000.nii 1 x 1 x 1 mm" in captured
-
-
-def test_headers_without_a_valid_spacing_or_affine_are_named_and_the_others_are_segmented(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    pixdim, row = 80, 280  # where a header has the first voxel size, and a row of its affine
-    damage = {"b": (pixdim, 0), "c": (pixdim, np.nan), "d": (row, np.nan), "e": (row + 4, np.inf)}
-    damage |= {"f": (row, 0)}
-    folder = images("a.nii", *(f"{name}.nii" for name in damage), "z.nii")
-    for name, (offset, value) in damage.items():
-        content = bytearray((folder / f"{name}.nii").read_bytes())
-        content[offset : offset + 4] = np.float32(value).tobytes()
-        (folder / f"{name}.nii").write_bytes(content)
-    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
-    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
-    captured = capsys.readouterr().err
-    for name, spacing in (("b", "0"), ("c", "nan")):
-        assert f"{name}.nii has the spacing {spacing} x 1 x 1 mm in its header: write" in captured
-    for name in "def":
-        assert f"{name}.nii has the invalid affine [" in captured
-
-
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that fails to read")
-def test_a_read_error_costs_the_scan_that_has_it(predict, checkpoint, images, tmp_path, capsys):
-    folder = images("a.nii", "z.nii")
-    (folder / "b.nii").symlink_to("/proc/self/mem")
-    (folder / "c").mkdir()
-    (folder / "c" / "1.dcm").symlink_to("/proc/self/mem")
-    assert predict(checkpoint=checkpoint("one"), input=folder) == 1
-    assert list_labels(tmp_path / "out") == ["a.nii", "z.nii"]
-    captured = capsys.readouterr().err
-    assert "b.nii: Input/output error: check the disk" in captured
-    assert "ignoring c (is a folder without DICOM images)" in captured
-
-
-def test_an_ensemble_averages_its_networks(predict, checkpoint, images, tmp_path):
-    folder = images("a.nii")
-    one, other = checkpoint("one"), checkpoint("other", "seed=1")
-    for name, which in (("1", one), ("2", other), ("both", f"{one},{other}")):
-        assert predict(checkpoint=which, input=folder, output=tmp_path / name) == 0
-    found = [labels(tmp_path / name / "a.nii") for name in ("1", "2", "both")]
-    assert not (found[0] == found[1]).all()
-    agreed = found[0] == found[1]
-    assert (found[2] == found[0])[agreed].mean() > 0.9
-    assert predict(checkpoint=f"[{one},{one}]", input=folder, output=tmp_path / "twice") == 0
-    np.testing.assert_array_equal(labels(tmp_path / "twice" / "a.nii"), found[0])
-
-
-def test_a_case_that_does_not_fit_is_split_into_slabs_with_equal_labels(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    many = checkpoint("many", "data.num_classes=100", "data.layout.num_classes=4")
-    words = {"checkpoint": many, "input": images("a.nii", size=(24, 80, 80))}
-    for output in ("cold", "whole"):  # what is loaded with the first window is counted once
-        assert predict(**words, output=tmp_path / output) == 0
-    message = capsys.readouterr().out
-    assert "slabs with" not in message
-    taken = float(message.split("classes: ")[-1].split(" MiB")[0])
-    for less in (2, 3, 4):  # MiB that slabs save; windows are measured to a MiB or two
-        output = tmp_path / f"{less} MiB less"
-        code = predict(**words, output=output, memory_gib=(taken - less) / 1024)
-        if "slabs with" in capsys.readouterr().out:
-            break
-    else:
-        pytest.fail("it was never cut into slabs")
-    assert code == 0
-    np.testing.assert_array_equal(labels(tmp_path / "whole" / "a.nii"), labels(output / "a.nii"))
-
-
-def test_test_time_augmentation_changes_the_labels(predict, checkpoint, images, tmp_path):
-    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    found = []
-    for mirror in ("false", "[0,1]", "true"):
-        assert predict(**words, output=tmp_path / mirror, tta=mirror) == 0
-        found.append(labels(tmp_path / mirror / "a.nii").tobytes())
-    assert len(set(found)) == 3
-
-
 def test_too_little_memory_is_an_error_of_the_case(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     assert predict(**words, memory_gib=0.001) == 3
     captured = capsys.readouterr()
     assert "of RAM" in captured.err
     assert "0 of 1 scans segmented" in captured.out
-
-
-def test_probabilities_sum_to_one_and_agree_with_the_labels(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    folder = images("a.nii.gz", affine=turned("PIR"))
-    assert predict(checkpoint=checkpoint("one"), input=folder, save_probabilities=True) == 0
-    assert "probabilities: 0 MiB on disk" in capsys.readouterr().out
-    found = labels(tmp_path / "out" / "probabilities" / "a.nii")
-    assert found.shape == (18, 20, 14, 4)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
-    np.testing.assert_array_equal(found.argmax(-1), labels(tmp_path / "out" / "a.nii.gz"))
 
 
 @pytest.mark.parametrize("order", [None, [2, 3, 3]])
@@ -416,66 +231,31 @@ def test_regions_become_labels_in_training_and_inference(
     assert len(np.unique(expected)) >= len(set(order or [1, 2, 3]))
 
 
-def test_only_the_largest_component_of_a_named_class_is_kept(predict, checkpoint, images, tmp_path):
-    from scipy.ndimage import label
-
-    folder = images("a.nii")
-    words = {"checkpoint": checkpoint("one"), "input": folder}
-    assert predict(**words) == 0
-    assert predict(**words, output=tmp_path / "clean", keep_largest_component="[ball]") == 0
-    before, after = (labels(tmp_path / name / "a.nii") for name in ("out", "clean"))
-    assert label(before == 1, np.ones((3, 3, 3)))[1] > 1
-    assert label(after == 1, np.ones((3, 3, 3)))[1] == 1
-    chosen = checkpoint("chosen", keep_largest_component=["ball"])
-    assert predict(**words | {"checkpoint": chosen}, output=tmp_path / "auto") == 0
-    np.testing.assert_array_equal(labels(tmp_path / "auto" / "a.nii"), after)
-
-
 def test_only_axes_that_training_flipped_are_mirrored(
     predict, checkpoint, images, tmp_path, capsys
 ):
     folder = images("a.nii")
     flipped = checkpoint("flipped", "augmentation.flip_axes=[1]")
     never = checkpoint("never", "augmentation.flip_p=0")
-    found = {}
-    for name, network, tta in (
-        *(("one", flipped, "true"), ("named", flipped, "[1]"), ("off", flipped, "false")),
-        *(("never", never, "true"), ("never off", never, "false")),
-        ("both", f"{never},{flipped}", "true"),
-        ("both off", f"{never},{flipped}", "false"),
+    nothing = "nothing to mirror, because there is no axis that {} flipped"
+    for network, line in (
+        (flipped, "mirroring the axes that training flipped: [1]"),
+        (never, nothing.format("training")),
+        (f"{never},{flipped}", nothing.format("the training of every network")),
     ):
-        assert predict(checkpoint=network, input=folder, tta=tta, output=tmp_path / name) == 0
-        found[name] = labels(tmp_path / name / "a.nii"), capsys.readouterr().out
-    np.testing.assert_array_equal(found["one"][0], found["named"][0])
-    assert (found["one"][0] != found["off"][0]).any()
-    assert "tta=true: mirroring the axes that training flipped: [1]\n" in found["one"][1]
-    for name, training in (("never", "training"), ("both", "the training of every network")):
-        np.testing.assert_array_equal(found[name][0], found[f"{name} off"][0])
-        line = f"tta=true: nothing to mirror, because there is no axis that {training} flipped\n"
-        assert line in found[name][1]
+        words = {"checkpoint": network, "input": folder, "overwrite": True}
+        assert predict(**words, tta="true") == 0
+        assert f"tta=true: {line}\n" in capsys.readouterr().out
+        mirrored = labels(tmp_path / "out" / "a.nii").tobytes()
+        assert predict(**words, tta="false") == 0
+        is_equal = labels(tmp_path / "out" / "a.nii").tobytes() == mirrored
+        assert is_equal == (network != flipped)
+    capsys.readouterr()
     assert predict(checkpoint=flipped, input=folder, tta="[0,1]", output=tmp_path / "no") == 2
     error = capsys.readouterr().err
     assert error.startswith("unet3d: tta=[0, 1]: training flipped only the axes [1], and a network")
     assert error.count("\n") == 1
     assert not (tmp_path / "no").exists()
-
-
-def test_a_checkpoint_from_before_axes_were_saved_has_them_in_its_config(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    folder, now = images("a.nii"), checkpoint("flipped", "augmentation.flip_axes=[1]")
-    content = torch.load(now, weights_only=True)
-    assert content["unet3d"].pop("mirroring_axes") == [1]
-    torch.save(content, tmp_path / "before.ckpt")
-    assert predict(checkpoint=tmp_path / "before.ckpt", input=folder, tta="true") == 0
-    assert "tta=true: mirroring the axes that training flipped: [1]\n" in capsys.readouterr().out
-    del content["unet3d"]["config"]["augmentation"]
-    torch.save(content, tmp_path / "silent.ckpt")
-    words = {"checkpoint": tmp_path / "silent.ckpt", "input": folder, "overwrite": True}
-    assert predict(**words, tta="true") == 2
-    expected = "unet3d: tta: the checkpoint does not say which axes training flipped: name them, "
-    assert capsys.readouterr().err == f"{expected}as in tta=[0,1]\n"
-    assert predict(**words, tta="[0,1]") == 0
 
 
 def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
@@ -507,22 +287,6 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     assert "4 already segmented, skipped" in capfd.readouterr().out
 
 
-def test_windows_of_background_are_skipped_and_counted(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    folder = images("a.nii", size=(40, 40, 40))
-    voxels = labels(folder / "a.nii") + 10
-    voxels[:, :, 10:] = -5
-    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / "a.nii")
-    words = {"checkpoint": checkpoint("one"), "input": folder}
-    assert predict(**words) == 0
-    assert predict(**words, output=tmp_path / "fewer", skip_background=0.1) == 0
-    assert "a: skipped 32 of 64 windows" in capsys.readouterr().out
-    expected, found = labels(tmp_path / "out" / "a.nii"), labels(tmp_path / "fewer" / "a.nii")
-    np.testing.assert_array_equal(found[:, :, :10], expected[:, :, :10])
-    assert found[:, :, 24:].max() == 0 < expected[:, :, 24:].max()
-
-
 def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
     predict, checkpoint, images, tmp_path, monkeypatch
 ):
@@ -544,7 +308,6 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"checkpoint": "none.ckpt"}, "no checkpoint at"),
         ({"checkpoint": "broken.ckpt"}, "incomplete or not a checkpoint"),
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
         ({"checkpoint": "in"}, "found neither best.ckpt nor last.ckpt"),
@@ -554,32 +317,22 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"input": "nowhere"}, "no file or folder"),
         ({"output": "in"}, "must not be the folder of the images"),
         ({"output": "out.nii"}, "is one file, but there are 2 scans"),
-        ({"output": "/proc/x"}, "/proc/x"),
         ({"output": "broken.ckpt"}, "must be a folder"),
         ({"overlap": 1}, "overlap must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"batch_size": "many"}, "batch_size must be an int"),
         ({"tta": "[0,3]"}, "tta must be"),
-        ({"tta": "yes"}, "tta must be true, false or a list"),
         ({"precision": 17}, "precision must be one of"),
         ({"precision": "16-true"}, "needs a GPU"),
         ({"device": "cuda"}, "device=cuda"),
-        ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps"),
         ({"memory_gib": -1}, "memory_gib must be"),
         ({"backend": "tensorrt"}, "backend must be one of torch, onnx, openvino"),
         ({"skip_background": "true"}, "skip_background must be null or a number in [0, 1)"),
-        ({"skip_background": 1}, "skip_background must be"),
-        ({"prefetch": "much"}, "prefetch must be"),
-        ({"devices": "few"}, "devices must be auto or an int >= 1"),
         ({"devices": 0}, "devices must be auto or an int >= 1"),
         ({"devices": 2, "checkpoint": "none.ckpt"}, "no checkpoint at"),
-        ({"memory_gib": "much"}, "memory_gib must be"),
         (
             {"keep_largest_component": "lung"},
             "keep_largest_component must be some of the classes ball",
         ),
-        ({"overwrte": "true"}, "did you mean overwrite?"),
-        ({"data": "synthetic"}, "no key or group 'data'"),
     ],
     ids=str,
 )
@@ -616,36 +369,10 @@ def test_another_ending_of_the_output_is_refused_before_a_network_is_loaded(
     assert line == f"{start} {SUFFIX_LIST}"
 
 
-def test_a_folder_of_outputs_may_have_a_dot_in_its_name(predict, checkpoint, images, tmp_path):
-    (tmp_path / "labels.old").mkdir()
-    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    for folder in ("labels.old", "overlap_0.5"):
-        assert predict(**words, output=folder) == 0
-        assert (tmp_path / folder / "a.nii").exists()
-
-
 def test_windows_that_do_not_fit_have_exit_code_3(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     assert predict(**words, batch_size=10**9) == 3
     assert "windows of 16x16x16 do not fit in the RAM" in capsys.readouterr().err
-
-
-def test_a_missing_key_is_requested(predict, capsys):
-    assert predict(input="in") == 2
-    assert "checkpoint must be given" in capsys.readouterr().err
-
-
-def test_a_network_whose_outputs_do_not_match_its_classes_is_an_error(
-    predict, checkpoint, images, tmp_path, capsys
-):
-    content = torch.load(checkpoint("a"), weights_only=True)
-    card = content["unet3d"]
-    card["classes"].append("more")
-    card["config"]["data"]["num_classes"] += 1
-    card["preprocessing"]["num_classes"] += 1
-    torch.save(content, tmp_path / "more.ckpt")
-    assert predict(checkpoint=tmp_path / "more.ckpt", input=images("a_0000.nii")) == 2
-    assert "outputs for 5 classes" in capsys.readouterr().err
 
 
 def test_a_scan_that_differs_from_the_training_data_causes_a_warning(

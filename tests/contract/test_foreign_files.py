@@ -1,4 +1,4 @@
-"""Checkpoints and configs of strangers run no code."""
+"""Checkpoints of strangers run no code."""
 
 import os
 import pickle
@@ -86,14 +86,4 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(
     ended = unet3d(*words)
     assert ended.code == 2, ended.err
     assert "x.ckpt" in ended.err
-    assert not (tmp_path / "executed").exists()
-
-
-def test_a_config_of_the_user_may_not_name_a_function_either(unet3d, small, tmp_path):
-    option = tmp_path / "conf" / "loss" / "mine.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("_target_: os.mkdir\npath: executed\n")
-    ended = unet3d("train", *small, "loss=mine", "hydra.run.dir=run")
-    assert ended.code == 2
-    assert "os.mkdir" in ended.err
     assert not (tmp_path / "executed").exists()

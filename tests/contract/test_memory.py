@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from torch import nn
 
 import unet3d as package
+from tests.contract.conftest import call
 from tests.contract.helpers.allocated import AllocatedBytes
 from tests.contract.helpers.components import compose
 
@@ -89,19 +90,25 @@ def test_the_estimate_of_any_network_is_the_peak_of_a_real_step_to_the_byte(name
     assert estimated.reserved == 0
 
 
-CONFIGURED = [
-    ("checkpointing=none", "model.norm=batch", "loss=tversky"),
-    ("checkpointing=lean", "pool=median", "model.deep_supervision=true", "model.depth=4"),
-    ("checkpointing=leanest", "model.norm=group"),
+STEP = [
+    *("model.width=4", "model.depth=4", "model.deep_supervision=true", "model.norm=batch"),
+    *("pool=median", "data.patch_size=[18,17,16]", "data.batch_size=2"),
+    *("data.num_classes=4", "data.in_channels=1", "trainer.accelerator=cpu"),
 ]
 
 
-@pytest.mark.parametrize("words", CONFIGURED, ids=" ".join)
-def test_the_estimate_of_a_run_is_the_peak_of_its_real_step_to_the_byte(words, estimate):
-    words = [*words, "model.width=4", "data.patch_size=[18,17,16]", "data.batch_size=2"]
-    words += ["data.num_classes=4", "data.in_channels=1", "trainer.accelerator=cpu"]
-    estimated = estimate(*words)
-    config = compose(*words)
+@pytest.fixture(scope="module")
+def by_strategy():
+    """Return the estimates of a configured step, by checkpointing strategy."""
+    ended = call("memory", *STEP, "vary=checkpointing", "format=json")
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)
+    return {row["value"].removeprefix("checkpointing="): row for row in rows}
+
+
+@pytest.mark.parametrize("strategy", ["none", "fused", "skips", "lean", "leanest", "blocks"])
+def test_the_estimate_of_a_run_is_the_peak_of_its_real_step_to_the_byte(strategy, by_strategy):
+    config = compose(*STEP, f"checkpointing={strategy}")
     options = {k: v for k, v in config["model"].items() if k != "prior_bias"}
     network = instantiate(options, pool=instantiate(config["pool"]))
     instantiate(config["checkpointing"]).apply(network)
@@ -114,22 +121,31 @@ def test_the_estimate_of_a_run_is_the_peak_of_its_real_step_to_the_byte(words, e
         micro_batches=1,
         clip_norm=12.0,
     )
-    assert estimated["peak_allocated_bytes"] == measured
-    assert estimated["peak_allocated_bytes"] == max(
-        phase["allocated_bytes"] for phase in estimated["phases"].values()
+    assert by_strategy[strategy]["peak_allocated_bytes"] == measured
+
+
+def test_the_estimate_names_the_phases_kinds_and_layers_of_its_peak(by_strategy):
+    network = package.UNet3D(
+        in_channels=1, num_classes=4, depth=4, width=4, deep_supervision=True, norm="batch"
     )
-    assert estimated["parameters"] == sum(p.numel() for p in network.parameters())
+    for row in by_strategy.values():
+        phases = {name: phase["allocated_bytes"] for name, phase in row["phases"].items()}
+        assert set(phases) == {"forward", "backward", "optimizer", "validation"}
+        assert row["peak_allocated_bytes"] == max(phases.values())
+        assert row["parameters"] == sum(p.numel() for p in network.parameters())
+        kinds = {"parameters", "optimizer state", "input"}
+        assert kinds <= set(row["kinds"])
+        assert row["kinds"]["parameters"] == 4 * row["parameters"]
+        assert sum(row["kinds"].values()) == row["peak_allocated_bytes"]
+        levels = [layer["name"] for layer in row["layers"] if layer["phase"] == "forward"]
+        assert levels == [f"encoder.{n}" for n in range(4)] + [f"decoder.{n}" for n in range(3)]
 
 
 PATCH = "data.patch_size=[64,64,64]"
-ROWS = [
-    f"precision=bf16 checkpointing=leanest model=unet_nnunet optimizer=sgd {PATCH}",
-    f"precision=32 checkpointing=leanest model=unet_small optimizer=adamw {PATCH}",
-]
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_estimates_are_within_half_a_percent_of_what_an_h100_measured(row, estimate, monkeypatch):
+def test_an_estimate_is_within_half_a_percent_of_what_an_h100_measured(estimate, monkeypatch):
+    row = f"precision=bf16 checkpointing=leanest model=unet_nnunet optimizer=sgd {PATCH}"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # 32 MiB, an H100's own
     estimated = estimate(*row.split(), "data.num_classes=5", "trainer.accelerator=gpu")
     measured = GPU["predict"]["rows"][row]["measured"]
@@ -186,18 +202,6 @@ def test_an_estimate_is_a_table_a_line_and_the_largest_batch():
     assert "backward" in estimate.table()
     assert "MiB" in repr(estimate)
     assert estimate.timeline().axes
-
-
-def test_the_estimate_names_the_layers_and_kinds_of_its_peak(estimate):
-    words = ["data.patch_size=[16,16,16]", "trainer.accelerator=cpu", "checkpointing=leanest"]
-    result = estimate(*words)
-    assert set(result["phases"]) == {"forward", "backward", "optimizer", "validation"}
-    kinds = {"parameters", "gradients", "optimizer state", "saved activations", "input"}
-    assert kinds <= set(result["kinds"])
-    assert result["kinds"]["parameters"] == 4 * result["parameters"]
-    assert sum(result["kinds"].values()) == result["peak_allocated_bytes"]
-    levels = [layer["name"] for layer in result["layers"] if layer["phase"] == "forward"]
-    assert levels == ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "decoder.1"]
 
 
 def test_a_network_that_cannot_be_traced_is_one_line():

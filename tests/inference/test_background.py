@@ -73,29 +73,3 @@ def test_an_image_without_foreground_is_background():
         logits, num_skipped, total = run(image, background, [])
         assert num_skipped == total
         assert decide(logits).eq(0).all()
-
-
-def test_one_voxel_above_the_level_makes_a_window_foreground():
-    image = make_image()
-    background = make_background_test(image, 0.1, outputs=3, overlapping=False)
-    window = image[:, :8, :8, :8].clone()
-    assert background.is_background(window)
-    window[0, 3, 4, 5] = 0.5
-    assert not background.is_background(window)
-
-
-def test_levels_are_between_the_darkest_and_the_brightest_voxels():
-    image = torch.linspace(-3, 7, 8000).reshape(1, 20, 20, 20)
-    (threshold,) = make_background_test(image, 0.25, outputs=2, overlapping=False).thresholds
-    assert threshold == pytest.approx(-0.5, abs=0.03)
-
-
-def test_padding_is_not_foreground():
-    image = make_image()
-    image[:, :, :, 12:] = -1
-    image = image[:, :20]  # no bright part is left, but for one voxel
-    image[0, 19, 29, 5] = 1
-    background = make_background_test(image, 0.1, outputs=3, overlapping=False)
-    network = nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False)
-    _, num_skipped, total = run(image, background, [network], patch=(8, 10, 64))
-    assert 0 < num_skipped < total

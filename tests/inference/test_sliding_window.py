@@ -3,7 +3,6 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 
 from tests.inference.helpers.allocated import measure_peak_bytes
-from unet3d.errors import UsageError
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import RegionsToLabels
 
@@ -31,9 +30,3 @@ def test_the_logits_of_the_whole_volume_are_never_allocated():
     logits_bytes = 4 * 30 * image.numel()
     peak = measure_peak_bytes(lambda: SlidingWindow([16, 16, 16])(image, network))
     assert peak < 0.4 * logits_bytes
-
-
-@pytest.mark.parametrize("settings", [{"overlap": 1.0}, {"overlap": -0.1}, {"batch_size": 0}])
-def test_invalid_settings_are_errors(settings):
-    with pytest.raises(UsageError, match=r"inference\.overlap must be"):
-        SlidingWindow([8, 8, 8], **settings)

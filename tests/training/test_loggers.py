@@ -105,11 +105,6 @@ def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed
     assert [point.step for point in events.Scalars("final/dice")] == [2]
 
 
-def test_a_run_takes_no_logger(unet3d, tmp_path):
-    assert unet3d("logger=none") == 0
-    assert not (tmp_path / "run" / "tensorboard").exists()
-
-
 MY_LOGGER = """
 from pathlib import Path
 from lightning.pytorch.loggers import Logger

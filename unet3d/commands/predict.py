@@ -3,6 +3,7 @@
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -10,11 +11,20 @@ from tqdm import tqdm
 from unet3d.cli.error_messages import get_exit_code
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.inference import InferenceSettings, parse_inference
+from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import summarize_error
-from unet3d.text import escape_unprintable
-from unet3d.workflows.inference.build import build_inference
-from unet3d.workflows.inference.predictor import ScanTask
-from unet3d.workflows.inference.prefetch import CaseQueue
+from unet3d.workflows.inference.build import (
+    build_predictor,
+    check_output,
+    describe_mirroring,
+    plan_outputs,
+    resolve_flip_axes,
+    summarize_predictor,
+)
+from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.inference.predictor import PreparedScan
+from unet3d.workflows.inference.prefetch import segment_scans
+from unet3d.workflows.inference.records import find_pending
 from unet3d.workflows.inference.sharing import InferenceResult, count_processes, run_in_processes
 
 
@@ -22,10 +32,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Segment all scans, in this process or shared among several."""
     settings = parse_inference(composed)
     count = count_processes(settings)
-    if count > 1:
-        result = run_in_processes(settings, count, segment_scans)
-    else:
-        result = segment_scans(settings)
+    result = run_in_processes(settings, count, predict) if count > 1 else predict(settings)
     if result.num_skipped:
         text = f"{result.num_skipped} already segmented, skipped"
         print(f"{text} (overwrite=true segments them again)")
@@ -43,62 +50,84 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 1 if result.failures else 0
 
 
-def segment_scans(settings: InferenceSettings) -> InferenceResult:
+def predict(settings: InferenceSettings) -> InferenceResult:
     """Segment one scan after the other; report those that fail, and continue."""
-    job = build_inference(settings)
+    check_output(settings.output)
+    ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
+    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, "tta")
+    scans = find_scans(settings.input, ensemble.channels)
     index, count = settings.share
+    tasks = plan_outputs(
+        scans,
+        settings.input,
+        settings.output,
+        save_probabilities=settings.save_probabilities,
+        output_format=settings.output_format,
+    )[index::count]
+    predictor, precision = build_predictor(
+        ensemble,
+        device=settings.device,
+        precision=settings.precision,
+        overlap=settings.windows.overlap,
+        batch_size=settings.windows.batch_size,
+        flip_axes=flip_axes,
+        keep_largest_component=settings.keep_largest_component,
+        memory_bytes=settings.memory_bytes,
+        backend=settings.backend,
+        skip_background=settings.skip_background,
+    )
+    pending, notice = find_pending(
+        tasks, predictor.describe_settings(), overwrite=settings.overwrite
+    )
     if index == 0:
-        print(job.summary, flush=True)
-        if job.ignored is not None:
-            print(f"warning: {job.ignored}", file=sys.stderr, flush=True)
-    if job.notice is not None:
-        print(job.notice, flush=True)
+        print(summarize_predictor(predictor, precision), flush=True)
+        if settings.flip_axes is None:
+            print(f"tta=true: {describe_mirroring(ensemble)}", flush=True)
+        if (ignored := describe_ignored(settings.input)) is not None:
+            print(f"warning: {ignored}", file=sys.stderr, flush=True)
+    if notice is not None:
+        print(notice, flush=True)
     failures: list[str] = []
     exit_codes: set[int] = set()
     num_different, start = 0, time.perf_counter()
 
-    def report(task: ScanTask, error: Exception) -> None:
+    def compute(prepared: PreparedScan) -> Callable[[], None]:
+        nonlocal num_different
+        task = prepared.task
+        assert task is not None
+        print(prepared.memory_summary, flush=True)
+        if prepared.differences:
+            num_different += 1
+            files = ", ".join(file.name for file in task.scan.files)
+            differences = "; ".join(prepared.differences)
+            print(
+                f"warning: {files} differs from the training data: {differences}",
+                file=sys.stderr,
+                flush=True,
+            )
+        number = f"{pending.index(task) + 1}/{len(pending)}"
+        with tqdm(
+            total=prepared.plan.windows,
+            desc=f"{number} {task.scan.name}",
+            unit="window",
+            leave=False,
+            disable=True if count > 1 else None,  # None: unless it is a terminal
+        ) as bar:
+            return predictor.compute(prepared, on_windows=bar.update, log=tqdm.write)
+
+    for task, error in segment_scans(
+        predictor, pending, prefetch=settings.prefetch, compute=compute
+    ):
         if settings.debug:
             traceback.print_exception(error)
         exit_codes.add(get_exit_code(error))
-        failures.append(escape_unprintable(f"{task.scan.name}: {summarize_error(error)}"))
+        failures.append(f"{task.scan.name}: {summarize_error(error)}")
         print(f"unet3d: {failures[-1]}", file=sys.stderr, flush=True)
-
-    with CaseQueue(job.predictor, job.tasks, prefetch=settings.prefetch) as queue:
-        for number, task in enumerate(job.tasks, start=1):
-            title = escape_unprintable(f"{number}/{len(job.tasks)} {task.scan.name}")
-            try:
-                num_different += segment_scan(queue, task, None if count > 1 else title)
-            except Exception as error:
-                report(task, error)
-            for failure in queue.take_failures(wait=number == len(job.tasks)):
-                report(*failure)
     return InferenceResult(
-        num_tasks=len(job.tasks),
-        num_skipped=job.num_skipped,
+        num_tasks=len(pending),
+        num_skipped=len(tasks) - len(pending),
         num_different=num_different,
         failures=tuple(failures),
         out_of_memory=3 in exit_codes,
         seconds=time.perf_counter() - start,
     )
-
-
-def segment_scan(queue: CaseQueue, task: ScanTask, title: str | None) -> bool:
-    """Segment a scan, with a progress bar if it has a title.
-
-    Return whether it differs from the training data.
-    """
-    scan = queue.prepare(task)
-    print(escape_unprintable(scan.memory_summary), flush=True)
-    if scan.differences:
-        files = escape_unprintable(", ".join(file.name for file in task.scan.files))
-        differences = "; ".join(scan.differences)
-        print(
-            f"warning: {files} differs from the training data: {differences}",
-            file=sys.stderr,
-            flush=True,
-        )
-    total, hidden = scan.plan.windows, None if title else True  # None: unless it is a terminal
-    with tqdm(total=total, desc=title, unit="window", leave=False, disable=hidden) as bar:
-        queue.predict(scan, on_windows=bar.update, log=tqdm.write)
-    return bool(scan.differences)

@@ -9,7 +9,6 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from unet3d.errors import UsageError
 from unet3d.inference.accumulate import Network, run_windows
 from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
 from unet3d.inference.write_labels import Decision, argmax_labels
@@ -29,13 +28,6 @@ class SlidingWindow:
         batch_size: int = 1,
         decide: Decision = argmax_labels,
     ):
-        if not 0 <= overlap < 1 or batch_size < 1:
-            raise UsageError(
-                "inference.overlap must be in [0, 1) and inference.batch_size >= 1, "
-                f"got {overlap} and {batch_size}"
-            )
-        if len(patch_size) != 3 or min(patch_size) < 1:
-            raise UsageError(f"data.patch_size must be three ints >= 1, got {list(patch_size)}")
         d, h, w = patch_size
         self.patch_size = d, h, w
         self.overlap = overlap

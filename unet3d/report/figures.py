@@ -5,8 +5,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from unet3d.files import atomic_write
 from unet3d.report.curves import Points
 from unet3d.text import escape_mathtext
@@ -21,15 +19,15 @@ def save_png(figure: "Figure", path: Path, *, dpi: int = 110) -> None:
         figure.savefig(draft, dpi=dpi, format="png")
 
 
-def to_svg(figure: "Figure") -> Markup:
-    """Return a figure as SVG for a page, whose style decides the color and font of its text."""
+def to_svg(figure: "Figure") -> str:
+    """Return a figure as markup for a page, whose style decides the color and font of its text."""
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none"}), StringIO() as file:
         figure.savefig(file, format="svg", dpi=150, transparent=True)
         text = file.getvalue()
     text = text[text.index("<svg") :]
-    return Markup(text.replace("#000000", "currentColor"))
+    return text.replace("#000000", "currentColor")
 
 
 def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Figure":

@@ -29,7 +29,7 @@ def make_model_card(
         "runs": runs,
     }
     # The template escapes names, which may be those of a stranger's dataset, for Markdown.
-    template = ENVIRONMENT.overlay(autoescape=False).get_template("model_card.md")
+    template = ENVIRONMENT.overlay(autoescape=False).get_template("model_card.md.jinja")
     return template.render(content) + "\n"
 
 

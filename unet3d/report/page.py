@@ -29,7 +29,7 @@ ENVIRONMENT.filters |= {"score": format_score, "pluralize": pluralize, "md": esc
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Return a document; text in `content` is escaped, figures are markup."""
+    """Return a document; text in `content` is escaped, except for figures."""
     return ENVIRONMENT.get_template(template).render(content)
 
 

@@ -12,7 +12,6 @@ from unet3d.config.settings.training import parse_precision
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
-from unet3d.machine.device import resolve_device
 from unet3d.text import join_first, pluralize
 from unet3d.types import BACKENDS
 from unet3d.units import GIB
@@ -26,7 +25,7 @@ from unet3d.workflows.inference.build import (
 )
 from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.prefetch import CaseQueue
+from unet3d.workflows.inference.prefetch import segment_scans
 from unet3d.workflows.inference.records import find_pending
 
 PathLike = str | Path
@@ -86,7 +85,7 @@ class Segmenter:
         if array.dtype.kind not in "iuf":
             raise UsageError(f"an image has real numbers, got {array.dtype}")
         prepared = self._predictor.prepare_array(channels, _make_affine(spacing_mm, affine))
-        return self._predictor.segment(prepared, on_windows=_ignore, log=_ignore)
+        return self._predictor.segment(prepared)
 
     def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
         """Segment a scan, and write its labels on the grid of the scan.
@@ -105,8 +104,8 @@ class Segmenter:
         if not split_suffix(target)[1]:
             raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
         task = ScanTask(scan=scan, labels=target, probabilities=None)
-        with CaseQueue(self._predictor, [task], prefetch=False) as queue:
-            queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
+        for _, error in segment_scans(self._predictor, [task], prefetch=False):
+            raise error
         return target
 
     def predict_files(
@@ -132,14 +131,7 @@ class Segmenter:
         pending, notice = find_pending(tasks, settings, overwrite=overwrite)
         if notice is not None:
             warnings.warn(notice, stacklevel=2)
-        failures: list[tuple[ScanTask, Exception]] = []
-        with CaseQueue(self._predictor, pending, prefetch=True) as queue:
-            for task in pending:
-                try:
-                    queue.predict(queue.prepare(task), on_windows=_ignore, log=_ignore)
-                except Exception as error:
-                    failures.append((task, error))
-                failures += queue.take_failures(wait=task is pending[-1])
+        failures = list(segment_scans(self._predictor, pending, prefetch=True))
         if failures:
             reasons = [f"{task.scan.name}: {summarize_error(error)}" for task, error in failures]
             count = f"{len(failures)} of {pluralize(len(pending), 'scan')} failed"
@@ -208,7 +200,6 @@ def load(
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
-    resolve_device(str(device), "device")
     used = None if precision is None else parse_precision(precision)
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -252,7 +243,3 @@ def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) 
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or not np.linalg.det(matrix):
         raise UsageError("affine must be an invertible matrix of 4 x 4 numbers")
     return matrix
-
-
-def _ignore(_: object) -> None:
-    """Show no progress."""

@@ -1,9 +1,10 @@
-"""What users see of a sweep: in its log, and in the comparison."""
+"""What users see of a sweep: in TensorBoard, and in the comparison of its runs."""
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unet3d.cli.main import main
+from unet3d.training.loggers import FINAL_METRICS
 
 pytestmark = pytest.mark.slow
 
@@ -22,19 +23,21 @@ def sweep(small, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def log(sweep):
-    accumulator = EventAccumulator(str(sweep / "1" / "tensorboard"))
-    accumulator.Reload()
-    return accumulator
+    return EventAccumulator(str(sweep / "1" / "tensorboard")).Reload()
 
 
 def test_a_log_has_charts_images_and_final_metrics(log):
     tags = log.Tags()
     assert "custom_scalars__config__" in tags["tensors"]
     assert {"memory/timeline", "memory/layers"} < set(tags["images"])
-    final = {f"final/{name}" for name in ("dice", "hd95_mm", "peak_mib", "step_seconds")}
-    assert final <= set(tags["scalars"])
-    (dice,) = log.Scalars("final/dice")
-    assert dice.step == 3
+    assert [[point.step for point in log.Scalars(name)] for name in FINAL_METRICS] == [[3]] * 4
+
+
+def test_a_log_lists_its_hyperparameters_and_final_metrics_from_the_start(log):
+    contents = log.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert all(name.encode() in contents for name in ("pool", *FINAL_METRICS))
+    session = log.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"median" in session
 
 
 def test_estimated_kinds_are_constant_from_the_first_step_to_the_last_validation(log):

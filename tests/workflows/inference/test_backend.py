@@ -11,7 +11,6 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
 from unet3d.machine.device import Precision, has_fast_bf16
-from unet3d.memory import peak
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.workflows.inference.backend import open_network, resolve_backend_precision
@@ -107,14 +106,6 @@ def test_a_network_that_cannot_be_traced_is_named():
 
     with pytest.raises(RunError, match=r"^Branching cannot be traced by torch.export: .*"):
         open_network(Branching(), "openvino", FLOAT, CPU, channels=1, patch=PATCH)
-
-
-def test_windows_of_another_backend_are_counted_without_a_peak_of_the_process(
-    ensemble, task, monkeypatch
-):
-    monkeypatch.setattr(peak, "read_resident_peak", lambda: None)
-    _, predictor = segment(ensemble, task, "openvino")
-    assert predictor.window_bytes >= 4 * 5 * 3 * np.prod(PATCH)  # at least the logits
 
 
 def test_signals_are_handled_after_several_openvino_networks_are_freed():

@@ -14,7 +14,7 @@ from unet3d.machine.device import Precision
 from unet3d.memory import peak
 from unet3d.workflows.inference import predictor as predictor_module
 from unet3d.workflows.inference.ensemble import Ensemble
-from unet3d.workflows.inference.predictor import HEAP, Predictor, ScanTask
+from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.inference.window_memory import measure_window_memory
 
 
@@ -102,32 +102,13 @@ def test_what_the_process_held_before_does_not_count_as_the_memory_of_a_window()
     assert 0 <= nbytes < before / 2
 
 
-def test_measuring_a_window_leaves_no_hook_in_the_network():
-    network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
-    measure_window_memory([network], [network], (1, 1, 4, 4, 4), torch.device("cpu"))
-    assert not any(module._forward_hooks for module in network.modules())
-
-
 @pytest.mark.parametrize(
     "network",
-    [
-        nn.Upsample(scale_factor=-1),
-        nn.Flatten(0),
-        nn.ModuleList(),
-        nn.LSTM(4, 4),
-        nn.Conv3d(2, 3, 1),
-    ],
+    [nn.ModuleList(), nn.Conv3d(2, 3, 1)],
 )
 def test_a_network_that_does_not_run_is_named(network):
     with pytest.raises(UsageError, match=rf"^{type(network).__name__} cannot take patches of 4x4"):
         measure_window_memory([network], [network], (1, 1, 4, 4, 4), torch.device("cpu"))
-
-
-def test_a_plan_holds_the_image_and_the_labels_of_the_file(ensemble, task):
-    predictor = build_predictor(ensemble, "cpu")
-    prepared = predictor.prepare(task)
-    arrays = prepared.scan.image, predict(predictor, prepared)
-    assert prepared.volume.held_bytes == sum(array.nbytes for array in arrays) + HEAP
 
 
 def test_memory_for_finding_components_is_part_of_the_estimate(ensemble, tmp_path):

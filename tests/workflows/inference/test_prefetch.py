@@ -12,14 +12,12 @@ from torch import nn
 
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import UsageError
 from unet3d.machine.device import Precision
 from unet3d.memory.peak import CLEAR_REFS, PeakMeter
 from unet3d.units import MIB
-from unet3d.workflows.inference import predictor as predictor_module
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.prefetch import CaseQueue
+from unet3d.workflows.inference.prefetch import segment_scans
 
 CPU = torch.device("cpu")
 
@@ -56,19 +54,14 @@ def write_scans(folder, count, shape=(20, 18, 17)):
 
 def segment(predictor, tasks, *, prefetch=True):
     """Segment all tasks; return the summaries of their memory, and those that failed."""
-    summaries, failed = [], []
-    with CaseQueue(predictor, tasks, prefetch=prefetch) as queue:
-        for task in tasks:
-            try:
-                prepared = queue.prepare(task)
-                summaries.append(prepared.memory_summary)
-                queue.predict(prepared, on_windows=lambda n: None, log=print)
-                del prepared
-            except UsageError as error:
-                failed.append((task.scan.name, str(error)))
-            for done, error in queue.take_failures(wait=task is tasks[-1]):
-                failed.append((done.scan.name, str(error)))
-    return summaries, failed
+    summaries = []
+
+    def compute(prepared):
+        summaries.append(prepared.memory_summary)
+        return predictor.compute(prepared)
+
+    failures = segment_scans(predictor, tasks, prefetch=prefetch, compute=compute)
+    return summaries, [(task.scan.name, str(error)) for task, error in failures]
 
 
 def get_readers(predictor, monkeypatch):
@@ -125,25 +118,19 @@ def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(predictor, tmp
         monkeypatch.undo()
 
 
-def test_a_scan_that_is_in_memory_already_does_not_count_twice(predictor, tmp_path, monkeypatch):
-    (task,) = write_scans(tmp_path / "scans", 1)
-    scan = predictor.read(task, 2**40)
-    free = predictor.plan(task, scan).max_ram - scan.image.nbytes
-    monkeypatch.setattr(predictor_module, "USABLE_FRACTION", 1)
-    monkeypatch.setattr(predictor_module, "get_available_bytes", lambda device: free)
-    assert predictor.plan(task, scan).spare_ram == 0
-
-
 def test_an_interruption_does_not_wait_for_the_next_scan(predictor, tmp_path, monkeypatch):
     tasks, never = write_scans(tmp_path / "scans", 2), Event()
-    queue = CaseQueue(predictor, tasks, prefetch=True)
     read = predictor.read
     monkeypatch.setattr(
         predictor, "read", lambda task, ram: never.wait(60) if task is tasks[1] else read(task, ram)
     )
+
+    def interrupt(prepared):
+        raise KeyboardInterrupt
+
     start = time.monotonic()
-    with queue:
-        queue.prepare(tasks[0])
+    with pytest.raises(KeyboardInterrupt):
+        list(segment_scans(predictor, tasks, prefetch=True, compute=interrupt))
     assert time.monotonic() - start < 30
     never.set()
 

@@ -1,6 +1,4 @@
-import atexit
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from unet3d.errors import RunError, UsageError
 from unet3d.units import GIB
 from unet3d.workflows.inference.sharing import (
     InferenceResult,
-    count_processes,
     run_in_processes,
     split_settings,
 )
@@ -47,23 +44,6 @@ def test_each_process_has_its_share_of_scans_and_memory():
     assert result.failures == (f"(0, 2) {2 * GIB}", f"(1, 2) {2 * GIB}")
 
 
-def end_slowly(settings):
-    atexit.register(time.sleep, 0.5)
-    return describe_share(settings)
-
-
-def test_processes_that_have_sent_their_results_end_by_themselves(capfd):
-    assert run_in_processes(make_settings("memory_gib=4"), 2, end_slowly).num_tasks == 3
-    assert capfd.readouterr().err == ""
-
-
-def test_processes_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "multiprocessing.py").write_text("raise SystemExit(9)")
-    assert run_in_processes(make_settings("memory_gib=4"), 1, describe_share).num_tasks == 1
-    assert "PYTHONSAFEPATH" not in os.environ
-
-
 def test_a_process_that_dies_is_an_error_that_says_how_to_go_on():
     with pytest.raises(RunError, match="run the same command again for those that are left"):
         run_in_processes(make_settings(), 2, die_or_refuse)
@@ -74,8 +54,3 @@ def test_processes_share_the_free_memory():
     if Path("/proc/meminfo").exists():
         assert sum(part.memory_bytes for part in parts) < GIB * 2**10
     assert [part.share for part in parts] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-
-
-@pytest.mark.parametrize(("value", "count"), [("1", 1), ("3", 3), ("auto", 1)])
-def test_the_number_of_processes_is_that_of_devices(value, count):
-    assert count_processes(make_settings(f"devices={value}")) == count

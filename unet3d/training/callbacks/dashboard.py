@@ -57,10 +57,11 @@ class Dashboard(Callback):
         self.title, self.estimate = title, estimate
         self.loggers: list[Logger] = []
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.loggers = trainer.loggers if trainer.is_global_zero else []
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        self.loggers, step = trainer.loggers, trainer.global_step
+        step = trainer.global_step
         for logger in self.loggers:
             logger.log_hyperparams(dict(self.choices))
             self._log_config(logger, step, has_gpu=pl_module.device.type == "cuda")

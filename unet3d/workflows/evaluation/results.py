@@ -10,7 +10,6 @@ from unet3d.data.formats.labels import list_files_by_name
 from unet3d.data.formats.volumes import is_volume, read_volume
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
-from unet3d.files import shorten_name
 from unet3d.metric import bootstrap
 from unet3d.metric.scores import RULES, mask_ignored
 from unet3d.report import run_report

@@ -1,77 +1,20 @@
-"""Build a predictor and its tasks from the settings of `unet3d predict`."""
+"""Build a predictor, and say where the results of scans go."""
 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from unet3d.config.settings.inference import InferenceSettings
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
-from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
+from unet3d.data.layouts.scans import ScanFiles
 from unet3d.errors import UsageError
 from unet3d.machine.device import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
 from unet3d.workflows.inference.backend import resolve_backend_precision
-from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
+from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.records import find_pending
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceJob:
-    """Everything that `unet3d predict` needs, ready to start."""
-
-    predictor: Predictor
-    tasks: list[ScanTask]  # without those that are already done
-    num_skipped: int
-    notice: str | None  # on labels that are made again
-    ignored: str | None  # what in the folder of scans is none
-    summary: str
-
-
-def build_inference(settings: InferenceSettings) -> InferenceJob:
-    """Load the networks and list what is to be done."""
-    check_output(settings.output)
-    ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
-    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, "tta")
-    scans = find_scans(settings.input, ensemble.channels)
-    tasks = plan_outputs(
-        scans,
-        settings.input,
-        settings.output,
-        save_probabilities=settings.save_probabilities,
-        output_format=settings.output_format,
-    )
-    index, count = settings.share
-    tasks = tasks[index::count]
-    predictor, precision = build_predictor(
-        ensemble,
-        device=settings.device,
-        precision=settings.precision,
-        overlap=settings.windows.overlap,
-        batch_size=settings.windows.batch_size,
-        flip_axes=flip_axes,
-        keep_largest_component=settings.keep_largest_component,
-        memory_bytes=settings.memory_bytes,
-        backend=settings.backend,
-        skip_background=settings.skip_background,
-    )
-    summary = summarize_job(ensemble, predictor, precision)
-    if settings.flip_axes is None:
-        summary += f"\ntta=true: {describe_mirroring(ensemble)}"
-    described = predictor.describe_settings()
-    pending, notice = find_pending(tasks, described, overwrite=settings.overwrite)
-    return InferenceJob(
-        predictor=predictor,
-        tasks=pending,
-        num_skipped=len(tasks) - len(pending),
-        notice=notice,
-        ignored=describe_ignored(settings.input),
-        summary=summary,
-    )
 
 
 def build_predictor(
@@ -211,8 +154,9 @@ def plan_outputs(
     ]
 
 
-def summarize_job(ensemble: Ensemble, predictor: Predictor, precision: Precision) -> str:
+def summarize_predictor(predictor: Predictor, precision: Precision) -> str:
     """Say which networks predict, on which device and in which precision."""
+    ensemble = predictor.ensemble
     summary = f"{describe_networks(ensemble)}, precision {precision.used}"
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"

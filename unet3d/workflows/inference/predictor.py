@@ -32,7 +32,7 @@ from unet3d.inference.write_labels import (
 )
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
-from unet3d.text import escape_unprintable, pluralize
+from unet3d.text import pluralize
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
@@ -43,6 +43,10 @@ USABLE_FRACTION = 0.9
 
 HEAP = 64 * MIB
 """Freed small blocks that the C library may keep."""
+
+
+def _ignore(_: object) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +123,6 @@ class Predictor:
         self.classes, self.window_bytes = measure_window_memory(
             self.networks, ensemble.networks, shape, device
         )
-        names = ensemble.regions or ensemble.classes
-        if self.classes != len(names):
-            raise UsageError(
-                f"the network has {self.classes} outputs for {len(names)} classes: "
-                f"{', '.join(names)}"
-            )
 
     def describe_settings(self) -> dict[str, Any]:
         """Return all that changes the labels of a scan by more than rounding, as plain values."""
@@ -207,9 +205,7 @@ class Predictor:
             window_bytes=self.window_bytes,
             held_bytes=scan.image.nbytes + voxels + HEAP,
         )
-        plan = choose_plan(volume, budget)
-        if not plan.fits(budget):
-            raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
+        plan = self._choose_plan(volume, budget)
         postprocessing = (
             postprocess.BYTES_PER_VOXEL * voxels if self.largest_component_labels else 0
         )
@@ -246,8 +242,8 @@ class Predictor:
         self,
         prepared: PreparedScan,
         *,
-        on_windows: Callable[[int], None],
-        log: Callable[[str], None],
+        on_windows: Callable[[int], None] = _ignore,
+        log: Callable[[str], None] = _ignore,
     ) -> None:
         """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
         self.compute(prepared, on_windows=on_windows, log=log)()
@@ -256,8 +252,8 @@ class Predictor:
         self,
         prepared: PreparedScan,
         *,
-        on_windows: Callable[[int], None],
-        log: Callable[[str], None],
+        on_windows: Callable[[int], None] = _ignore,
+        log: Callable[[str], None] = _ignore,
     ) -> Callable[[], None]:
         """Segment a scan, as `predict` does; return what writes the labels."""
         task, regions = prepared.task, self.ensemble.regions
@@ -282,26 +278,14 @@ class Predictor:
         self,
         prepared: PreparedScan,
         *,
-        on_windows: Callable[[int], None],
-        log: Callable[[str], None],
+        on_windows: Callable[[int], None] = _ignore,
+        log: Callable[[str], None] = _ignore,
         more: Sequence[Output] = (),
     ) -> np.ndarray:
         """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
         labels = np.zeros(prepared.scan.grid.file_shape, np.uint8)
         decide = choose_decision(self.ensemble.regions, self.ensemble.region_labels)
         outputs = [Output(decide, get_crop(labels, prepared)), *more]
-        self._segment(prepared, outputs, on_windows=on_windows, log=log)
-        postprocess.keep_largest_component(labels, self.largest_component_labels)
-        return labels
-
-    def _segment(
-        self,
-        prepared: PreparedScan,
-        outputs: Sequence[Output],
-        *,
-        on_windows: Callable[[int], None],
-        log: Callable[[str], None],
-    ) -> None:
         image, background = torch.from_numpy(prepared.scan.image), None
         if self.skip_background is not None:
             background = make_background_test(
@@ -323,23 +307,29 @@ class Predictor:
                 background=background,
             )
             if num_skipped:
-                name = escape_unprintable(prepared.name)
-                log(f"{name}: skipped {num_skipped} of {plan.windows} windows")
+                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
 
+        out_of_memory = False
         try:
             run(prepared.plan)
-            return
         except torch.OutOfMemoryError:
             if prepared.plan.sums_in_ram:
                 raise
-        torch.cuda.empty_cache()
-        budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
-        plan = choose_plan(prepared.volume, budget)
+            out_of_memory = True
+        if out_of_memory:  # outside of the handler, whose error holds memory
+            torch.cuda.empty_cache()
+            budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
+            plan = self._choose_plan(prepared.volume, budget)
+            log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
+            run(plan)
+        postprocess.keep_largest_component(labels, self.largest_component_labels)
+        return labels
+
+    def _choose_plan(self, volume: VolumeToSegment, budget: Budget) -> InferencePlan:
+        plan = choose_plan(volume, budget)
         if not plan.fits(budget):
             raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
-        name = escape_unprintable(prepared.name)
-        log(f"{name}: out of GPU memory; retrying with {describe_cost(plan)}")
-        run(plan)
+        return plan
 
     @property
     def _ram_advice(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.contents import digest_volume
 from unet3d.errors import UsageError
-from unet3d.files import MAX_NAME_BYTES, read_json, shorten_name, write_text
+from unet3d.files import read_json, write_text
 from unet3d.text import join_first, pluralize
 from unet3d.workflows.inference.predictor import ScanTask
 
@@ -34,7 +34,7 @@ def digest_scan(scan: ScanFiles) -> list[str]:
 
 def get_record_path(labels: Path) -> Path:
     """Return the file of a record."""
-    return labels.parent / FOLDER / shorten_name(f"{labels.name}.json", MAX_NAME_BYTES)
+    return labels.parent / FOLDER / f"{labels.name}.json"
 
 
 def start_record(task: ScanTask) -> None:

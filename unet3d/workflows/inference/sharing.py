@@ -1,9 +1,6 @@
 """Share scans among processes: one per GPU, or several on a CPU."""
 
-import os
-import signal
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -12,13 +9,11 @@ from typing import Any
 import torch
 
 from unet3d.config.settings.inference import InferenceSettings
-from unet3d.errors import STOP_SIGNALS, Interrupted, RunError, UsageError
+from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.machine.device import resolve_device
 from unet3d.machine.memory import get_available_bytes
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.inference.predictor import USABLE_FRACTION
-
-SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,49 +64,19 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
             process = context.Process(
                 target=_run_share, args=(work, part, n, threads, sender), daemon=True
             )
-            with _keep_working_folder_off_path(), _hold_signals():
-                process.start()
+            process.start()
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
             pipes.append(receiver)
         results = [_receive(pipe) for pipe in pipes]
     except BaseException:
         for process in processes:
-            if process.is_alive() and process.pid is not None:
-                with suppress(OSError):
-                    os.kill(process.pid, signal.SIGTERM)  # it removes what it has half written
+            process.terminate()  # it removes what it has half written
         raise
     finally:
         for process in processes:
             process.join()
     return add_results(results)
-
-
-@contextmanager
-def _keep_working_folder_off_path() -> Generator[None]:
-    """Start Python so that it imports nothing from the working folder, which may have any files."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
-
-
-@contextmanager
-def _hold_signals() -> Generator[None]:
-    """Let signals wait, also in a process that is started here, until it handles them."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResult:
@@ -146,8 +111,6 @@ def _run_share(
     """Work on a share of the scans, in a process of its own."""
     try:
         with SignalListener().listening():
-            if hasattr(signal, "pthread_sigmask"):
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             if resolve_device(settings.device, "device") == "cuda":
                 torch.cuda.set_device(index)
             else:
