@@ -140,27 +140,3 @@ def test_the_dataset_says_which_label_to_ignore(build, tmp_path):
     assert run.dataset.classes == ("background", "front", "back")
     with pytest.raises(InvalidDatasetError, match="found 3"):
         build("data.ignore_label=9", option="nnunet")
-
-
-def test_a_value_that_float32_cannot_hold_is_found_before_training(build, tmp_path):
-    array = make_image(0).astype(np.float64)
-    array[0, 0, 0] = 1e300
-    save_volume(write_decathlon(tmp_path, 5) / "imagesTr" / "case_00.nii.gz", array)
-    assert "case_00.nii.gz holds NaN or infinite values" in get_error(build)
-
-
-def test_scans_of_a_patient_stay_in_one_fold_and_the_summary_counts_patients(build, tmp_path):
-    write_decathlon(tmp_path, 10)
-    patients = {f"case_{n:02d}": n // 2 for n in range(10)}
-    (tmp_path / "patients.json").write_text(json.dumps(patients))
-    run = build(f"data.group_by={tmp_path / 'patients.json'}")
-    training, validation = (
-        {patients[name] for name in get_names(part)}
-        for part in (run.data.training, run.data.validation)
-    )
-    assert not training & validation
-    assert "8 cases in 4 groups for training, 2 cases in 1 group for validation; " in summarize_run(
-        run
-    )
-    with pytest.raises(UsageError, match="has no capture group"):
-        build("data.group_by='case'")

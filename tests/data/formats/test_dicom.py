@@ -121,14 +121,6 @@ def remove(folder, *keywords):
         dataset.save_as(file)
 
 
-@pytest.mark.parametrize("keyword", ["Columns", "SamplesPerPixel", "BitsAllocated"])
-def test_a_series_without_a_field_is_one_line_that_names_it(tmp_path, voxels, keyword):
-    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
-    remove(folder, keyword)
-    with pytest.raises(UsageError, match=f"a cannot be read as a volume: .*{keyword}"):
-        open_header(folder)
-
-
 @pytest.mark.parametrize("thickness", ["missing", "empty"])
 def test_a_series_without_the_thickness_of_its_slices_is_segmented(
     tmp_path, voxels, labels, thickness
@@ -207,12 +199,6 @@ def test_check_accepts_a_segmentation_of_some_slices(cropped):
     folder, file = cropped
     case = Case(name="a", images=(folder,), label=file)
     assert check_headers([case], channels=1) == []
-
-
-def test_a_segmentation_of_another_grid_keeps_its_own(cropped, tmp_path, labels):
-    _, file = cropped
-    other = write_nifti(tmp_path / "b.nii", labels, np.eye(4))
-    assert read_header(file, open_header(other)).shape == (10, 9, 3)
 
 
 def test_folders_of_series_and_files_of_volumes_are_told_apart(cropped, tmp_path):

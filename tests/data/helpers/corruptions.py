@@ -38,10 +38,6 @@ def set_value(path, value, dtype=np.float32):
     save_volume(path, array, nibabel.load(path).affine)
 
 
-def flip_affine(affine):
-    return affine @ np.diag([-1.0, 1, 1, 1])
-
-
 def shift_affine(affine, mm):
     return affine + np.array([[0, 0, 0, mm], [0] * 4, [0] * 4, [0] * 4])
 
@@ -59,9 +55,6 @@ def replace_by_truncated_plain_file(path):
 
 # name: (change of (root, image, label), file that is reported, pattern of the problem)
 CORRUPTIONS = {
-    "a missing image": (lambda r, i, t: i.unlink(), "image", "is missing"),
-    "a missing label": (lambda r, i, t: t.unlink(), "label", "is missing"),
-    "an empty file": (lambda r, i, t: i.write_bytes(b""), "image", "is empty"),
     "not a volume": (
         lambda r, i, t: i.write_bytes(gzip.compress(b"x" * 999)),
         "image",
@@ -71,11 +64,6 @@ CORRUPTIONS = {
     "a truncated file": (
         lambda r, i, t: truncate(i, 0.5),
         "image",
-        "cannot be decoded: Compressed file ended",
-    ),
-    "a truncated label": (
-        lambda r, i, t: truncate(t, 0.5),
-        "label",
         "cannot be decoded: Compressed file ended",
     ),
     "a truncated plain file": (
@@ -99,11 +87,9 @@ CORRUPTIONS = {
         "contains data beyond the 840 voxels",
     ),
     "NaN": (lambda r, i, t: set_value(i, np.nan), "image", "holds NaN or infinity in 1 of 960"),
-    "infinity": (lambda r, i, t: set_value(i, np.inf), "image", "infinity in 1 of 960 voxels"),
     "NaN in a label": (lambda r, i, t: set_value(t, np.nan), "label", "holds NaN"),
     "an unknown class": (lambda r, i, t: set_value(t, 3), "label", r"holds 3: .* must be 0\.\.2"),
     "a negative label": (lambda r, i, t: set_value(t, -2), "label", "holds -2: labels must be"),
-    "a fractional label": (lambda r, i, t: set_value(t, 1.5), "label", "holds 1.5: .* integers"),
     "a constant image": (
         lambda r, i, t: save_volume(i, np.full(SIZE, 7.0)),
         "image",
@@ -114,25 +100,10 @@ CORRUPTIONS = {
         "label",
         r"shape 12 x 10 x 6, but its image 12 x 10 x 8",
     ),
-    "another spacing": (
-        lambda r, i, t: save_volume(t, make_label(50), np.diag([1.0, 1, 2.5, 1])),
-        "label",
-        "spacing 1 x 1 x 2.5 mm, but its image 1 x 1 x 2 mm",
-    ),
-    "another orientation": (
-        lambda r, i, t: save_volume(t, make_label(51), flip_affine(AFFINE)),
-        "label",
-        "orientation LAS, but its image RAS",
-    ),
     "another position": (
         lambda r, i, t: save_volume(t, make_label(52), shift_affine(AFFINE, 3)),
         "label",
         r"is offset by up to 3 mm from its image: affine \[1 0 0 3, .* and \[1 0 0 0,",
-    ),
-    "4D": (
-        lambda r, i, t: save_volume(i, make_image(70, (*SIZE, 2))),
-        "image",
-        "shape 12 x 10 x 8 x 2: 2 channels in total, but the dataset names 1",
     ),
     "a 4D label": (
         lambda r, i, t: save_volume(t, np.stack([make_label(53)] * 2, -1)),

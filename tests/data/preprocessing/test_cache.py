@@ -1,5 +1,3 @@
-import errno
-import gzip
 import os
 import threading
 import time
@@ -10,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
-from tests.helpers.opened_files import count_openings
 from unet3d.data.case import Case
 from unet3d.data.findings import InvalidDatasetError
-from unet3d.data.preprocessing import cache, contents
+from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import DamagedEntryError, verify_arrays
@@ -160,16 +157,6 @@ def test_all_missing_files_are_named(tmp_path):
         fingerprint_dataset(cases, "RAS", tmp_path / "cache")
 
 
-def test_an_error_of_the_disk_names_the_file_that_is_hashed(tmp_path, monkeypatch):
-    def fail(stream, name):
-        raise OSError(errno.EIO, "Input/output error")
-
-    case = write_case(tmp_path, noise(8, 8, 8))
-    monkeypatch.setattr(contents, "file_digest", fail)
-    with pytest.raises(OSError, match=r"Input/output error: .*case_image\.nii\.gz"):
-        preprocess(case, tmp_path)
-
-
 def flip_a_byte(file):
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
@@ -213,19 +200,6 @@ def test_a_flipped_bit_is_found_by_its_checksum(tmp_path):
         verify_arrays(volume.folder)
 
 
-def test_gzip_files_with_equal_ends_are_different_contents(tmp_path):
-    """Two members: the last says nothing of the first."""
-    case = write_case(tmp_path, noise(8, 8, 8))
-    content = gzip.decompress(case.label.read_bytes())
-    end = gzip.compress(content[-8:], mtime=0)
-    keys = set()
-    for voxel in (0, 1):
-        body = content[:-16] + bytes([voxel] * 8)
-        case.label.write_bytes(gzip.compress(body, 0, mtime=0) + end)
-        keys.add(preprocess(case, tmp_path).folder)
-    assert len(keys) == 2
-
-
 def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((4, 4, 4)))
@@ -238,14 +212,6 @@ def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):
     np.save(file, np.ones((4, 4, 4)))
     os.utime(file, ns=times)
     assert ContentDigests(tmp_path).digest(file) != first
-
-
-def test_an_array_is_mapped_with_one_opening_of_its_file(tmp_path):
-    volume = preprocess(write_case(tmp_path, noise(8, 8, 8)), tmp_path)
-    with count_openings(tmp_path) as opened:
-        image = volume.image
-    assert opened == {volume.folder / "image.npy": 1}
-    np.testing.assert_array_equal(image, np.load(volume.folder / "image.npy"))
 
 
 def test_a_run_from_the_cache_does_not_read_its_voxels(tmp_path):
