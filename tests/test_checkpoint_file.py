@@ -33,10 +33,16 @@ def test_reading_a_checkpoint_needs_torch_alone():
 
 
 @pytest.mark.parametrize(
-    "module", ["inference.predictor", "export.export_checkpoint", "doctor", "dataset_check"]
+    "module",
+    [
+        "workflows.inference.predictor",
+        "workflows.export.export_checkpoint",
+        "workflows.dataset_check",
+        "commands.doctor",
+    ],
 )
 def test_a_workflow_that_trains_nothing_does_not_import_lightning(module):
-    packages = imported_packages(f"unet3d.workflows.{module}")
+    packages = imported_packages(f"unet3d.{module}")
     assert not packages & {"lightning", "pytorch_lightning"}
 
 

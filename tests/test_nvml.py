@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unet3d.machine import nvml
+from unet3d import nvml
 
 GPU = torch.device("cuda", 0)
 

@@ -264,19 +264,17 @@ def test_a_run_that_goes_on_in_a_new_folder_keeps_the_best_checkpoint(unet3d, tm
     assert unet3d(*words, "trainer.max_steps=4") == 0
     old = tmp_path / "run" / "checkpoints"
     content = load_checkpoint(old / "last.ckpt", mmap=False)
-    content["callbacks"]["BestCheckpoint"]["best"] = 2.0  # no later one is better
-    steps = [step for _, step in content["callbacks"]["BestCheckpoint"]["ranking"]]
-    content["callbacks"]["BestCheckpoint"]["ranking"] = [(2.0, step) for step in steps]
+    scores = content["callbacks"]["BestCheckpoint"]["scores"]
+    scores |= dict.fromkeys(scores, 2.0)  # no later one is better
     save_checkpoint(content, old / "last.ckpt")
     new = f"hydra.run.dir={tmp_path / 'new'}"
     assert unet3d(*words, "trainer.max_steps=6", f"resume={tmp_path / 'run'}", new) == 0
     copied = tmp_path / "new" / "checkpoints"
-    names = ["best.ckpt", *(f"best-step={step:06d}.ckpt" for step in steps)]
-    for name in names:
+    for name in ("best.ckpt", *scores):
         assert (copied / name).read_bytes() == (old / name).read_bytes()
     evaluated = read_report(tmp_path / "new")["evaluation"]["checkpoint"]
     assert evaluated == str(copied / "best.ckpt")
     (old / "best.ckpt").unlink()
     capsys.readouterr()
     assert unet3d(*words, "trainer.max_steps=6", f"resume={tmp_path / 'run'}", f"{new}2") == 0
-    assert "best.ckpt is not of step" in capsys.readouterr().out
+    assert "has no best.ckpt of these 4 steps" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.kernel_cache import set_compiler_caches
-from unet3d.memory.simulated_cuda import get_device_type
+from unet3d.simulated_cuda import get_device_type
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.memory.simulated_cuda import simulate_cuda
 from unet3d.model.fused import host_offload, tiling
 from unet3d.model.unet import UNet3D
+from unet3d.simulated_cuda import simulate_cuda
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 

@@ -196,7 +196,7 @@ def test_an_evaluation_resamples_patients_for_its_intervals(evaluate, tmp_path):
     wide, narrow = (found["mean"]["dice"] for found in (grouped, alone))
     assert wide["mean"] == narrow["mean"]
     assert wide["high"] - wide["low"] > 1.2 * (narrow["high"] - narrow["low"])
-    assert "interval over 5 groups of cases" in (tmp_path / "scores" / "report.html").read_text()
+    assert "resampled over 5 groups of cases" in (tmp_path / "scores" / "report.html").read_text()
     (tmp_path / "patients.json").write_text(json.dumps(grouped["groups"]))
     result = unet3d.evaluate("predicted", "scans/labels", group_by=tmp_path / "patients.json")
     assert result.mean["dice"] == pytest.approx(wide)
@@ -219,4 +219,4 @@ def test_a_run_ends_with_intervals_over_patients(write, train, tmp_path):
     assert written["groups"] == {name: name[:2] for name in SCANS[:4]}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["evaluation"]["per_class"]["class_1"]["dice"]["groups"] == 2
-    assert "interval over 2 groups of cases" in (tmp_path / "run" / "report.html").read_text()
+    assert "resampled over 2 groups of cases" in (tmp_path / "run" / "report.html").read_text()

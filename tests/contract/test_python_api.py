@@ -166,17 +166,18 @@ def score_naively(prediction, reference, tolerance_mm):
 
 def test_scores_are_those_of_a_naive_reference(tmp_path):
     first = np.maximum(make_box(1, 3, 3, 3), make_box(2, 12, 9, 7))
-    second = np.maximum(make_box(1, 4, 3, 5), make_box(2, 12, 9, 7))
-    predictions = write_masks(tmp_path / "predictions", a=first, b=second)
-    references = write_masks(tmp_path / "references", a=second, b=second)
+    second = np.maximum(make_box(1, 4, 3, 5, size=(7, 5, 6)), make_box(2, 12, 9, 7))
+    predictions = write_masks(tmp_path / "predictions", a=first, b=second, c=second)
+    references = write_masks(tmp_path / "references", a=second, b=first, c=second)
     names = ["background", "organ", "lesion"]
     result = package.evaluate(predictions, references, classes=names, tolerance_mm=1.0)
     for n, name in enumerate(names[1:], start=1):
         for key, value in score_naively(first == n, second == n, 1.0).items():
-            assert result.cases["a"][name][key] == pytest.approx(value, abs=1e-9), (name, key)
-        assert result.cases["b"][name]["dice"] == 1
-        assert result.cases["b"][name]["hd95_mm"] == 0
-    dice = [result.cases[case][name]["dice"] for case in "ab" for name in names[1:]]
+            for case in "ab":  # neither score depends on which mask is the prediction
+                assert result.cases[case][name][key] == pytest.approx(value, abs=1e-9), (name, key)
+        assert result.cases["c"][name]["dice"] == 1
+        assert result.cases["c"][name]["hd95_mm"] == 0
+    dice = [result.cases[case][name]["dice"] for case in "abc" for name in names[1:]]
     assert result.mean["dice"]["mean"] == pytest.approx(np.mean(dice))
     assert result.mean["dice"]["low"] <= result.mean["dice"]["mean"] <= result.mean["dice"]["high"]
     assert list(result.per_class) == names[1:]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.memory.simulated_cuda import simulate_cuda
 from unet3d.roofline.operations import OperationCounter
+from unet3d.simulated_cuda import simulate_cuda
 
 
 @pytest.mark.slow

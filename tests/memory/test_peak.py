@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unet3d.machine import nvml
+from unet3d import nvml
 from unet3d.memory import peak
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from unet3d.components.network import build_network
 from unet3d.machine.device import Precision
 from unet3d.roofline.launches import list_launches
 from unet3d.training import compile_kernels
@@ -43,6 +44,12 @@ def test_launches_of_a_step_are_listed_for_every_network(composed):
         assert ("normalize_kernel" in names) is (words == [])
 
 
+def build(settings):
+    network = build_network(settings)
+    settings.checkpointing().apply(network)
+    return network
+
+
 def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeypatch):
     lines, received = [], []
 
@@ -54,9 +61,9 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeyp
     monkeypatch.setattr(compile_kernels, "SLOW_SECONDS", 0)
     settings = composed("data.num_classes=3", "data.in_channels=1")
     prepare, precision = compile_kernels.prepare_kernels, Precision("16", "16")
-    prepare(settings, precision, torch.device("cpu"), lines.append)
+    prepare(settings, precision, torch.device("cpu"), build(settings), lines.append)
     assert not lines
-    prepare(settings, precision, torch.device("cuda"), lines.append)
+    prepare(settings, precision, torch.device("cuda"), build(settings), lines.append)
     assert received[0][0] > 20
     assert lines[0] == "preparing GPU kernels"
     assert lines[1].startswith("compiled 12 GPU kernels in ")
@@ -67,7 +74,8 @@ def test_rocm_compiles_no_kernels_which_it_would_not_use(composed, monkeypatch):
     monkeypatch.setattr(compile_kernels, "list_launches", lambda step: pytest.fail("listed"))
     settings, lines = composed("data.num_classes=3", "data.in_channels=1"), []
     device = torch.device("cuda")
-    compile_kernels.prepare_kernels(settings, Precision("16", "16"), device, lines.append)
+    prepare = compile_kernels.prepare_kernels
+    prepare(settings, Precision("16", "16"), device, build(settings), lines.append)
     assert not lines
 
 
@@ -79,5 +87,6 @@ def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(composed, 
     lines = []
     settings = composed("data.num_classes=3", "data.in_channels=1")
     device = torch.device("cuda")
-    compile_kernels.prepare_kernels(settings, Precision("16", "16"), device, lines.append)
+    prepare = compile_kernels.prepare_kernels
+    prepare(settings, Precision("16", "16"), device, build(settings), lines.append)
     assert lines == ["GPU kernels are compiled in the first step: data-dependent"]

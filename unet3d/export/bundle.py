@@ -87,7 +87,7 @@ def write_description(
 def copy_module(module: Path, folder: Path) -> None:
     """Copy a module into a bundle, where what it imports of unet3d is in `pipeline`."""
     text = re.sub(
-        r"from unet3d\.[\w.]+\.(\w+) import", r"from pipeline.\1 import", module.read_text()
+        r"from unet3d\.[\w.]+\.(\w+) import", r"from pipeline.\1 import", module.read_text("utf-8")
     )
     (folder / module.name).write_text(text, "utf-8")
 

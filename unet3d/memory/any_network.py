@@ -16,9 +16,9 @@ from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
 from unet3d.memory.plots import plot_timeline
-from unet3d.memory.simulated_cuda import choose_foreach
 from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
+from unet3d.simulated_cuda import choose_foreach
 from unet3d.types import DEVICE, find_precision
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 

@@ -16,8 +16,8 @@ from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.conv_backend import COLUMNS
 from unet3d.memory.record import MemoryRecord
-from unet3d.memory.simulated_cuda import simulate_cuda
 from unet3d.memory.trace import Block, EventRange, Trace
+from unet3d.simulated_cuda import simulate_cuda
 from unet3d.types import has_blocks
 
 STEPS = 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from unet3d.machine import nvml
+from unet3d import nvml
 from unet3d.memory.record import MemoryRecord
 
 STATUS = Path("/proc/self/status")

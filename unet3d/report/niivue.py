@@ -1,6 +1,6 @@
-"""Find NiiVue, a 3D viewer in JavaScript, in the package ipyniivue.
+"""Find NiiVue, a 3D viewer in JavaScript, in the distribution ipyniivue.
 
-The script of that package is a widget for notebooks, and exports nothing else. But it carries
+The script of that distribution is a widget for notebooks, and exports nothing else. But it carries
 NiiVue's own module as a string, percent-encoded, to write it into HTML files (`save_html`). Read in
 ipyniivue 2.4.4, which has NiiVue 0.65.
 """
@@ -10,7 +10,7 @@ import gzip
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -27,15 +27,15 @@ class NiivueModule:
 def find_niivue() -> NiivueModule | None:
     """Return NiiVue's module, or None without ipyniivue or with one that has no such module."""
     try:
-        package = distribution("ipyniivue")
-    except PackageNotFoundError:
+        distribution = metadata.distribution("ipyniivue")
+    except metadata.PackageNotFoundError:
         return None
-    widget = Path(str(package.locate_file("ipyniivue/static/widget.js"))).read_text("utf-8")
+    widget = Path(str(distribution.locate_file("ipyniivue/static/widget.js"))).read_text("utf-8")
     module = re.search(r'"([^"]*export%7B[^"]*Niivue[^"]*)"', widget)
     if module is None:
         return None
     packed = gzip.compress(unquote(module[1]).encode(), 9, mtime=0)
-    text = package.read_text("licenses/LICENSE") or package.read_text("LICENSE")
+    text = distribution.read_text("licenses/LICENSE") or distribution.read_text("LICENSE")
     return NiivueModule(
         packed=base64.b64encode(packed).decode("ascii"), license=text or "BSD-2-Clause"
     )

@@ -94,8 +94,9 @@ class RunCheckpoint(ModelCheckpoint):
 class LastCheckpoint(RunCheckpoint):
     """Save last.ckpt between two optimizer steps, `every_seconds` apart, and when the run ends.
 
-    Lightning's callback would also save between micro-batches, whose gradients are not in a
-    checkpoint, and not at the end of the run. The interval grows where saving takes long.
+    Lightning's callback saves before a step is logged, also between micro-batches, whose gradients
+    are not in a checkpoint, and not at the end of the run. The interval grows where saving takes
+    long.
     """
 
     def __init__(self, folder: Path, every_seconds: float):
@@ -125,9 +126,14 @@ class LastCheckpoint(RunCheckpoint):
             seconds = (time.monotonic() - start) / MAX_TIME_FRACTION
             self._train_time_interval = timedelta(seconds=max(self.every_seconds, seconds))
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if is_optimizer_step(trainer):
-            super().on_train_batch_end(trainer, *args)
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Wait until the step is logged."""
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.save(trainer)
@@ -194,16 +200,23 @@ class BestCheckpoint(RunCheckpoint):
             assert isinstance(io, AtomicCheckpointIO)
             io.copy_checkpoint(Path(filepath), self.folder / BEST)
 
-    def copy_from(self, source: Path, state: dict[str, Any]) -> list[str]:
-        """Copy the best checkpoints of a run in another folder; return what to print about it."""
-        names = list(state.get("scores", {}))
-        if not names or source.resolve() == self.folder.resolve():
+    def copy_from(self, source: Path, state: dict[str, Any], steps: int) -> list[str]:
+        """Copy the best checkpoints of a run in another folder; return what to print about it.
+
+        `steps` are those of the checkpoint that is resumed: a later best one is not of this run.
+        """
+        scores = state.get("scores")
+        if not scores or source.resolve() == self.folder.resolve():
             return []
+        names = {*scores, BEST}
+        try:
+            is_earlier = load_checkpoint(source / BEST)["global_step"] <= steps
+        except UsageError:  # missing or corrupted
+            is_earlier = False
+        if not is_earlier or not all((source / name).exists() for name in names):
+            return [f"{source} has no best.ckpt of these {steps} steps: none until one is better"]
         self.folder.mkdir(parents=True, exist_ok=True)
-        missing = [name for name in {*names, BEST} if not (source / name).exists()]
-        if missing:
-            return [f"{source} has no {min(missing)}: no best.ckpt until one is better"]
-        for name in {*names, BEST}:
+        for name in names:
             replace_with_copy(source / name, self.folder / name)
         return []
 

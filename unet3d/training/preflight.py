@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,10 +19,12 @@ from unet3d.machine.distributed_env import ProcessRank
 from unet3d.machine.memory import get_available_bytes
 from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
-from unet3d.training.datamodule import VolumeDataModule
 from unet3d.types import HasRetention
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
+
+if TYPE_CHECKING:
+    from unet3d.training.datamodule import VolumeDataModule  # imports Lightning
 
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""
@@ -31,7 +34,7 @@ def check_machine(
     settings: TrainingSettings,
     precision: Precision,
     network: nn.Module,
-    data: VolumeDataModule,
+    data: "VolumeDataModule",
     *,
     folder: Path,
     processes: int,

@@ -26,7 +26,7 @@ from unet3d.model.pretrained import (
 from unet3d.training.callbacks.early_stopping import EarlyStopping
 from unet3d.training.checkpoints import replace_with_copy
 from unet3d.training.limits import StoppingLimits
-from unet3d.training.resume_state import ResumeState, get_position
+from unet3d.training.resume_state import ResumeState
 
 CORRUPTED = "corrupted.ckpt"
 
@@ -113,7 +113,7 @@ def is_finished(
         state = states.get(callback.state_key, {})
         if state.get("wait_count", 0) >= callback.patience:
             return True
-    done = get_position(content)
+    done = states[position.state_key]["position"]
     epoch_ended = done["batch"] == len(position.data.train_loader)
     return limits.is_reached(content["global_step"]) or 0 < epochs <= done["epoch"] + epoch_ended
 

@@ -2,7 +2,7 @@
 
 Lightning's own counters depend on the hook in which a checkpoint was saved; resumed from them, a
 run may skip an epoch's validation or train on a batch twice. So they are computed from the
-position of the training loader, which Lightning saves.
+position of the training loader after the last optimizer step.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class RunData(Protocol):
 
 
 class ResumeState(Callback):
-    """Save and restore what the position of the training loader does not say.
+    """Save and restore the position of the training loader, and what follows from it.
 
     Random numbers within a step, such as dropout's, depend on (seed, epoch, batch, rank) alone. A
     resumed run must have the same `fixed` values, or it would be another experiment.
@@ -52,6 +52,7 @@ class ResumeState(Callback):
     ):
         self.data, self.limits, self.seed = data, limits, seed
         self.fixed = fixed
+        self.position = {"epoch": 0, "batch": 0}  # of the loader, after the last optimizer step
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
         self.ending = False  # whether that is the run's last validation, at a limit
@@ -77,6 +78,7 @@ class ResumeState(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if is_optimizer_step(trainer):
+            self.position = self.data.train_loader.state_dict()
             self.logged = get_logger_step(trainer) + 1
             self.ending = trainer.should_stop
             epoch_ends = self.data.train_loader.batch == len(self.data.train_loader) or self.ending
@@ -88,6 +90,7 @@ class ResumeState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "position": self.position,
             "logged": self.logged,
             "pending": self.pending,
             "ending": self.ending,
@@ -110,9 +113,9 @@ class ResumeState(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         state, steps = checkpoint["callbacks"][self.state_key], checkpoint["global_step"]
-        position = get_position(checkpoint)
-        epoch, batch = position["epoch"], position["batch"]
-        self.logged, self.ending = state["logged"], state["ending"]
+        self.position, self.logged = state["position"], state["logged"]
+        self.ending = state["ending"]
+        epoch, batch = self.position["epoch"], self.position["batch"]
         # If the limit has been raised, its last validation is no longer due.
         self.pending = state["pending"] and (not self.ending or self.limits.is_reached(steps))
         if batch == len(self.data.train_loader) and not self.pending:
@@ -130,14 +133,8 @@ class ResumeState(Callback):
             )
         )
         checkpoint["loops"] = {"fit_loop": counters}
-        # Lightning would restore it within an epoch, but not between two.
-        self.data.train_loader.load_state_dict(position)
-
-
-def get_position(checkpoint: Mapping[str, Any]) -> dict[str, int]:
-    """Return the epoch at which a checkpoint was saved, and the batches of it that were done."""
-    (position,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    return position
+        # Lightning would restore its own within an epoch, but not between two.
+        self.data.train_loader.load_state_dict(self.position)
 
 
 def get_logged_steps(

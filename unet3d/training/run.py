@@ -171,7 +171,7 @@ def resolve_start(run: TrainingRun) -> Start:
         checkpoint.restore_last()
         for best in (c for c in callbacks.ordered if isinstance(c, BestCheckpoint)):
             state = content["callbacks"].get(best.state_key, {})
-            checkpoint.messages.extend(best.copy_from(path.parent, state))
+            checkpoint.messages.extend(best.copy_from(path.parent, state, content["global_step"]))
     purge_logs(run.trainer, logged)
     epochs = run.trainer.max_epochs or -1
     finished = is_finished(

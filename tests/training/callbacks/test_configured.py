@@ -100,7 +100,7 @@ def test_the_best_score_is_known_after_a_resume_in_another_folder(tmp_path):
     callback = BestCheckpoint(tmp_path / "a", top_k=2)
     validate(callback, [0.1, 0.4, 0.2])
     moved = BestCheckpoint(tmp_path / "b", top_k=2)
-    assert moved.copy_from(tmp_path / "a", callback.state_dict()) == []
+    assert moved.copy_from(tmp_path / "a", callback.state_dict(), 3) == []
     moved.load_state_dict(callback.state_dict())
     assert read_steps(tmp_path / "b") == read_steps(tmp_path / "a")
     validate(moved, [0.1, 0.15])

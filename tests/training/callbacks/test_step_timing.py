@@ -4,9 +4,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from unet3d import nvml
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.machine import nvml
 from unet3d.training.callbacks import step_timing
 from unet3d.training.callbacks.step_timing import StepDuration, StepTimer, format_bottleneck
 

@@ -66,7 +66,7 @@ class TrainLoader(DataLoader[PatchSample]):
     """Load training batches; on a GPU, `prefetch` copies the next batch during the current step.
 
     The state is the position in the run: the epoch, and the batches of it that were handed out,
-    not those that workers have fetched ahead. Lightning saves it in every checkpoint.
+    not those that workers have fetched ahead.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +13,10 @@ from unet3d.data.formats.numpy_file import save_array
 from unet3d.files import name_file
 
 VALUES = "values.json"
+
+PARSING = Lock()
+"""Held while numpy parses a header with ast.literal_eval, which two threads at once break in Python
+3.11 (https://github.com/python/cpython/issues/106905)."""
 
 
 class DamagedEntryError(ValueError):
@@ -71,7 +76,8 @@ def map_array(folder: Path, name: str) -> np.ndarray:
     try:
         with path.open("rb") as file:
             np.lib.format.read_magic(file)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            with PARSING:
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             return np.memmap(file, dtype, "r", file.tell(), shape)
     except FileNotFoundError:
         raise DamagedEntryError(f"{path.name} is missing") from None

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.machine import nvml
+from unet3d import nvml
 from unet3d.machine.system import count_usable_cores
 from unet3d.training.step_values import log_values
 

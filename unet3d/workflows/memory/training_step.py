@@ -18,9 +18,9 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine.device import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
-from unet3d.memory.simulated_cuda import choose_foreach
 from unet3d.model.half_precision import cast_to_half
 from unet3d.model.weight_average import WeightAverage
+from unet3d.simulated_cuda import choose_foreach
 from unet3d.workflows.memory.gradient_buckets import GradientBuckets
 
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}

@@ -1,0 +1,1 @@
+"""The commands: each file has what one of them reads, does and prints."""
