@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from difflib import get_close_matches
 
 from unet3d import __version__
-from unet3d.cli.output import is_output_lost
+from unet3d.cli.output import is_output_lost, write_output
 from unet3d.errors import Interrupted
 from unet3d.stop_signals import SignalListener
 
@@ -60,7 +60,7 @@ def answer(args: Sequence[str]) -> int | None:
         print(__version__)
         return 0
     if not args or args[0] in ("-h", "--help", "help"):
-        print(format_help())
+        write_output(format_help(), None)
         return 0
     command, *rest = args
     if command not in COMMANDS:
