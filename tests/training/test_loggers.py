@@ -190,6 +190,7 @@ def test_wandb_has_one_run_without_gaps_of_one_that_was_killed_and_resumed(
     monkeypatch.setenv("WANDB_SILENT", "true")
     import wandb
 
+    wandb.finish()  # the run of a test before, in the same process
     train_killed_and_resumed("logger=wandb", end_process=lambda: wandb.finish(exit_code=1))
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
