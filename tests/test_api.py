@@ -71,15 +71,7 @@ def test_a_wrong_override_is_a_usage_error(overrides, message, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_options_of_the_user_are_found_in_a_folder(small, tmp_path):
-    option = tmp_path / "options" / "experiment" / "mine.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("# @package _global_\nfold: none\n")
-    result = unet3d.train(
-        [*small, "experiment=mine"], folder=tmp_path / "run", config_dir=tmp_path / "options"
-    )
-    assert result.report["config"]["fold"] == "none"
-    assert result.checkpoint == tmp_path / "run" / "checkpoints" / "last.ckpt"
+def test_a_missing_folder_of_options_is_a_usage_error(small, tmp_path):
     with pytest.raises(UsageError, match="config_dir: no folder "):
         unet3d.train(small, config_dir=tmp_path / "nothing")
 
