@@ -27,15 +27,6 @@ def escape_unprintable(text: str, keep: str = "") -> str:
     )
 
 
-def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded; Linux allows any bytes in names of files."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def escape_markdown(text: str) -> str:
     r"""Return text that Markdown shows as it is, in one line.
 

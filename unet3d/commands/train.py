@@ -190,9 +190,9 @@ def train(
     failure = run.callbacks.training_warnings.find_failure(report["steps"], report["skipped_steps"])
     if failure is not None:
         report["error"] = failure
+        problems.append(failure)
     elif settings.evaluation.enabled and not problems:
         report |= evaluate_best_checkpoint(run, log=log)
-    problems += [] if failure is None else [failure]
     problems += try_write_report(run, report)
     result = make_result(run, report)
     run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,6 @@ SWEEP_MARKERS = ("multirun.yaml",)
 """What shows that a folder holds a sweep."""
 
 
-@contextmanager
 def open_run_folder(
     folder: Path,
     *,
@@ -32,23 +31,21 @@ def open_run_folder(
     composition: Composition,
     log: Log,
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
-) -> Generator[Path]:
+) -> AbstractContextManager[Path]:
     """Hold the lock of a run's folder, which may have another name if that has a time in it.
 
     `inputs` are what the run reads, by key.
     """
     source = None if resume in (None, "auto") else Path(resume)
-    with hold_folder(
+    return hold_folder(
         folder,
         markers=() if continues_run(folder, resume) else RUN_MARKERS,
         has_time=composition.folder_has_time,
         log=log,
         inputs={**inputs, "resume": source},
-    ) as own:
-        yield own
+    )
 
 
-@contextmanager
 def open_sweep_folder(
     folder: Path,
     *,
@@ -56,16 +53,15 @@ def open_sweep_folder(
     has_time: bool,
     log: Log,
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
-) -> Generator[Path]:
+) -> AbstractContextManager[Path]:
     """Hold the lock of the folder of a sweep; its runs have locks of their own."""
-    with hold_folder(
+    return hold_folder(
         folder,
         markers=() if resumes else SWEEP_MARKERS,
         has_time=has_time,
         log=log,
         inputs=inputs,
-    ) as own:
-        yield own
+    )
 
 
 def continues_run(folder: Path, resume: str | None) -> bool:

@@ -11,8 +11,6 @@ from unet3d.memory.record import MemoryRecord
 from unet3d.training.step_values import log_values
 from unet3d.units import MIB
 
-PHASES = ("forward", "backward", "optimizer")
-
 
 class StepMemory(Callback):
     """Reset the peak at the start of each phase and read it at the end.
