@@ -47,21 +47,11 @@ ADVICE = {
     errno.EACCES: "change its permissions, or choose another folder",
     errno.EPERM: "change its permissions, or choose another folder",
     errno.EEXIST: "remove or rename it, or choose another folder",
-    errno.EIO: "check the disk, or the connection to it, then run the command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u), or lower data.num_workers",
-    errno.ENAMETOOLONG: "shorten the name of the file or of its folders",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another folder",
-    errno.EBUSY: "end the program that uses it, or choose another folder",
-    **dict.fromkeys(
-        (errno.EXDEV, errno.EMLINK, errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP),
-        "its file system cannot do this: choose another folder",
-    ),
 }
 if hasattr(errno, "EDQUOT"):  # Windows has neither
     ADVICE[errno.EDQUOT] = "free space in your quota there, or choose another folder"
     ADVICE[errno.ESTALE] = "mount its file system again, then run the command again"
-
 
 NO_MEMORY = (
     *("allocate memory", "std::bad_alloc", "CUDA out of memory", "Unable to allocate"),

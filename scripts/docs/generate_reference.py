@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from unet3d.cli.help import READS
 from unet3d.cli.main import COMMANDS
 from unet3d.config.comments import INTERNAL_KEYS
 from unet3d.config.compose import list_config_groups
+from unet3d.config.help import READS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

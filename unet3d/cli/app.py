@@ -1,67 +1,80 @@
-"""Compose a command's config with Hydra, and run the command once, or once per job of a sweep."""
+"""Hydra's entry: compose a command's config, run it once or per job, and say errors in a line."""
 
 import atexit
 import gc
 import os
 import sys
+import traceback
+from argparse import Namespace
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from unet3d.cli.arguments import check_flags, find_user_config_dirs, parse_config_dirs
-from unet3d.cli.error_messages import ErrorHandler
+from unet3d.cli.output import is_output_lost
 from unet3d.config.compose import (
     ComposedConfig,
     Composition,
+    find_local_config_dir,
     format_records,
     get_config_dir,
     has_current_time,
     read_choices,
 )
-from unet3d.config.overrides import quote_override
+from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
+from unet3d.config.help import format_command_help
+from unet3d.config.overrides import make_search_path, quote_override
 from unet3d.config.validate import check_config
+from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
+    DoesNotFitError,
     EstimatedOutOfMemoryError,
     Interrupted,
     RunError,
     UsageError,
+    describe_os_error,
+    get_advice,
+    lacks_memory,
     summarize_error,
 )
-from unet3d.machine.distributed_env import detect_launcher
 
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
 
+PATH_ERRORS = (
+    *(FileNotFoundError, FileExistsError, PermissionError),
+    *(NotADirectoryError, IsADirectoryError),
+)
+
 
 def run_app(command: str, args: Sequence[str]) -> int:
     """Compose the config of `command` and run it, once or for each job of a sweep."""
-    flags = [arg for arg in args if arg in ("-m", "--multirun")]
-    words = [arg for arg in args if arg not in flags]
-    config_dirs = find_user_config_dirs(args)
-    jobs = _Jobs(command, config_dirs, sweeping=bool(flags))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
     argv, handler = sys.argv, ErrorHandler(debug="debug=true" in args, command=command, args=args)
+    jobs = _Jobs(command)
     with handler:
-        quoted = [quote_override(word, sweep=bool(flags)) for word in read_plans(words)]
-        given = flags + quoted  # argparse wants flags before overrides
-        check_flags(command, given)
-        if config_dirs and not parse_config_dirs(args):
-            given = ["--config-dir", str(config_dirs[0]), *given]
-        is_sweep = flags and command == "train"
+        flags = parse_flags(command, args)
+        jobs.sweeping, jobs.config_dirs = flags.multirun, find_user_config_dirs(flags)
+        words = read_plans(collect_files(command, flags.overrides))
+        given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
+        given += [quote_override(word, sweep=flags.multirun) for word in words]
+        if jobs.config_dirs and flags.config_dir is None:
+            given = ["--config-dir", str(jobs.config_dirs[0]), *given]
+        is_sweep = flags.multirun and command == "train"
         folder = str(get_config_dir())
         run_with_hydra = hydra.main(version_base="1.3", config_path=folder, config_name=command)
-        with lock_sweep(given, config_dirs) if is_sweep else nullcontext(given) as prepared:
+        with lock_sweep(given, jobs.config_dirs) if is_sweep else nullcontext(given) as prepared:
             sys.argv = [f"unet3d {command}", *prepared]
             try:
                 run_with_hydra(jobs.run)()  # which reads sys.argv
@@ -70,7 +83,7 @@ def run_app(command: str, args: Sequence[str]) -> int:
             except (TypeError, ValueError) as error:  # such as flags that need another one
                 raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
     sys.argv = argv
-    if flags and jobs.codes:
+    if jobs.sweeping and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
         import_command("compare").print_sweep_summary(folder)
@@ -78,6 +91,145 @@ def run_app(command: str, args: Sequence[str]) -> int:
     if not failures or INTERRUPTED in jobs.codes:
         return handler.code
     return failures[0] if len(jobs.codes) < 2 else 1
+
+
+def print_help(command: str, about: str, args: Sequence[str]) -> int:
+    """Print the help for the config that the arguments make."""
+    with ErrorHandler(debug=False, command=command, args=args) as handler:
+        flags = parse_flags(command, args)
+        overrides = [quote_override(word, sweep=False) for word in flags.overrides]
+        print(format_command_help(command, about, overrides, find_user_config_dirs(flags)))
+    return handler.code
+
+
+def parse_flags(command: str, args: Sequence[str]) -> Namespace:
+    """Separate the flags of Hydra from overrides, wherever they are; refuse unknown flags."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UsageError(
+            f"{message}: settings are written key=value (unet3d {command} --help lists them)"
+        )
+
+    parser.error = refuse
+    return parser.parse_intermixed_args(list(args))
+
+
+def find_user_config_dirs(flags: Namespace) -> list[Path]:
+    """Return folders with the user's options: --config-dir, else conf/ in the working folder."""
+    return find_local_config_dir() if flags.config_dir is None else [Path(flags.config_dir)]
+
+
+def collect_files(command: str, words: Sequence[str]) -> list[str]:
+    """Turn words without a key into the keys of `compare` and `view` that they stand for.
+
+    >>> collect_files("compare", ["a", "b c", "format=json"])
+    ['format=json', "runs=['a','b c']"]
+    >>> collect_files("view", ["image.nii.gz", "a.nii.gz"])
+    ["image='image.nii.gz'", "labels=['a.nii.gz']"]
+    """
+    # Path.exists raises an error if a word is too long for a name.
+    files = [word for word in words if "=" not in word or os.path.exists(word)]  # noqa: PTH110
+    if not files or command not in ("compare", "view"):
+        return list(words)
+    quoted = ["'" + name.replace("'", "\\'") + "'" for name in files]
+    others = [word for word in words if word not in files]
+    if command == "compare":
+        return [*others, f"runs=[{','.join(quoted)}]"]
+    labels = [f"labels=[{','.join(quoted[1:])}]"] if len(quoted) > 1 else []
+    return [*others, f"image={quoted[0]}", *labels]
+
+
+def read_plans(words: Sequence[str]) -> Sequence[str]:
+    """Replace experiment=nnUNetPlans.json by what the plans say."""
+    if not any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
+        return words
+    from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
+
+    return expand_plans(words, partial(print, file=sys.stderr))
+
+
+@contextmanager
+def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
+    """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
+    from unet3d.config.settings.training import INPUT_KEYS
+    from unet3d.config.values import read
+    from unet3d.training.run_folder import open_sweep_folder
+
+    words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
+    parsed = OverridesParser.create().parse_overrides(words)
+    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    inputs: dict[str, Path | None] = {}  # files and folders that all jobs read
+    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+        overrides = [*make_search_path(config_dirs), *fixed]
+        config = compose("train", overrides=overrides, return_hydra_config=True)
+        folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
+        for key in INPUT_KEYS:
+            with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
+                value = read(config, key)
+                inputs[key] = Path(value) if isinstance(value, str) else None
+    resumes = "resume='auto'" in args  # as quote_override writes it
+    with open_sweep_folder(
+        folder, resumes=resumes, has_time=has_time, log=print, inputs=inputs
+    ) as found:
+        name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
+        yield [*args, name] if has_time else [*args]
+
+
+class _Jobs:
+    """The jobs that Hydra starts: one, or those of a sweep."""
+
+    def __init__(self, command: str):
+        self.command = command
+        self.config_dirs: Sequence[Path] = ()
+        self.sweeping = False
+        self.process = os.getpid()
+        self.sweep_folders: set[Path] = set()
+        self.codes: list[int] = []
+        self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
+
+    def run(self, config: DictConfig) -> None:
+        """Run one job; Hydra calls this with its config."""
+        own = HydraConfig.get()
+        overrides: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
+        typed, folder = " ".join(overrides), Path(own.runtime.output_dir)
+        if self.sweeping:
+            self.sweep_folders.add(Path(own.sweep.dir).absolute())
+        composition = Composition(
+            command=self.command,
+            choices=read_choices(own.runtime.choices, overrides),
+            overrides=tuple(overrides),
+            sweeping=self.sweeping,
+            folder_has_time=not self.sweeping and has_current_time(own, "run"),
+            records=format_records(config, own) if own.output_subdir is None else {},
+        )
+        composed = ComposedConfig(config=config, composition=composition)
+        handler = ErrorHandler(debug=bool(config.get("debug")), sweeping=self.sweeping)
+        try:
+            with handler:
+                check_config(composed, self.config_dirs)
+                module = import_command(self.command)
+                select_gpu(composed)
+                handler.code = module.main(composed, folder)
+        except (Interrupted, KeyboardInterrupt):
+            self.codes.append(INTERRUPTED)
+            self.exceptions.append(
+                f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
+            )
+            raise
+        code = handler.code
+        if isinstance(handler.error, EstimatedOutOfMemoryError):
+            self.exceptions.append(f"{folder.name} skipped: {handler.error}: {typed}")
+        elif code:
+            self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
+        self.codes.append(code)
+        if code and os.getpid() != self.process:  # a launcher process returns only exceptions
+            raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
+
+    def print_summary(self) -> None:
+        """Print how many jobs succeeded, and what happened to the others."""
+        succeeded = len(self.codes) - len(self.exceptions)
+        print("\n".join([f"\nsweep: {succeeded} of {len(self.codes)} done", *self.exceptions]))
 
 
 def import_command(command: str) -> ModuleType:
@@ -97,114 +249,6 @@ def import_command(command: str) -> ModuleType:
     return sys.modules[name]
 
 
-@contextmanager
-def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
-    """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.training.run_folder import open_sweep_folder
-
-    words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
-    parsed = OverridesParser.create().parse_overrides(words)
-    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    path = [f"hydra.searchpath=['file://{folder.absolute()}']" for folder in config_dirs]
-    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        config = compose("train", overrides=[*path, *fixed], return_hydra_config=True)
-        own, inputs = config.hydra, select_inputs(config)
-        folder, has_time = Path(own.sweep.dir), has_current_time(own, "sweep")
-    resumes = "resume='auto'" in args  # as quote_override writes it
-    with open_sweep_folder(
-        folder, resumes=resumes, has_time=has_time, log=print, inputs=inputs
-    ) as found:
-        name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
-        yield [*args, name] if has_time else [*args]
-
-
-def select_inputs(config: DictConfig) -> dict[str, Path | None]:
-    """Return the files and folders that all jobs of a sweep read, by key."""
-    from unet3d.config.settings.training import INPUT_KEYS
-    from unet3d.config.values import read
-
-    inputs: dict[str, Path | None] = {}
-    for key in INPUT_KEYS:
-        with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
-            value = read(config, key)
-            inputs[key] = Path(value) if isinstance(value, str) else None
-    return inputs
-
-
-def read_plans(args: Sequence[str]) -> Sequence[str]:
-    """Replace experiment=nnUNetPlans.json by what the plans say."""
-    if not any(arg.lstrip("+").startswith("experiment=") and ".json" in arg for arg in args):
-        return args
-    from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
-
-    return expand_plans(args, partial(print, file=sys.stderr))
-
-
-class _Jobs:
-    """The jobs that Hydra starts: one, or those of a sweep."""
-
-    def __init__(self, command: str, config_dirs: Sequence[Path], *, sweeping: bool):
-        self.command, self.config_dirs, self.sweeping = command, config_dirs, sweeping
-        self.process = os.getpid()
-        self.sweep_folders: set[Path] = set()
-        self.codes: list[int] = []
-        self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
-
-    def run(self, config: DictConfig) -> None:
-        """Run one job; Hydra calls this with its config."""
-        own = HydraConfig.get()
-        overrides: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
-        typed, folder = " ".join(overrides), Path(own.runtime.output_dir)
-        folder_has_time = has_current_time(own, "sweep" if self.sweeping else "run")
-        if self.sweeping:
-            self.sweep_folders.add(Path(own.sweep.dir).absolute())
-        composition = Composition(
-            command=self.command,
-            choices=read_choices(own.runtime.choices, overrides),
-            overrides=tuple(overrides),
-            sweeping=self.sweeping,
-            folder_has_time=folder_has_time and not self.sweeping,
-            records=format_records(config, own) if own.output_subdir is None else {},
-        )
-        composed = ComposedConfig(config=config, composition=composition)
-        handler = ErrorHandler(debug=bool(config.get("debug")), sweeping=self.sweeping)
-        try:
-            with handler:
-                self._check(composed, folder_has_time=folder_has_time)
-                module = import_command(self.command)
-                select_gpu(composed)
-                handler.code = module.main(composed, folder)
-        except (Interrupted, KeyboardInterrupt):
-            self.codes.append(INTERRUPTED)
-            self.exceptions.append(
-                f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
-            )
-            raise
-        code = handler.code
-        if isinstance(handler.error, EstimatedOutOfMemoryError):
-            self.exceptions.append(f"{folder.name} skipped: {handler.error}: {typed}")
-        elif code:
-            self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
-        self.codes.append(code)
-        if code and os.getpid() != self.process:  # a launcher process returns only exceptions
-            raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
-
-    def _check(self, composed: ComposedConfig, *, folder_has_time: bool) -> None:
-        launcher = detect_launcher() if self.command == "train" else None
-        if launcher is not None and folder_has_time:
-            raise UsageError(
-                f"{launcher} starts several processes, and each would create its own time-stamped "
-                "run folder: set hydra.run.dir=... (and resume=auto to resume after an "
-                "interruption)"
-            )
-        check_config(composed, self.config_dirs)
-
-    def print_summary(self) -> None:
-        """Print how many jobs succeeded, and what happened to the others."""
-        succeeded = len(self.codes) - len(self.exceptions)
-        print("\n".join([f"\nsweep: {succeeded} of {len(self.codes)} done", *self.exceptions]))
-
-
 def select_gpu(composed: ComposedConfig) -> None:
     """Make the GPU of trainer.accelerator=cuda:N the one that all of this process uses."""
     accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
@@ -212,3 +256,78 @@ def select_gpu(composed: ComposedConfig) -> None:
         from unet3d.machine import device  # imports torch
 
         device.select_gpu(accelerator)
+
+
+class ErrorHandler:
+    """A context that prints an error as one line; `code` is the exit code.
+
+    Interrupting one job of a sweep interrupts the sweep; a job that is estimated not to fit is
+    skipped.
+    """
+
+    def __init__(
+        self,
+        *,
+        debug: bool,
+        command: str = "train",
+        args: Sequence[str] = (),
+        sweeping: bool = False,
+    ):
+        self.debug, self.command, self.args, self.sweeping = debug, command, args, sweeping
+        self.code = 0
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> "ErrorHandler":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self.error = error
+        if isinstance(error, EstimatedOutOfMemoryError):
+            print(f"skipped: {error}")
+        elif isinstance(error, Interrupted | KeyboardInterrupt):
+            if self.sweeping:
+                return False
+            if not (isinstance(error, Interrupted) and error.is_reported):
+                print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
+            self.code = error.exit_code if isinstance(error, Interrupted) else 130
+        elif isinstance(error, BrokenPipeError) and is_output_lost():
+            self.code = 1
+        elif isinstance(error, Exception):
+            if self.debug:
+                traceback.print_exception(error)
+            print(f"unet3d: {format_error(error, self.command, self.args)}", file=sys.stderr)
+            self.code = get_exit_code(error)
+        else:
+            return error is None
+        return True
+
+
+def get_exit_code(error: Exception) -> int:
+    """Return 2 for usage errors, 3 for out of memory, 4 for other errors."""
+    if isinstance(error, (UsageError, *CONFIG_ERRORS, *PATH_ERRORS)):
+        return 2
+    return 3 if isinstance(error, DoesNotFitError) or lacks_memory(error) else 4
+
+
+def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
+    """Say in one line what went wrong."""
+    if isinstance(error, CONFIG_ERRORS):
+        return format_config_error(error, command, args)
+    if isinstance(error, DoesNotFitError | InvalidDatasetError):
+        return str(error)  # a report of several lines
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UsageError | RunError):
+        return text
+    if isinstance(error, OSError) and (error.filename is not None or get_advice(error)):
+        return describe_os_error(error)
+    if lacks_memory(error):
+        return (
+            f"out of memory: {text}: make data.patch_size, data.batch_size, the network (model.*) "
+            "or the scan smaller"
+        )
+    return f"{type(error).__name__}: {text} (debug=true shows the traceback)"

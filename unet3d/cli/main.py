@@ -1,13 +1,12 @@
 """`unet3d COMMAND [overrides]`: find the command; heavy imports wait until its config is known."""
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 
 from unet3d import __version__
-from unet3d.cli.output import is_output_lost, write_output
+from unet3d.cli.output import discard_output, write_output
 from unet3d.errors import Interrupted
 from unet3d.stop_signals import SignalListener
 
@@ -29,9 +28,6 @@ COMMANDS = {
     "doctor": "inspect this machine: GPUs, driver, torch, memory, disk, and what limits a run",
 }
 
-FLAGS_WITH_VALUES = ("--cfg", "-c", "--config-dir", "-cd", "--package", "-p")
-"""Flags of Hydra after which a word is not a file."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
@@ -42,15 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if code is None:
                 from unet3d.cli.app import run_app  # imports Hydra
 
-                code = run_app(args[0], collect_files(args[0], args[1:]))
+                code = run_app(args[0], args[1:])
             sys.stdout.flush()
             return code
     except Interrupted as stop:  # while a module is imported
         print(f"unet3d: interrupted by {stop}", file=sys.stderr)
         return stop.exit_code
-    except BrokenPipeError:
-        if not is_output_lost():
-            raise
+    except BrokenPipeError:  # as in `unet3d train --help | true`
+        discard_output()
         return 1
 
 
@@ -72,34 +67,10 @@ def answer(args: Sequence[str]) -> int | None:
         )
         return 2
     if {"-h", "--help"} & set(rest):
-        from unet3d.cli.help import print_help
+        from unet3d.cli.app import print_help
 
         return print_help(command, COMMANDS[command], rest)
     return None
-
-
-def collect_files(command: str, args: Sequence[str]) -> list[str]:
-    """Turn arguments without a key into the keys of `compare` and `view` that they stand for.
-
-    >>> collect_files("compare", ["a", "b c", "format=json"])
-    ['format=json', "runs=['a','b c']"]
-    >>> collect_files("view", ["image.nii.gz", "a.nii.gz"])
-    ["image='image.nii.gz'", "labels=['a.nii.gz']"]
-    >>> collect_files("compare", ["a", "--cfg", "job"])
-    ['--cfg', 'job', "runs=['a']"]
-    """
-    values = {n + 1 for n, a in enumerate(args) if a in FLAGS_WITH_VALUES}
-    words = [a for n, a in enumerate(args) if a[:1] != "-" and n not in values]
-    # Path.exists raises an error if a word is too long for a name.
-    files = [word for word in words if "=" not in word or os.path.exists(word)]  # noqa: PTH110
-    if not files or command not in ("compare", "view"):
-        return list(args)
-    quoted = ["'" + name.replace("'", "\\'") + "'" for name in files]
-    others = [a for n, a in enumerate(args) if a not in files or n in values]
-    if command == "compare":
-        return [*others, f"runs=[{','.join(quoted)}]"]
-    labels = [f"labels=[{','.join(quoted[1:])}]"] if len(quoted) > 1 else []
-    return [*others, f"image={quoted[0]}", *labels]
 
 
 def format_help() -> str:

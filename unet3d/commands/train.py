@@ -14,7 +14,7 @@ from unet3d.components.dataset import build_layout, resolve_dataset
 from unet3d.components.network import build_network
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.errors import DoesNotFitError, RunError
+from unet3d.errors import DoesNotFitError, RunError, UsageError
 from unet3d.machine.device import resolve_precision
 from unet3d.machine.distributed_env import ProcessRank, read_process_rank
 from unet3d.report.run_report import format_report_table
@@ -62,6 +62,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
     settings = parse_training(composed)
     process = read_process_rank(settings.trainer.launch)
+    if process.world_size > 1 and composed.composition.folder_has_time:
+        raise UsageError(
+            f"{settings.trainer.launch} starts several processes, and each would create its own "
+            "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
+            "interruption)"
+        )
     processes = count_local_processes(settings.trainer, process)
     if processes > 1:
         composition = settings.composition

@@ -1,6 +1,7 @@
 """Protect overrides from Hydra's grammar."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 PATH_KEYS = (
@@ -38,3 +39,13 @@ def quote_override(override: str, *, sweep: bool) -> str:
     # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
     return f"{key}='{escaped}'"
+
+
+def make_search_path(folders: Sequence[Path]) -> list[str]:
+    r"""Return the override with which Hydra finds options in these folders, if there are any.
+
+    >>> print(*make_search_path([Path("/it's/conf")]))
+    hydra.searchpath=['file:///it\'s/conf']
+    """
+    urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in folders]
+    return ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []

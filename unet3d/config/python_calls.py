@@ -12,7 +12,7 @@ from unet3d.config.compose import (
     get_config_dir,
 )
 from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
-from unet3d.config.overrides import quote_override
+from unet3d.config.overrides import make_search_path, quote_override
 from unet3d.config.validate import check_config
 from unet3d.errors import UsageError
 
@@ -28,10 +28,9 @@ def compose_call(
     if config_dir is not None and not config_dir.is_dir():
         raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
     user_dirs = find_local_config_dir() if config_dir is None else [config_dir.absolute()]
-    path = [f"hydra.searchpath=['file://{folder}']" for folder in user_dirs]
     try:
         with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-            composed, folder = compose_with_folder([*path, *args], command)
+            composed, folder = compose_with_folder([*make_search_path(user_dirs), *args], command)
             check_config(composed, user_dirs)
     except CONFIG_ERRORS as error:
         raise UsageError(format_config_error(error, command, args)) from error

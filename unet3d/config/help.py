@@ -8,11 +8,9 @@ from typing import Any
 
 import yaml
 
-from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs
-from unet3d.cli.error_messages import ErrorHandler
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
 from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
-from unet3d.config.overrides import quote_override
+from unet3d.config.overrides import make_search_path
 
 FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
 in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""
@@ -28,25 +26,11 @@ READS = {"check": ("data", "experiment", "debug")}
 """The config groups and keys of train that a command reads, if it does not read all."""
 
 
-def print_help(command: str, about: str, args: Sequence[str]) -> int:
-    """Print the help for the config that the arguments make."""
-
-    with ErrorHandler(debug=False, command=command, args=args) as handler:
-        config_dirs = find_user_config_dirs(args)
-        named = {str(folder) for folder in parse_config_dirs(args)}
-        overrides = [quote_override(a, sweep=False) for a in args if a[0] != "-" and a not in named]
-        print(format_command_help(command, about, overrides, config_dirs))
-    return handler.code
-
-
 def format_command_help(
     command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
 ) -> str:
     """Return the command's own keys, then what it takes of train, as these overrides make them."""
-    # Quoted, since a path may contain what Hydra's grammar reads as something else.
-    urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in user_dirs]
-    search = ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []
-    composed = compose_config([*overrides, *search], command)
+    composed = compose_config([*overrides, *make_search_path(user_dirs)], command)
     config_dirs = [get_config_dir(), *user_dirs]
     comments = collect_comments(composed.composition, config_dirs)
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
