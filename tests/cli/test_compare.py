@@ -104,34 +104,6 @@ def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
     assert "Pareto-optimal" in by_name
 
 
-def test_the_comparison_can_be_json_and_a_figure(runs):
-    assert main(["compare", "outputs", "format=json", "output=c.json", "figure=a b.png"]) == 0
-    best, other = json.loads((runs / "c.json").read_text())
-    assert best["pareto_optimal"]
-    assert not other["pareto_optimal"]
-    assert best["differs"] == {"pool": "median"}
-    assert (runs / "a b.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "unet3d compare RUN"),
-        (["none"], "none does not exist"),
-        (["."], ".: no report.json in this folder or below: give run folders"),
-        (["outputs", "format=xml"], "format must be one of table, json"),
-        (["outputs", "figures=a.png"], "did you mean figure?"),
-        (["outputs", "figure=none/a.png"], "none"),
-    ],
-)
-def test_a_usage_error_is_one_line(runs, words, message, capsys):
-    if words == ["."]:
-        (runs / "outputs").rename(runs.parent / "elsewhere")
-    assert main(["compare", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
 def test_a_folder_without_a_run_is_named_and_the_others_are_compared(runs, capsys):
     (runs / "empty").mkdir()
     assert main(["compare", "outputs", "empty"]) == 1

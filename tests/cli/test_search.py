@@ -206,25 +206,10 @@ def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
 
 
 @pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        ("{modl.width:[4,8]}", "no key or group 'modl.width'; did you mean model.width?"),
-        ("{pool:[max,maxx]}", "no option pool=maxx; did you mean max?"),
-    ],
-)
-def test_a_space_that_no_run_takes_leaves_no_study(tmp_path, monkeypatch, capsys, space, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["search", f"space={space}", "hydra.run.dir=search"]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "search" / "search.db").exists()
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["space=3"], "space must be keys with what to try"),
         (["space=missing.yaml"], "space: no file"),
-        (["space={pool:[max]}"], r"space\.pool must be a list of two values or more"),
         (["space={x:{low:1}}"], r"space\.x must be a list of two values or more"),
         (["space={x:{low:2,high:1}}"], r"space\.x needs numbers with low < high"),
         (["space={x:{low:0,high:1,log:true}}"], r"space\.x with log: true needs low > 0"),
@@ -233,8 +218,6 @@ def test_a_space_that_no_run_takes_leaves_no_study(tmp_path, monkeypatch, capsys
         (["space={fold:[0,1]}", "fold=none"], "search needs validation cases"),
         (["space={fold:[0,1]}", "trainer.devices=2"], "search trains each trial in one process"),
         (["space={fold:[0,1]}", "resume=auto"], "search goes on by itself"),
-        (["space={fold:[0,1]}", "mode=up"], "mode must be one of"),
-        (["space={fold:[0,-1]}"], "fold must be an int >= 0"),
     ],
 )
 def test_wrong_settings_are_named(words, message):
