@@ -2,7 +2,7 @@
 
 import sys
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["train"]

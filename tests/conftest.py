@@ -145,7 +145,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Pat
 @pytest.fixture
 def unet3d(tmp_path: Path, small: list[str], monkeypatch: pytest.MonkeyPatch):
     """Run `unet3d train` on small volumes in an empty working folder; return the exit code."""
-    from unet3d.cli.main import main
+    from unet3d.__main__ import main
 
     monkeypatch.chdir(tmp_path)
 

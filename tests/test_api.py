@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unet3d
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import UsageError
 
 EVALUATED = ["evaluation.enabled=true", "trainer.num_sanity_val_steps=0"]

@@ -48,10 +48,10 @@ def test_a_run_that_ends_at_a_good_moment_is_not_interrupted_before_a_second_ctr
 def test_a_command_that_is_still_imported_ends_with_one_line(number, code):
     program = (
         "import os, signal, sys\n"
-        "from unet3d.cli import app, main\n"
+        "from unet3d import __main__, app\n"
         f"app.import_command = lambda command: os.kill(os.getpid(), signal.{number})\n"
         "sys.argv = ['unet3d', 'doctor']\n"
-        "sys.exit(main.main())\n"
+        "sys.exit(__main__.main())\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (code, f"unet3d: interrupted by {number}\n")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
-from unet3d.cli.main import main
 from unet3d.commands.train import build_training
 from unet3d.training import limits as stopping
 from unet3d.training.callbacks.step_timing import StepTimer

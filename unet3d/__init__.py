@@ -3,35 +3,21 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unet3d.api import evaluate, train
-    from unet3d.memory.any_network import estimate_memory
-    from unet3d.model.unet import UNet3D
-    from unet3d.pool.approx_median import ApproxMedianPool3d
-    from unet3d.pool.avg import AvgPool3d
-    from unet3d.pool.max import MaxPool3d
-    from unet3d.pool.median import MedianPool3d
-    from unet3d.pool.replace import replace_pooling
-    from unet3d.training.run import TrainingResult
-    from unet3d.workflows.evaluation.evaluate import EvaluationResult
-    from unet3d.workflows.segmenter import Segmenter, load
+    from unet3d.api import evaluate as evaluate
+    from unet3d.api import train as train
+    from unet3d.memory.any_network import estimate_memory as estimate_memory
+    from unet3d.model.unet import UNet3D as UNet3D
+    from unet3d.pool.approx_median import ApproxMedianPool3d as ApproxMedianPool3d
+    from unet3d.pool.avg import AvgPool3d as AvgPool3d
+    from unet3d.pool.max import MaxPool3d as MaxPool3d
+    from unet3d.pool.median import MedianPool3d as MedianPool3d
+    from unet3d.pool.replace import replace_pooling as replace_pooling
+    from unet3d.training.run import TrainingResult as TrainingResult
+    from unet3d.workflows.evaluation.evaluate import EvaluationResult as EvaluationResult
+    from unet3d.workflows.segmenter import Segmenter as Segmenter
+    from unet3d.workflows.segmenter import load as load
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "ApproxMedianPool3d",
-    "AvgPool3d",
-    "EvaluationResult",
-    "MaxPool3d",
-    "MedianPool3d",
-    "Segmenter",
-    "TrainingResult",
-    "UNet3D",
-    "estimate_memory",
-    "evaluate",
-    "load",
-    "replace_pooling",
-    "train",
-]
 
 _MODULES = {
     "ApproxMedianPool3d": "unet3d.pool.approx_median",
@@ -48,6 +34,8 @@ _MODULES = {
     "replace_pooling": "unet3d.pool.replace",
     "train": "unet3d.api",
 }
+
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:

@@ -14,8 +14,7 @@ from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
-from unet3d.machine.device import select_gpu
-from unet3d.machine.distributed_env import read_process_rank
+from unet3d.machine import read_process_rank, select_gpu
 from unet3d.training.preflight import count_local_processes
 from unet3d.training.run import TrainingResult, join_run
 from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -101,6 +102,45 @@ def write_text(path: Path, text: str) -> None:
         draft.write_bytes(content)
 
 
+def write_output(text: str, path: Path | None) -> None:
+    """Print to standard output, or write to a file.
+
+    A result whose reader has seen enough, as in `unet3d memory view=layers | head -1`, is no
+    error; a run that can no longer print ends with exit code 1.
+    """
+    if path is not None:
+        write_text(path, text + "\n")
+        return
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard_output()
+
+
+def write_figure(figure: Any, path: Path, *, dpi: int) -> None:
+    """Write a figure of matplotlib as PNG."""
+    with atomic_write(path) as draft:
+        figure.savefig(draft, dpi=dpi, format="png")
+
+
+def is_output_lost() -> bool:
+    """Return whether nobody reads standard output any more, as in `unet3d train | head`.
+
+    What is still to be printed is then discarded.
+    """
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        discard_output()
+        return True
+    return False
+
+
+def discard_output() -> None:
+    """Discard what is still to be printed, so that the interpreter's last flush succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def create_folder(path: Path) -> Generator[Path]:
     """Yield a new temporary folder; after the body, move it to `path`.
@@ -123,10 +163,7 @@ def create_folder(path: Path) -> Generator[Path]:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; what is wrong with it is an OSError or a ValueError."""
-    try:
-        return json.loads(path.read_text("utf-8-sig"))  # editors on Windows write such a mark
-    except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+    return json.loads(path.read_text("utf-8-sig"))  # editors on Windows write such a mark
 
 
 @contextmanager

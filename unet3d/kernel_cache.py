@@ -28,11 +28,6 @@ def create_kernel_folder(name: str) -> Path:
     return folder
 
 
-def get_triton_cache() -> Path:
-    """Return the folder of Triton's cache: ours, unless a variable names another."""
-    return Path(os.environ.get("TRITON_CACHE_DIR") or get_kernel_cache() / "triton")
-
-
 def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let Triton and Inductor keep their code in our folder, unless variables name others."""
     for variable, name in CACHE_VARIABLES.items():

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.bench.results import make_parser, write_results
-from unet3d.cli.main import main as run_command
+from unet3d.__main__ import main as run_command
 
 JOB = "model=unet_nnunet data.num_classes=5 data.patch_size=[256,256,128] precision=16"
 COMMANDS = {

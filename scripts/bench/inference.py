@@ -21,7 +21,7 @@ from torch import nn
 from scripts.bench.results import make_parser, run_child, write_results
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.peak import PeakMeter
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.bench.results import ROOT, make_parser, write_results
-from unet3d.machine.system import get_cpu_model
+from unet3d.machine import get_cpu_model
 
 BASE = "nn.MaxPool3d"
 Pool = Callable[[Tensor], Tensor]

@@ -11,7 +11,7 @@ from unet3d.report.run_report import collect_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-TRAIN = (sys.executable, "-W", "ignore", "-m", "unet3d.cli.main", "train")
+TRAIN = (sys.executable, "-W", "ignore", "-m", "unet3d", "train")
 
 
 def make_parser(module: str, description: str | None, *, output: str) -> argparse.ArgumentParser:

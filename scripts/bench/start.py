@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scripts.bench.results import ROOT, make_parser, write_results
-from unet3d.machine.system import get_cpu_model
+from unet3d.machine import get_cpu_model
 
 PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluation.enabled=false"]
 
@@ -27,8 +27,8 @@ PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluatio
 FIRST_STEP = """
 import json, os, time
 ends = [("python", time.time())]
-from unet3d.cli.app import import_command
-from unet3d.cli.main import main
+from unet3d.app import import_command
+from unet3d.__main__ import main
 import_command("train")
 from unet3d.commands import train
 from unet3d.training.callbacks.step_memory import StepMemory
@@ -52,7 +52,7 @@ record_end(StepTimer, "on_train_batch_end", "first step", leave=True)
 main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])
 """
 
-UNET3D = ("-m", "unet3d.cli.main")
+UNET3D = ("-m", "unet3d")
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import torch, lightning.pytorch": ["-c", "import torch, lightning.pytorch"],

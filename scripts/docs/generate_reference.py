@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from unet3d.cli.main import COMMANDS
+from unet3d.__main__ import COMMANDS
 from unet3d.config.comments import INTERNAL_KEYS
 from unet3d.config.compose import list_config_groups
 from unet3d.config.help import READS

@@ -22,7 +22,7 @@ from scripts.bench.step import (
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.machine.device import resolve_precision
+from unet3d.machine import resolve_precision
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord

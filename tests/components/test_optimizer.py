@@ -4,7 +4,7 @@ from torch import nn
 
 from unet3d.components.optimizer import MIN_HALF_EPSILON, make_optimizer_factory
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 
 
 def build(settings, precision):

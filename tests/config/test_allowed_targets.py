@@ -23,7 +23,7 @@ def check(values, *allow_targets, packages=NETWORKS):
         "torch.nn.modules.module.torch.hub.load",
         "torch.nn.functional.relu",  # a function
         "torchevil.nn.Linear",
-        "unet3d.cli.main.main",
+        "unet3d.__main__.main",
         "unet3d.model.unet.partial",  # imported there
         "monai.networks.nets.resnet10",
         "monai.bundle.ConfigParser",

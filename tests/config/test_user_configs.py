@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.instantiate import read_factory
 from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.training import parse_training

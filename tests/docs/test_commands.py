@@ -23,7 +23,7 @@ import pytest
 from tests.config.helpers.configs import SHRUNK
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
 from tests.workflows.nnunet.helpers.plans import NAME, write_plans
-from unet3d.cli.main import COMMANDS, main
+from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
 from unet3d.workflows.memory import estimate
 
@@ -213,7 +213,7 @@ def is_script(words: list[str]) -> bool:
         return subprocess.run([sys.executable, *words[1:]], check=False).returncode == 0
     if words[1] != "-m":
         return False
-    if words[2] == "monai.bundle":  # run in tests/cli/test_export_bundle.py
+    if words[2] == "monai.bundle":  # run in tests/commands/test_export_bundle.py
         return Path(words[words.index("--config_file") + 1]).is_file()
     path = ROOT / words[2].replace(".", "/")
     files = [path.with_suffix(".py"), *path.parent.glob("*.py"), *path.glob("*.py")]

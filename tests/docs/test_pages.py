@@ -17,7 +17,7 @@ from tests.docs.helpers.pages import (
     strip_blocks,
     strip_code,
 )
-from unet3d.cli.main import COMMANDS
+from unet3d.__main__ import COMMANDS
 from unet3d.config.compose import get_config_dir, list_config_groups
 
 CONF = get_config_dir()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.docs import generate_reference
-from unet3d.cli.main import COMMANDS, main
+from unet3d.__main__ import COMMANDS, main
 from unet3d.config.compose import (
     compose_config,
     get_config_dir,

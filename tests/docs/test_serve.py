@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 import unet3d
-from tests.cli.helpers.checkpoints import checkpoints
+from tests.commands.helpers.checkpoints import checkpoints
 from tests.docs.helpers.pages import ROOT, read_blocks
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.helpers.operation_recorder import OperationRecorder
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.doctor import parse_doctor
 from unet3d.config.settings.training import parse_training

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.commands.doctor import format_doctor_report
-from unet3d.doctor.inspect import inspect_machine, inspect_run
-from unet3d.machine import preflight as machine
+from unet3d.doctor.inspect import check_triton, inspect_machine, inspect_run
+from unet3d.training import machine_checks
 from unet3d.units import GIB
 from unet3d.workflows.memory import oom_advice
 
@@ -118,7 +118,7 @@ def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_reported(
 
 def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "get_free_shm", lambda: 4096)
+    monkeypatch.setattr(machine_checks, "get_free_shm", lambda: 4096)
     assert main(["doctor", *SMALL, "data.num_workers=2", "format=json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["problems"][0]["is_fatal"]
@@ -144,3 +144,10 @@ def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monke
     text = capsys.readouterr().out
     assert "BLOCKER: torchrun started 2 processes, which would each train alone" in text
     assert main(["doctor", *SMALL, "trainer=torchrun"]) == 0
+
+
+def test_missing_requirements_of_triton_are_reported():
+    assert check_triton("3.9", compiler="/usr/bin/gcc", headers=True) is None
+    assert "not installed" in check_triton(None, compiler="gcc", headers=True).message
+    message = check_triton("3.9", compiler=None, headers=False).message
+    assert "a C compiler (gcc, or CC=...) and Python's headers" in message

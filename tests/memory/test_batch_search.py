@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.training.callbacks.step_memory import StepMemory

@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.memory.helpers.evidence import EVIDENCE
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import UsageError
 from unet3d.memory.allocator import replay
 from unet3d.memory.conv_backend import CudnnRules, get_installed_rules, parse_rules

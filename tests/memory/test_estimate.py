@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from unet3d.__main__ import main
 from unet3d.checkpointing.recompute import RecomputeBlocks
-from unet3d.cli.main import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import KINDS, estimate_step
@@ -314,7 +314,7 @@ def test_only_a_gpu_can_be_measured(words, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error():
     """`unet3d memory view=layers | head -1`"""
-    code = "import sys; from unet3d.cli.main import main; sys.exit(main())"
+    code = "import sys; from unet3d.__main__ import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code, "memory", *SMALL, *LEANEST, "view=layers"],
         stdout=subprocess.PIPE,

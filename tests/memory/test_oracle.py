@@ -17,7 +17,7 @@ from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]

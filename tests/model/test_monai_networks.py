@@ -38,7 +38,7 @@ DEEP = {
 
 @pytest.mark.parametrize("name", EACH)
 def test_each_network_is_estimated_trains_and_predicts(unet3d, tmp_path, name):
-    from unet3d.cli.main import main
+    from unet3d.__main__ import main
 
     assert unet3d(f"model={name}", *SHRUNK[name], "memory.estimate=true") == 0
     scan = np.random.default_rng(0).normal(size=(20, 24, 18)).astype(np.float32)

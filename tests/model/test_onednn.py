@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv3d
 
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.model.fused.convolution import convolve
 from unet3d.model.fused.onednn import needs_onednn
 from unet3d.model.fused.tiled_conv import compute_weight_gradient

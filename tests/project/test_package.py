@@ -58,7 +58,7 @@ def test_a_wheel_has_the_package_its_kernels_configs_slurm_script_and_the_licens
     } <= names
     assert f"unet3d_lightning-{__version__}.dist-info/licenses/LICENSE" in metadata
     scripts = f"unet3d_lightning-{__version__}.dist-info/entry_points.txt"
-    assert b"unet3d = unet3d.cli.main:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
+    assert b"unet3d = unet3d.__main__:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
 
 
 def test_an_sdist_has_everything_for_building_and_testing(built):

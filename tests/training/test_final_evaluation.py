@@ -8,8 +8,8 @@ import nibabel
 import numpy as np
 import pytest
 
+from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint
-from unet3d.cli.main import main
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
 from unet3d.data.preprocessing.statistics import Statistics

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import UsageError

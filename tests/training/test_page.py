@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.report.page import MAX_BYTES
 
 OPTIONS = ("trainer.max_steps=2", "evaluation.enabled=true", "memory.estimate=true", "logger=none")

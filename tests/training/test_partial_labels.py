@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL

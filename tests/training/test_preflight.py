@@ -4,8 +4,8 @@ import torch
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import preflight as machine
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
+from unet3d.training import machine_checks as machine
 from unet3d.training.preflight import (
     check_batch_fits,
     check_cudnn,

@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.files import LOCK, lock_folder
 
 

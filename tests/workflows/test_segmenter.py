@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unet3d
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import UsageError
 
 

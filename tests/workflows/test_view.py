@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import UsageError
 from unet3d.report import volumes
 from unet3d.workflows.view import read_case

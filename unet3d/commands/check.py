@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from unet3d.cli.output import write_output
-from unet3d.cli.progress import Progress
+from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.check import parse_check
 from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
+from unet3d.files import write_output
 from unet3d.text import escape_unprintable, join_first, pluralize
 from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
 
-from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.compare import parse_compare
 from unet3d.errors import UsageError
+from unet3d.files import write_output
 from unet3d.report.figures import save_png
 from unet3d.report.run_comparison import (
     AGAINST_BEST,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
 from unet3d.doctor.benchmark import (
+    describe_machine,
     list_failures,
     make_file_name,
     run_benchmark,
@@ -23,9 +23,10 @@ from unet3d.doctor.inspect import (
     inspect_machine,
     inspect_run,
 )
-from unet3d.machine.device import resolve_device
-from unet3d.machine.preflight import Problem
-from unet3d.machine.system import DiskSpace, describe_machine
+from unet3d.doctor.system import DiskSpace
+from unet3d.files import write_output
+from unet3d.machine import resolve_device
+from unet3d.training.machine_checks import Problem
 from unet3d.units import format_bytes
 
 UNKNOWN = "unknown"

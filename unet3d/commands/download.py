@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from unet3d.cli.progress import Progress
+from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.download import DownloadSettings, parse_download
 from unet3d.data.layouts.download import download, extract, get_task_urls

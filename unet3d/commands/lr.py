@@ -6,13 +6,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from unet3d.cli.output import write_figure, write_output
 from unet3d.commands.train import build_training
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.instantiate import Factory
 from unet3d.config.settings.lr import MIN_STEPS, LRSettings, parse_lr
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import RunError
+from unet3d.files import write_figure, write_output
 from unet3d.report.lr_curve import LRCurve
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from unet3d.cli.output import write_figure, write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
+from unet3d.files import write_figure, write_output
 from unet3d.memory.compiled import get_compiled_range
 from unet3d.memory.conv_backend import VERSIONS, parse_rules
 from unet3d.memory.estimate import MemoryEstimate

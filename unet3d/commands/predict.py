@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from unet3d.cli.app import get_exit_code
+from unet3d.app import get_exit_code
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.inference import InferenceSettings, parse_inference
 from unet3d.data.layouts.scans import describe_ignored, find_scans

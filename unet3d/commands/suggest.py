@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import parse_suggest
+from unet3d.files import write_output
 from unet3d.memory.tables import format_mib
 from unet3d.text import format_columns
 from unet3d.units import GIB

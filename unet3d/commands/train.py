@@ -15,8 +15,7 @@ from unet3d.components.network import build_network
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import DoesNotFitError, RunError, UsageError
-from unet3d.machine.device import resolve_precision
-from unet3d.machine.distributed_env import ProcessRank, read_process_rank
+from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
 from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import build_callbacks, build_limits

@@ -8,7 +8,7 @@ from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.types import HasHeads
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]

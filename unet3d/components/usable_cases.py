@@ -11,7 +11,7 @@ from unet3d.data.checks.headers import check_headers
 from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import get_available_bytes
 
 T = TypeVar("T")
 

@@ -16,9 +16,10 @@ import torch
 
 from unet3d import __version__
 from unet3d.config.settings.training import TrainingSettings
+from unet3d.doctor.system import inspect_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import atomic_write
-from unet3d.machine.device import resolve_precision
+from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.record import MemoryRecord
 from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
@@ -48,6 +49,23 @@ MAX_ERROR_RATIO = 3.0
 
 Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU a value is on.
 """
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the device and the versions of what runs on it; no names of users or folders."""
+    software, cuda = inspect_software(), device.type == "cuda"
+    gpu = list_gpus()[torch.cuda.current_device()] if cuda else None
+    return {
+        "device": device.type,
+        "gpu": None if gpu is None else gpu.name,
+        "capability": None if gpu is None else gpu.capability,
+        "memory_bytes": None if gpu is None else gpu.total,
+        "torch": software.torch,
+        "cuda": software.cuda,
+        "cudnn": software.cudnn,
+        "triton": software.packages.get("triton"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def run_benchmark(

@@ -9,18 +9,7 @@ import torch
 
 from unet3d.components.dataset import complete_settings, get_network_sizes
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError, summarize_error
-from unet3d.machine import preflight as machine
-from unet3d.machine.device import (
-    Precision,
-    describe_missing_kernels,
-    resolve_device,
-    resolve_precision,
-)
-from unet3d.machine.distributed_env import read_process_rank
-from unet3d.machine.memory import get_available_bytes
-from unet3d.machine.preflight import Problem
-from unet3d.machine.system import (
+from unet3d.doctor.system import (
     DiskSpace,
     Gpu,
     Software,
@@ -31,7 +20,17 @@ from unet3d.machine.system import (
     inspect_system,
     list_gpus,
 )
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine import (
+    Precision,
+    describe_missing_kernels,
+    get_available_bytes,
+    read_process_rank,
+    resolve_device,
+    resolve_precision,
+)
 from unet3d.memory.estimate import UntraceableError
+from unet3d.training.machine_checks import Problem, check_writable
 from unet3d.training.preflight import count_local_processes, find_problems
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
@@ -93,7 +92,8 @@ def inspect_run(
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
         available = get_available_device_bytes(device, report.gpus[first:][:processes])
         with collect_errors(problems):
-            settings = complete_settings(with_device(settings, device))
+            trainer = replace(settings.trainer, accelerator=device)  # auto is estimated for a GPU
+            settings = complete_settings(replace(settings, trainer=trainer))
             settings = resolve_strategy(settings, precision, cuda=cuda)
             problems += find_problems(
                 settings,
@@ -138,11 +138,6 @@ def collect_errors(problems: list[Problem]) -> Generator[None]:
         problems.append(Problem(f"{name}{summarize_error(error)}", is_fatal=True))
 
 
-def with_device(settings: TrainingSettings, device: str) -> TrainingSettings:
-    """Return the settings with `auto` resolved, so that the estimate is for this device."""
-    return replace(settings, trainer=replace(settings.trainer, accelerator=device))
-
-
 def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:
     """Return what a process may take: of GPUs in use by others, what is free."""
     free = [gpu.free for gpu in gpus if count_bytes_held_by_others(gpu)]
@@ -175,7 +170,7 @@ def find_performance_problems(
 
     `requested` is the user's trainer.accelerator, which is auto by default.
     """
-    system, workers = report.system, settings.data.num_workers
+    cores, workers = report.system.cores, settings.data.num_workers
     missing, problems = describe_missing_kernels(device), list[Problem]()
     if missing is not None:
         problems.append(Problem(missing))
@@ -187,30 +182,22 @@ def find_performance_problems(
         problems.append(
             Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")
         )
-    if system.threads > system.cores:
+    if workers > cores:
         problems.append(
             Problem(
-                f"torch uses {system.threads} threads on {system.cores} available cores: set "
-                f"OMP_NUM_THREADS={system.cores}"
+                f"data.num_workers={workers} exceeds the {cores} available cores: lower it to "
+                f"{cores}"
             )
         )
-    if workers > system.cores:
-        problems.append(
-            Problem(
-                f"data.num_workers={workers} exceeds the {system.cores} available cores: lower it "
-                f"to {system.cores}"
-            )
-        )
-    cache = machine.check_writable(settings.data.cache)
+    cache = check_writable(settings.data.cache)
     return problems if cache is None else [*problems, cache]
 
 
 def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
     """Return why no GPU is used, and what the CPU does not support."""
-    software = report.software
     reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
     problems = [Problem(f"{reason}: training runs on {report.system.cores} CPU cores")]
-    if software.cpu_compiler is None:
+    if report.software.cpu_compiler is None:
         problems.append(
             Problem(
                 "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
@@ -223,7 +210,7 @@ def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
 def find_gpu_problems(report: MachineReport) -> list[Problem]:
     """Return what else uses the GPUs, and what their kernels are missing."""
     software = report.software
-    triton = machine.check_triton(
+    triton = check_triton(
         software.packages["triton"],
         compiler=software.triton_compiler,
         headers=software.python_headers,
@@ -240,3 +227,19 @@ def find_gpu_problems(report: MachineReport) -> list[Problem]:
                 )
             )
     return problems
+
+
+def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
+    """Check that Triton can compile the GPU kernels of pooling layers and fused blocks."""
+    if installed is None:
+        return Problem(
+            "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
+            "install triton"
+        )
+    missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
+    missing += [] if headers else ["Python's headers (python3-dev)"]
+    if not missing:
+        return None
+    return Problem(
+        f"Triton {installed} compiles kernels on first use: install " + " and ".join(missing)
+    )

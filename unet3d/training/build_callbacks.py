@@ -14,7 +14,7 @@ from torch import nn
 from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
 from unet3d.metric.dice import Dice

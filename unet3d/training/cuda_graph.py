@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
-from unet3d.machine.distributed_env import ProcessRank
+from unet3d.machine import ProcessRank
 from unet3d.memory.record import MemoryRecord
 from unet3d.workflows.memory.training_step import find_cuda_graph_obstacle
 

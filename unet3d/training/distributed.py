@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.environments import (
 from torch import nn
 
 from unet3d.errors import DoesNotFitError, RunError, summarize_error
-from unet3d.machine.distributed_env import ProcessRank
+from unet3d.machine import ProcessRank
 from unet3d.stop_signals import let_signals_end_process
 
 POLL_SECONDS = 0.1

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unet3d.errors import STOP_SIGNALS, Interrupted, RunError
-from unet3d.machine.system import count_usable_cores
+from unet3d.machine import count_usable_cores
 from unet3d.stop_signals import SignalListener
 
 SETTLE_SECONDS = 2.0
@@ -57,7 +57,7 @@ def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subp
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     package = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-P", "-m", "unet3d.cli.main", "train", *overrides]
+    command = [sys.executable, "-P", "-m", "unet3d", "train", *overrides]
     command += [f"hydra.run.dir={folder}"]
     environment = {
         "OMP_NUM_THREADS": str(max(1, count_usable_cores() // count)),

@@ -5,7 +5,7 @@ from math import prod
 from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
 from unet3d.memory.tables import summarize_compiled
 from unet3d.training.datamodule import VolumeDataModule

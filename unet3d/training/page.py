@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from unet3d.errors import summarize_error
-from unet3d.machine.system import summarize_machine
+from unet3d.machine import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_timeline
 from unet3d.report.page import render_page, write_html

@@ -1,6 +1,5 @@
 """Check before a run that this machine has what it needs."""
 
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +11,10 @@ from unet3d.components.optimizer import make_optimizer_factory
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.kernel_cache import get_triton_cache
-from unet3d.machine import preflight as machine
-from unet3d.machine.device import Precision, resolve_device
-from unet3d.machine.distributed_env import ProcessRank
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import Precision, ProcessRank, get_available_bytes, resolve_device
 from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
+from unet3d.training import machine_checks as machine
 from unet3d.types import HasRetention
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
@@ -99,8 +95,6 @@ def find_problems(
                 capability=torch.cuda.get_device_capability(),
             )
         )
-        if find_spec("triton") is not None:
-            problems.append(machine.check_triton_cache(get_triton_cache()))
     workers = settings.data.num_workers
     if workers > 0:
         batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)

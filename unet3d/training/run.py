@@ -28,8 +28,7 @@ from unet3d.errors import (
     summarize_error,
 )
 from unet3d.files import read_json, write_text
-from unet3d.machine.device import Precision
-from unet3d.machine.distributed_env import ProcessRank
+from unet3d.machine import Precision, ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.report.run_report import (
     collect_versions,

@@ -7,7 +7,7 @@ import torch
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError
-from unet3d.machine.device import Precision, describe_missing_kernels
+from unet3d.machine import Precision, describe_missing_kernels
 from unet3d.training.run import TrainingRun
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy
 

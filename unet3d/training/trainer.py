@@ -10,8 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
-from unet3d.machine.device import Precision, resolve_device
-from unet3d.machine.distributed_env import ProcessRank
+from unet3d.machine import Precision, ProcessRank, resolve_device
 from unet3d.training.callbacks.progress import ProgressBar
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.distributed import choose_environment

@@ -19,7 +19,7 @@ from unet3d.data.checks.headers import (
 from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.findings import Finding
 from unet3d.data.preprocessing.cache import count_parallel_jobs
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import get_available_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

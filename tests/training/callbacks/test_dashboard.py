@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.training.loggers import FINAL_METRICS
 
 pytestmark = pytest.mark.slow

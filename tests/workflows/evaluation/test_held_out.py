@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 import unet3d as api
+from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
-from unet3d.cli.main import main
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from tests.helpers.browser import needs_browser, open_page
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.report.slices import get_palette
 from unet3d.workflows.evaluation.page import (
     ERRORS,

@@ -10,7 +10,7 @@ from torch import nn
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
-from unet3d.machine.device import Precision, has_fast_bf16
+from unet3d.machine import Precision, has_fast_bf16
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.workflows.inference.backend import open_network, resolve_backend_precision

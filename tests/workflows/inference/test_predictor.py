@@ -10,7 +10,7 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory import peak
 from unet3d.workflows.inference import predictor as predictor_module
 from unet3d.workflows.inference.ensemble import Ensemble

@@ -12,7 +12,7 @@ from torch import nn
 
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.peak import CLEAR_REFS, PeakMeter
 from unet3d.units import MIB
 from unet3d.workflows.inference.ensemble import Ensemble

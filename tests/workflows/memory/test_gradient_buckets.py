@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.memory.helpers.oracle import estimate, measure
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.units import MIB
 from unet3d.workflows.memory.gradient_buckets import fill_buckets
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep, make_step_factory

@@ -1,7 +1,7 @@
 import pytest
 
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.units import CUDA_CONTEXT_BYTES
 from unet3d.workflows.memory import strategies
 from unet3d.workflows.memory.estimate import estimate_memory

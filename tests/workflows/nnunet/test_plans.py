@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.workflows.nnunet.helpers.plans import NAME, write_plans
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.components.network import build_network
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from unet3d import nvml
-from unet3d.machine.system import count_usable_cores
+from unet3d.machine import count_usable_cores
 from unet3d.training.step_values import log_values
 
 WINDOW = 50

@@ -11,7 +11,7 @@ import numpy as np
 from unet3d.data.formats.labels import read_label_pair
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError, summarize_error
-from unet3d.machine.system import summarize_machine
+from unet3d.machine import summarize_machine
 from unet3d.metric.scores import mask_ignored
 from unet3d.report.case_figure import make_class_map
 from unet3d.report.evaluation import format_score

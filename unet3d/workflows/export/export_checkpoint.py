@@ -24,7 +24,7 @@ from unet3d.files import name_file, read_json, shorten_name
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import choose_decision
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.report.model_card import make_model_card
 from unet3d.units import MIB
 from unet3d.workflows.export import nnunet_folder

@@ -13,7 +13,7 @@ from unet3d.export import onnx_format, openvino_session
 from unet3d.export.plain_operators import to_plain_operators
 from unet3d.export.program import export_program, require_packages
 from unet3d.inference.accumulate import Network
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.types import Triple

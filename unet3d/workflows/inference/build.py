@@ -10,7 +10,7 @@ import torch
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision, resolve_device, resolve_precision
+from unet3d.machine import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
 from unet3d.workflows.inference.backend import resolve_backend_precision
 from unet3d.workflows.inference.ensemble import Ensemble

@@ -30,8 +30,7 @@ from unet3d.inference.write_labels import (
     choose_decision,
     compute_probabilities,
 )
-from unet3d.machine.device import Precision
-from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import pluralize
 from unet3d.units import MIB, format_bytes
 from unet3d.workflows.inference.backend import open_network

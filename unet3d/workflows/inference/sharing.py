@@ -10,8 +10,7 @@ import torch
 
 from unet3d.config.settings.inference import InferenceSettings
 from unet3d.errors import Interrupted, RunError, UsageError
-from unet3d.machine.device import resolve_device
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.stop_signals import SignalListener
 from unet3d.workflows.inference.predictor import USABLE_FRACTION
 

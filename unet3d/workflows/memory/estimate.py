@@ -8,7 +8,7 @@ from torch import nn
 from unet3d.components.dataset import complete_settings, get_network_sizes
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine.device import Precision, resolve_precision
+from unet3d.machine import Precision, resolve_precision
 from unet3d.memory.estimate import (
     MemoryEstimate,
     estimate_step,

@@ -9,7 +9,7 @@ import torch
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
-from unet3d.machine.device import resolve_precision
+from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import Layer
 from unet3d.memory.layer_recorder import LayerRecorder
 from unet3d.memory.peak import PeakMeter

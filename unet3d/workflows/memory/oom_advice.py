@@ -10,7 +10,7 @@ from torch import nn
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from unet3d.errors import STOP_SIGNALS
-from unet3d.machine.system import count_usable_cores
+from unet3d.machine import count_usable_cores
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -9,8 +9,7 @@ from unet3d.checkpointing.find_blocks import find_blocks
 from unet3d.components.network import build_network
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
-from unet3d.machine.device import Precision
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import Precision, get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.types import HasRetention
 from unet3d.units import CUDA_CONTEXT_BYTES

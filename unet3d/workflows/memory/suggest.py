@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from unet3d.config.settings.memory import SuggestSettings
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine.device import Precision
-from unet3d.machine.memory import get_available_bytes
+from unet3d.machine import Precision, get_available_bytes
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord

@@ -16,7 +16,7 @@ from unet3d.components.network import build_network
 from unet3d.components.optimizer import group_parameters, make_optimizer_factory
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.machine.device import Precision
+from unet3d.machine import Precision
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.model.weight_average import WeightAverage

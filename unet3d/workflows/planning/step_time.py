@@ -10,8 +10,7 @@ import torch
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
-from unet3d.machine.device import resolve_device, resolve_precision
-from unet3d.machine.memory import get_available_bytes, get_free_bytes
+from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.text import pluralize
 from unet3d.types import Triple
 from unet3d.units import format_bytes

@@ -15,8 +15,8 @@ import nibabel as nib
 import numpy as np
 import torch
 
+from unet3d.__main__ import main as run_unet3d
 from unet3d.checkpoint_file import load_checkpoint
-from unet3d.cli.main import main as run_unet3d
 from unet3d.model.pretrained import rename_weights
 from unet3d.workflows.nnunet import fused_network
 

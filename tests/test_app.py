@@ -12,8 +12,8 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from unet3d.cli.app import ErrorHandler, format_error, get_exit_code, import_command, parse_flags
-from unet3d.cli.main import main
+from unet3d.__main__ import main
+from unet3d.app import ErrorHandler, format_error, get_exit_code, import_command, parse_flags
 from unet3d.config.overrides import quote_override
 from unet3d.errors import UsageError
 

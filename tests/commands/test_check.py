@@ -11,7 +11,7 @@ from tests.data.helpers.datasets import (
     write_decathlon,
     write_nnunet,
 )
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.commands.check import format_case_findings
 from unet3d.data.findings import Finding, InvalidDatasetError
 

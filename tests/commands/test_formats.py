@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.cli.helpers.checkpoints import checkpoints
+from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import make_image, make_label, write_nnunet
 from tests.data.helpers.formats import (
     turn,
@@ -16,7 +16,7 @@ from tests.data.helpers.formats import (
     write_tiff,
     write_zarr,
 )
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.data.formats.volumes import read_volume, write_labels
 
 STRAIGHT = np.diag([0.75, 0.5, 2.0, 1.0])

@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 pytestmark = pytest.mark.slow
 

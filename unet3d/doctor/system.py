@@ -9,21 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.cuda.nccl
 
 from unet3d.cpp_kernels import find_compiler
 from unet3d.files import find_existing_dir
-from unet3d.machine.device import has_fast_bf16
-from unet3d.machine.memory import get_available_bytes, get_memory_limit, read_meminfo
-from unet3d.machine.preflight import SHM
-from unet3d.units import format_bytes
+from unet3d.machine import (
+    count_usable_cores,
+    get_available_bytes,
+    get_cpu_model,
+    get_memory_limit,
+    get_os_name,
+    has_fast_bf16,
+    read_meminfo,
+)
+from unet3d.training.machine_checks import SHM
 
 T = TypeVar("T")
-
-CPUINFO = Path("/proc/cpuinfo")
 
 PACKAGES = (
     *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),
@@ -67,8 +71,8 @@ class Software:
     nccl: str | None  # for distributed runs on GPUs
     driver: str | None  # NVIDIA's
     cpu_compiler: str | None
-    triton_compiler: str | None
-    python_headers: bool
+    triton_compiler: str | None  # that it runs to build its launchers
+    python_headers: bool  # which these include
     packages: dict[str, str | None]
 
 
@@ -81,36 +85,6 @@ class Gpu:
     total: int
     free: int
     capability: tuple[int, int]
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the device and the versions of what runs on it; no names of users or folders."""
-    software, cuda = inspect_software(), device.type == "cuda"
-    gpu = list_gpus()[torch.cuda.current_device()] if cuda else None
-    return {
-        "device": device.type,
-        "gpu": None if gpu is None else gpu.name,
-        "capability": None if gpu is None else gpu.capability,
-        "memory_bytes": None if gpu is None else gpu.total,
-        "torch": software.torch,
-        "cuda": software.cuda,
-        "cudnn": software.cudnn,
-        "triton": software.packages.get("triton"),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def summarize_machine() -> dict[str, str]:
-    """Return system, processor, memory and GPUs for people to read; no names of users or hosts."""
-    memory = read_meminfo().get("MemTotal")
-    facts = {
-        "system": get_os_name(),
-        "processor": f"{get_cpu_model() or 'unknown'}, {count_usable_cores()} usable cores",
-        "memory": None if memory is None else format_bytes(memory),
-        "GPU": ", ".join(gpu.name for gpu in list_gpus()),
-        "CUDA": torch.version.cuda,
-    }
-    return {name: fact for name, fact in facts.items() if fact}
 
 
 def inspect_system() -> System:
@@ -139,8 +113,10 @@ def inspect_software() -> Software:
         nccl=call_or_none(get_nccl_version),
         driver=get_driver_version(),
         cpu_compiler=find_program(find_compiler()),
-        triton_compiler=find_program(get_triton_compiler()),
-        python_headers=has_python_headers(),
+        triton_compiler=find_program(
+            os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+        ),
+        python_headers=(Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
         packages={name: get_package_version(name) for name in PACKAGES},
     )
 
@@ -164,32 +140,6 @@ def call_or_none(function: Callable[[], T]) -> T | None:
         return function()
     except Exception:
         return None
-
-
-def get_os_name() -> str:
-    """Return the operating system, its kernel and the machine type."""
-    try:
-        release = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):  # not Linux, or one without os-release
-        release = platform.platform(terse=True)
-    return f"{release}, {platform.system()} {platform.release()} {platform.machine()}"
-
-
-def get_cpu_model() -> str | None:
-    """Return the model name of the CPU."""
-    try:
-        lines = CPUINFO.read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None) or platform.processor() or None
-
-
-def count_usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def get_disk_space(folder: Path) -> DiskSpace:
@@ -219,16 +169,6 @@ def get_driver_version() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(ended.stdout.splitlines()), None)
-
-
-def get_triton_compiler() -> str | None:
-    """Return the C compiler that Triton runs to build its launchers."""
-    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
-
-
-def has_python_headers() -> bool:
-    """Return whether C can be compiled against this Python, as Triton does."""
-    return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
 def find_program(command: str | None) -> str | None:

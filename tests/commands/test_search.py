@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.search import Range, parse_search
 from unet3d.errors import UsageError
@@ -90,7 +90,7 @@ def test_an_interrupted_search_ends_like_an_uninterrupted_one(search, tmp_path, 
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_with_the_trial_that_was_running(words, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "unet3d.cli.main", "search", *words]
+    command = [sys.executable, "-W", "ignore", "-m", "unet3d", "search", *words]
     command += ["trials=2", "trainer.max_steps=40", "save_every_seconds=0", "prune=false"]
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     last = tmp_path / "search" / "trial-001" / "checkpoints" / "last.ckpt"

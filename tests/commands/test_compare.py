@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tests.report.helpers.reports import make_report
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 SCANS = [f"p{patient}_visit{visit}" for patient in range(5) for visit in (1, 2)]
 OPTION = r"data.group_by='(.+)_visit\d+'"

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 
 @pytest.fixture

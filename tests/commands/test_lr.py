@@ -2,7 +2,7 @@
 
 import pytest
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 
 
 @pytest.fixture

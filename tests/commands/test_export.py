@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.cli.helpers.checkpoints import checkpoints
-from unet3d.cli.main import main
+from tests.commands.helpers.checkpoints import checkpoints
+from unet3d.__main__ import main
 from unet3d.export import onnx_format
 from unet3d.workflows.export import export_checkpoint
 from unet3d.workflows.inference.ensemble import load_ensemble

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import unet3d
-from tests.cli.helpers.checkpoints import checkpoints
+from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
 from tests.export.helpers.hub import serve_hub
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.settings.training import parse_training
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 from unet3d.config.compose import (
     ComposedConfig,
     compose_config,
@@ -36,7 +36,7 @@ ANSWERED = {
 
 RUN_ALL = f"""
 import json, sys
-from unet3d.cli.main import main
+from unet3d.__main__ import main
 for words in {list(ANSWERED)}:
     code = main(words.split())
     print()

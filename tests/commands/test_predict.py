@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.helpers.checkpoints import checkpoints
-from unet3d.cli.main import main
+from tests.commands.helpers.checkpoints import checkpoints
+from unet3d.__main__ import main
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +20,7 @@ from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from unet3d.cli.output import is_output_lost
 from unet3d.config.compose import (
     ComposedConfig,
     Composition,
@@ -48,6 +46,7 @@ from unet3d.errors import (
     lacks_memory,
     summarize_error,
 )
+from unet3d.files import is_output_lost
 
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
@@ -152,26 +151,17 @@ def read_plans(words: Sequence[str]) -> Sequence[str]:
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.config.settings.training import INPUT_KEYS
-    from unet3d.config.values import read
     from unet3d.training.run_folder import open_sweep_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    inputs: dict[str, Path | None] = {}  # files and folders that all jobs read
     with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
         overrides = [*make_search_path(config_dirs), *fixed]
         config = compose("train", overrides=overrides, return_hydra_config=True)
         folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
-        for key in INPUT_KEYS:
-            with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
-                value = read(config, key)
-                inputs[key] = Path(value) if isinstance(value, str) else None
     resumes = "resume='auto'" in args  # as quote_override writes it
-    with open_sweep_folder(
-        folder, resumes=resumes, has_time=has_time, log=print, inputs=inputs
-    ) as found:
+    with open_sweep_folder(folder, resumes=resumes, has_time=has_time, log=print) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 
@@ -209,7 +199,9 @@ class _Jobs:
             with handler:
                 check_config(composed, self.config_dirs)
                 module = import_command(self.command)
-                select_gpu(composed)
+                accelerator = str((config.get("trainer") or {}).get("accelerator"))
+                if accelerator.startswith("cuda:"):
+                    import_module("unet3d.machine").select_gpu(accelerator)
                 handler.code = module.main(composed, folder)
         except (Interrupted, KeyboardInterrupt):
             self.codes.append(INTERRUPTED)
@@ -247,15 +239,6 @@ def import_command(command: str) -> ModuleType:
         gc.freeze()
         atexit.register(gc.unfreeze)  # or Triton's functions are reported as leaks
     return sys.modules[name]
-
-
-def select_gpu(composed: ComposedConfig) -> None:
-    """Make the GPU of trainer.accelerator=cuda:N the one that all of this process uses."""
-    accelerator = str((composed.config.get("trainer") or {}).get("accelerator"))
-    if accelerator.startswith("cuda:"):
-        from unet3d.machine import device  # imports torch
-
-        device.select_gpu(accelerator)
 
 
 class ErrorHandler:
@@ -331,3 +314,23 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
             "or the scan smaller"
         )
     return f"{type(error).__name__}: {text} (debug=true shows the traceback)"
+
+
+class Progress:
+    """A progress bar that is called with what is done and the total; only a terminal shows it."""
+
+    def __init__(self, unit: str):
+        from tqdm import tqdm
+
+        self.bar = tqdm(unit=f" {unit}", unit_scale=True, disable=None, leave=False)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)

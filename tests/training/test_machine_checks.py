@@ -1,63 +1,72 @@
 import resource
+import shutil
 from pathlib import Path
 
-from unet3d.machine import preflight
+from unet3d.training.machine_checks import (
+    check_disk,
+    check_gpu_arch,
+    check_shm,
+    check_torch_build,
+    check_worker_ram,
+    check_writable,
+    raise_open_file_limit,
+)
 from unet3d.units import GIB, MIB
 
 
 def test_a_small_dev_shm_stops_a_run_with_workers_and_says_what_to_do():
-    problem = preflight.check_shm(workers=8, processes=1, batch=100 * MIB, free=64 * MIB)
+    problem = check_shm(workers=8, processes=1, batch=100 * MIB, free=64 * MIB)
     assert problem.is_fatal
     assert "64 MiB left" in problem.message
     assert "batches of 8 workers need 1.6 GiB" in problem.message
     assert "--shm-size=2g" in problem.message
     assert "data.num_workers=0" in problem.message
-    assert preflight.check_shm(workers=8, processes=1, batch=4 * MIB, free=64 * MIB) is None
-    assert preflight.check_shm(workers=8, processes=1, batch=GIB, free=None) is None
+    assert check_shm(workers=8, processes=1, batch=4 * MIB, free=64 * MIB) is None
+    assert check_shm(workers=8, processes=1, batch=GIB, free=None) is None
 
 
 def test_too_many_workers_for_the_ram_are_reported_with_a_number_that_fits():
-    problem = preflight.check_worker_ram(workers=16, processes=1, batch=8 * MIB, free=GIB)
+    problem = check_worker_ram(workers=16, processes=1, batch=8 * MIB, free=GIB)
     assert not problem.is_fatal
     assert "16 workers need about 2.0 GiB of RAM, 1.0 GiB is free" in problem.message
     assert "data.num_workers=8" in problem.message
-    assert preflight.check_worker_ram(workers=8, processes=1, batch=8 * MIB, free=GIB) is None
+    assert check_worker_ram(workers=8, processes=1, batch=8 * MIB, free=GIB) is None
 
 
 def test_the_workers_of_all_processes_on_a_machine_are_counted():
-    problem = preflight.check_shm(workers=2, processes=4, batch=100 * MIB, free=GIB)
+    problem = check_shm(workers=2, processes=4, batch=100 * MIB, free=GIB)
     assert "4 x 2 workers need 1.6 GiB" in problem.message
-    assert preflight.check_shm(workers=2, processes=2, batch=100 * MIB, free=GIB) is None
-    problem = preflight.check_worker_ram(workers=4, processes=4, batch=8 * MIB, free=GIB)
+    assert check_shm(workers=2, processes=2, batch=100 * MIB, free=GIB) is None
+    problem = check_worker_ram(workers=4, processes=4, batch=8 * MIB, free=GIB)
     assert "4 x 4 workers need about 2.0 GiB of RAM" in problem.message
     assert "data.num_workers=2" in problem.message
 
 
 def test_a_disk_too_small_for_the_checkpoints_stops_the_run(tmp_path, monkeypatch):
     def set_free(nbytes):
-        usage = type(preflight.shutil.disk_usage(tmp_path))(0, 0, nbytes)
-        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage)
+        usage = type(shutil.disk_usage(tmp_path))(0, 0, nbytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
     folder = tmp_path / "run" / "checkpoints"
     set_free(3 * MIB)
-    problem = preflight.check_disk(folder, checkpoint=MIB)
+    problem = check_disk(folder, checkpoint=MIB)
     assert problem.is_fatal
     assert "3 MiB left, but checkpoints need 4 MiB" in problem.message
     folder.mkdir(parents=True)
     (folder / "last.ckpt").write_bytes(bytes(MIB))  # will be replaced
-    assert preflight.check_disk(folder, checkpoint=MIB) is None
+    assert check_disk(folder, checkpoint=MIB) is None
 
 
 def test_a_folder_that_is_not_writable_is_reported_before_it_is_needed(tmp_path):
-    assert preflight.check_writable(tmp_path / "not" / "there") is None
-    problem = preflight.check_writable(Path("/proc/self/not/there"))
+    assert check_writable(tmp_path / "not" / "there") is None
+    problem = check_writable(Path("/proc/self/not/there"))
     assert problem.is_fatal
     assert "/proc/self is not writable" in problem.message
 
 
 def test_a_gpu_that_torch_does_not_find_is_reported():
     def message(cuda, devices):
-        problem = preflight.check_torch_build("2.13", cuda=cuda, devices=devices)
+        problem = check_torch_build("2.13", cuda=cuda, devices=devices)
         return problem and problem.message
 
     devices = [Path("/dev/nvidia0")]
@@ -71,31 +80,17 @@ def test_the_limit_of_open_files_is_raised_and_never_lowered():
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
         for workers in (4, 1):
-            preflight.raise_open_file_limit(workers)
+            raise_open_file_limit(workers)
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (192, limits[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_tritons_cache_must_be_writable(tmp_path):
-    assert preflight.check_triton_cache(tmp_path / "triton") is None
-    problem = preflight.check_triton_cache(Path("/proc/self/triton"))
-    assert problem.is_fatal
-    assert "is not writable" in problem.message
-
-
 def test_a_gpu_without_kernels_in_torch_stops_a_run():
     def check(capability):
         architectures = ["sm_80", "sm_90", "sm_90a"]
-        return preflight.check_gpu_arch("2.13", architectures, gpu="V100", capability=capability)
+        return check_gpu_arch("2.13", architectures, gpu="V100", capability=capability)
 
     assert check((8, 9)) is None
     assert check((7, 0)).is_fatal
     assert "no kernels for V100 (sm_70), only for sm_80" in check((7, 0)).message
-
-
-def test_missing_requirements_of_triton_are_reported():
-    assert preflight.check_triton("3.9", compiler="/usr/bin/gcc", headers=True) is None
-    assert "not installed" in preflight.check_triton(None, compiler="gcc", headers=True).message
-    message = preflight.check_triton("3.9", compiler=None, headers=False).message
-    assert "a C compiler (gcc, or CC=...) and Python's headers" in message

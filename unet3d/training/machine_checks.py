@@ -101,22 +101,6 @@ def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bo
     return not architectures  # unknown
 
 
-def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
-    """Check that Triton can compile the GPU kernels of pooling layers and fused blocks."""
-    if installed is None:
-        return Problem(
-            "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
-            "install triton"
-        )
-    missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
-    missing += [] if headers else ["Python's headers (python3-dev)"]
-    if not missing:
-        return None
-    return Problem(
-        f"Triton {installed} compiles kernels on first use: install " + " and ".join(missing)
-    )
-
-
 def get_free_shm() -> int | None:
     """Return the free bytes of shared memory; None on systems that need no folder for it."""
     if SHM.is_dir():
@@ -181,18 +165,6 @@ def check_writable(folder: Path) -> Problem | None:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         return Problem(f"{existing} is not writable: {reason}", is_fatal=True)
-
-
-def check_triton_cache(folder: Path) -> Problem | None:
-    """Check that Triton can write compiled kernels to the folder."""
-    problem = check_writable(folder)
-    if problem is None:
-        return None
-    return Problem(
-        f"{problem.message}, but Triton caches kernels there: set TRITON_CACHE_DIR to another "
-        "folder",
-        is_fatal=True,
-    )
 
 
 def check_disk(folder: Path, *, checkpoint: int) -> Problem | None:

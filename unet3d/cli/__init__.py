@@ -1,1 +1,0 @@
-"""The command line: read arguments, print results, turn errors into exit codes."""

@@ -1,0 +1,288 @@
+"""This machine: the device and the precision of a run, its memory, its cores, and its ranks."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unet3d.errors import UsageError
+from unet3d.text import pluralize
+from unet3d.types import (
+    DEVICE,
+    DEVICE_NAMES,
+    LIGHTNING_PRECISIONS,
+    PRECISIONS,
+    find_precision,
+)
+from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
+
+CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+NO_LIMIT = 2**60
+"""Version 1 of control groups reports a huge number where no limit is set."""
+
+TORCHRUN_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""What Lightning's TorchElasticEnvironment reads, too; `unet3d train` sets them for its ranks."""
+
+SLURM_NAMES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+"""What Lightning's SLURMEnvironment reads, too."""
+
+
+def resolve_device(requested: str, key: str = "trainer.accelerator") -> str:
+    """Resolve auto, cpu, cuda, cuda:N or mps to cpu, cuda or mps; `key` names it in messages.
+
+    ROCm's devices are called cuda, too.
+    """
+    if not DEVICE.fullmatch(requested):
+        raise UsageError(f"{key} must be {DEVICE_NAMES}, got {requested!r}")
+    if requested == "mps":
+        if not torch.backends.mps.is_available():
+            raise UsageError(f"{key}=mps needs a Mac with an Apple GPU: use {key}=cpu")
+        return "mps"
+    kind, _, index = requested.partition(":")
+    has_gpu = torch.cuda.is_available()
+    if kind == "cuda" and not has_gpu:
+        raise UsageError(
+            f"{key}={requested}: torch {torch.__version__} finds no CUDA device: use "
+            f"{key}=cpu, or run unet3d doctor to see why"
+        )
+    if index and int(index) >= torch.cuda.device_count():
+        count = pluralize(torch.cuda.device_count(), "GPU")
+        raise UsageError(f"{key}={requested}: torch finds {count}, and counts them from 0")
+    return "cuda" if has_gpu and requested != "cpu" else "cpu"
+
+
+def select_gpu(requested: str) -> None:
+    """Make the GPU of cuda:N the one that all of this process uses; do nothing for other devices.
+
+    Where there is no GPU, a step can still be estimated.
+    """
+    if requested.startswith("cuda:") and torch.cuda.is_available():
+        resolve_device(requested)
+        torch.cuda.set_device(int(requested.partition(":")[2]))
+
+
+def describe_missing_kernels(device: str) -> str | None:
+    """Say what a device runs without; None: nothing."""
+    if device == "mps":
+        return (
+            "trainer.accelerator=mps: plain PyTorch modules in float32, without fused blocks, "
+            "kernels for poolings, and memory by phase"
+        )
+    if device == "cuda" and torch.version.hip is not None:
+        return (
+            "ROCm: poolings and fused blocks run in plain PyTorch, slowly; "
+            "checkpointing=none is faster"
+        )
+    return None
+
+
+def has_fast_bf16() -> bool:
+    """Return whether this CPU has bf16 convolutions; emulation was 190 times slower than fp32."""
+    # torch for Apple's CPUs has no oneDNN, nor its operators.
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The requested and the used precision, as users write them, and why they differ."""
+
+    requested: str
+    used: str
+    reason: str = ""
+
+    @property
+    def lightning(self) -> str:
+        """Return Lightning's name of the used precision."""
+        return LIGHTNING_PRECISIONS[self.used]
+
+
+def resolve_precision(requested: object, device: str) -> Precision:
+    """Resolve `precision=` to what a device supports, with the reason if that differs."""
+    name = find_precision(requested)
+    if name is None:
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {requested!r}")
+    if device == "mps":
+        reason = "half precision is not supported on Apple GPUs"
+        return Precision(name, "32", "" if name == "32" else reason)
+    if device == "cuda":
+        if name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise UsageError(f"precision={name}: this GPU does not support bf16; use precision=16")
+        return Precision(name, name)
+    if name == "16-true":
+        raise UsageError(
+            "precision=16-true needs a GPU (fp16 training on a CPU produces NaN); use 32 or "
+            "bf16-true"
+        )
+    if name in ("16", "bf16"):
+        if not has_fast_bf16():
+            return Precision(name, "32", "this CPU has no fast half-precision convolutions")
+        if name == "16":
+            return Precision(name, "bf16", "a CPU computes half precision in bf16")
+    return Precision(name, name)
+
+
+def get_available_bytes(device: torch.device) -> int | None:
+    """Return what this process may take of a GPU, or the RAM that is still available.
+
+    Of a GPU that is what it already holds, its CUDA context included, and what is free: other
+    processes and a screen hold the rest. None: unknown.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return min(total, free + torch.cuda.memory_reserved(device) + CUDA_CONTEXT_BYTES)
+    known = [max(0, limit - used) for limit, used in read_cgroups()]
+    if "MemAvailable" in (memory := read_meminfo()):
+        known.append(memory["MemAvailable"])
+    return min(known, default=None)
+
+
+def get_memory_limit() -> int | None:
+    """Return the memory limit of the container or batch job; None if there is none."""
+    return min((limit for limit, _ in read_cgroups()), default=None)
+
+
+def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except OSError:
+        return {}
+    fields = [line.split() for line in lines]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in fields if unit}
+
+
+def read_cgroups(mount: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[tuple[int, int]]:
+    """Return (limit, used bytes) of each control group around this process that has a limit.
+
+    Cached files count as free. Both versions of control groups are read.
+    """
+    limits = []
+    for group in list_memory_groups(mount, own):
+        for limit_file, used_file, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            try:
+                limit = int((group / limit_file).read_text("utf-8"))
+                used = int((group / used_file).read_text("utf-8"))
+                lines = (group / "memory.stat").read_text("utf-8").splitlines()
+            except (OSError, ValueError):  # "max": no limit
+                continue
+            if limit < NO_LIMIT:
+                limits.append((limit, used - int(dict(map(str.split, lines)).get(cached, 0))))
+    return limits
+
+
+def list_memory_groups(mount: Path, own: Path) -> list[Path]:
+    """Return this process's control group for memory, and the groups around it."""
+    try:
+        lines = own.read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:  # 0::/slurm/job_17, or in version 1 4:memory:/slurm/job_17
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            root = mount / "memory" if controllers else mount
+            group = root / path.lstrip("/")
+            groups += [g for g in (group, *group.parents) if g.is_relative_to(root)]
+    return groups
+
+
+def get_free_bytes(device: torch.device) -> int:
+    """Return the bytes that a GPU has left for tensors, counting torch's cache as free."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def summarize_machine() -> dict[str, str]:
+    """Return system, processor, memory and GPUs for people to read; no names of users or hosts."""
+    memory = read_meminfo().get("MemTotal")
+    facts = {
+        "system": get_os_name(),
+        "processor": f"{get_cpu_model() or 'unknown'}, {count_usable_cores()} usable cores",
+        "memory": None if memory is None else format_bytes(memory),
+        "GPU": ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))),
+        "CUDA": torch.version.cuda,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def get_os_name() -> str:
+    """Return the operating system, its kernel and the machine type."""
+    try:
+        release = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):  # not Linux, or one without os-release
+        release = platform.platform(terse=True)
+    return f"{release}, {platform.system()} {platform.release()} {platform.machine()}"
+
+
+def get_cpu_model() -> str | None:
+    """Return the model name of the CPU."""
+    try:
+        lines = CPUINFO.read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.processor() or None
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRank:
+    """The global and local rank of a process, and the number of processes."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def detect_launcher(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the launcher that started this process as one of several; None if there is none."""
+    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE", 1)) > 1:
+        return "torchrun"
+    if "SLURM_PROCID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return "slurm"
+    return None
+
+
+def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> ProcessRank:
+    """Read this process's rank from the environment; without a launcher it is the only process."""
+    detected = detect_launcher(environ)
+    if detected not in (None, launch):
+        raise UsageError(
+            f"{detected} started {environ.get('WORLD_SIZE') or environ['SLURM_STEP_NUM_TASKS']} "
+            f"processes, which would each train alone: add trainer={detected}"
+        )
+    if launch == "slurm" and "SLURM_STEP_NUM_TASKS" not in environ:  # a job script has the others
+        raise UsageError(
+            "trainer=slurm needs processes started by srun: in a job, run srun unet3d train "
+            "trainer=slurm hydra.run.dir=..., with one task per GPU"
+        )
+    if launch == "torchrun" and "RANK" not in environ:
+        raise UsageError(
+            "trainer=torchrun needs processes started by torchrun: run torchrun --nproc-per-node=2 "
+            "--no-python unet3d train trainer=torchrun hydra.run.dir=..., with one process per GPU"
+        )
+    names = SLURM_NAMES if launch == "slurm" else TORCHRUN_NAMES
+    if names[0] not in environ:
+        return ProcessRank()
+    rank, local_rank, world_size, local_world_size = (int(environ.get(name, 1)) for name in names)
+    return ProcessRank(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+    )

@@ -1,1 +1,0 @@
-"""Hardware, software and limits of this machine."""
