@@ -120,18 +120,9 @@ def test_scans_of_one_patient_are_a_hint_unless_groups_are_configured(check, tmp
     assert "hint" not in shown[-1]
 
 
-def test_a_dataset_without_a_readable_image_is_still_reported(check, tmp_path, capsys):
-    write_decathlon(tmp_path, 2)
-    for file in (tmp_path / "imagesTr").iterdir():
-        file.write_bytes(b"")
-    assert check() == 1
-    assert "no readable image" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("shape", [(12, 10), (12, 10, 1)])
-def test_slices_are_refused_with_the_reason(check, tmp_path, capsys, shape):
+def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     for folder, array in (("images", make_image(0)), ("labels", make_label(0))):
-        save_volume(tmp_path / folder / "a.nii", array[..., 0].reshape(shape))
+        save_volume(tmp_path / folder / "a.nii", array[..., :1])
     words = ["data.num_classes=3", "data.images=images/*.nii", "data.labels=labels/*.nii"]
     assert check("data=pairs", *words, "read_voxels=false") == 1
     lines = capsys.readouterr().out.splitlines()

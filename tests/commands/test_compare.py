@@ -57,26 +57,19 @@ def test_scans_of_a_patient_are_resampled_together(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("volumes", "config", "why"),
+    ("fold", "root", "why"),
     [
-        ({"one": 2.0}, {}, "other: cases one, two"),
-        ({"one": 2.0}, {"fold": 1}, "other: fold=1, cases one, two"),
-        (
-            {"one": 2.0},
-            {"data": {"layout": {"root": "more/scans"}}},
-            "other: data.layout.root=more/scans, cases one, two",
-        ),
+        (0, "scans", "other: cases one, two"),
+        (1, "scans", "other: fold=1, cases one, two"),
+        (0, "more/scans", "other: data.layout.root=more/scans, cases one, two"),
     ],
 )
-def test_runs_of_different_cases_are_not_ranked_together(tmp_path, capsys, volumes, config, why):
-    dice = {"one": 0.9, "two": 0.5}
-    write_run(tmp_path / "run", dice, fold=0, data={"layout": {"root": "scans"}})
+def test_runs_of_different_cases_are_not_ranked_together(tmp_path, capsys, fold, root, why):
     write_run(
-        tmp_path / "other",
-        dict.fromkeys(dice, 0.1),
-        volumes=volumes,
-        **{"fold": 0, "data": {"layout": {"root": "scans"}}} | config,
+        tmp_path / "run", {"one": 0.9, "two": 0.5}, fold=0, data={"layout": {"root": "scans"}}
     )
+    other = {"fold": fold, "data": {"layout": {"root": root}}}
+    write_run(tmp_path / "other", {"one": 0.1, "two": 0.1}, volumes={"one": 2.0}, **other)
     assert main(["compare", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "not ranked together" in shown
@@ -94,7 +87,7 @@ def test_the_same_cases_at_another_place_are_ranked_together(tmp_path, capsys):
     assert "not ranked" not in shown
 
 
-def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
+def test_runs_are_named_by_folder_parent_or_pattern_and_empty_folders_are_skipped(runs, capsys):
     assert main(["compare", "outputs/it's (1), a=b", "outputs/other"]) == 0
     by_name = capsys.readouterr().out
     assert main(["compare", "outputs"]) == 0
@@ -102,9 +95,6 @@ def test_runs_may_be_named_by_folder_parent_or_pattern(runs, capsys):
     assert capsys.readouterr().out == by_name * 2
     assert "0.9000 [0.8000, 1.0000]" in by_name
     assert "Pareto-optimal" in by_name
-
-
-def test_a_folder_without_a_run_is_named_and_the_others_are_compared(runs, capsys):
     (runs / "empty").mkdir()
     assert main(["compare", "outputs", "empty"]) == 1
     shown = capsys.readouterr()

@@ -17,10 +17,8 @@ from unet3d.training.launch import start_ranks, wait_for_ranks
     ("scripts", "first"),
     [
         (("exit 0", "sleep 0.3; exit 0"), (0, 0)),
-        (("exit 4", "kill -KILL $$"), (1, -9)),
         (("sleep 0.5; exit 143", "exit 4"), (1, 4)),
         (("exit 4", "exit 143"), (1, 143)),
-        (("exec sleep 30", "exit 3"), (1, 3)),
         (("exec sleep 30", "kill -TERM $$"), (1, -15)),
     ],
     ids=str,
@@ -28,7 +26,7 @@ from unet3d.training.launch import start_ranks, wait_for_ranks
 def test_the_first_rank_that_fails_ends_all_and_says_why(scripts, first):
     begun = time.monotonic()
     processes = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
-    if first in ((1, 143), (1, -9)):
+    if first == (1, 143):
         time.sleep(0.3)  # both have ended
     assert wait_for_ranks(processes, SignalListener()) == first
     assert time.monotonic() - begun < 15
@@ -54,23 +52,16 @@ def list_children(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("number", "code", "says"),
-    [
-        (signal.SIGTERM, 143, "interrupted by SIGTERM after"),
-        (signal.SIGKILL, 4, "rank 1 was killed by SIGKILL; rerun with resume=auto"),
-    ],
-)
-def test_a_signal_to_one_rank_ends_the_run(small, tmp_path, number, code, says):
+def test_a_killed_rank_ends_the_run(small, tmp_path):
     options = [*small, "trainer.devices=2", "trainer.max_steps=5000", "save_every_seconds=0"]
     launcher = start("unet3d", "train", *options, folder=tmp_path / "run")
     while not list(tmp_path.glob("run/checkpoints/last.ckpt")):
         assert launcher.poll() is None
         time.sleep(0.05)
-    os.kill(list_children(launcher.pid)[1], number)
-    out, err = launcher.communicate()
-    assert launcher.returncode == code
-    assert says in out + err
+    os.kill(list_children(launcher.pid)[1], signal.SIGKILL)
+    _, err = launcher.communicate()
+    assert launcher.returncode == 4
+    assert "rank 1 was killed by SIGKILL; rerun with resume=auto" in err
 
 
 @pytest.mark.slow
