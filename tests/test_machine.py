@@ -45,10 +45,9 @@ def test_true_fp16_is_rejected_on_a_cpu():
         machine.resolve_precision("16-true", "cpu")
 
 
-@pytest.mark.parametrize("precision", [64, "half", None])
-def test_an_unknown_precision_is_rejected_with_the_valid_ones(precision):
+def test_an_unknown_precision_is_rejected_with_the_valid_ones():
     with pytest.raises(UsageError, match="32, 16, bf16"):
-        machine.resolve_precision(precision, "cpu")
+        machine.resolve_precision(64, "cpu")
 
 
 def test_a_missing_gpu_is_rejected(monkeypatch):
@@ -88,11 +87,6 @@ def test_rocm_says_what_runs_slowly(monkeypatch):
     assert machine.describe_missing_kernels("cuda") is None
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert machine.describe_missing_kernels("cuda").startswith("ROCm: poolings and fused blocks")
-
-
-def test_a_cpus_available_memory_is_plausible():
-    available = get_available_bytes(torch.device("cpu"))
-    assert available is None or 2**20 < available < 2**50
 
 
 def test_without_proc_meminfo_nothing_is_known(tmp_path):

@@ -6,12 +6,12 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import hydra
@@ -59,46 +59,28 @@ PATH_ERRORS = (
 
 def run_app(command: str, args: Sequence[str]) -> int:
     """Compose the config of `command` and run it, once or for each job of a sweep."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-    argv, handler = sys.argv, ErrorHandler(debug="debug=true" in args, command=command, args=args)
-    jobs = _Jobs(command)
-    with handler:
-        flags = parse_flags(command, args)
-        jobs.sweeping, jobs.config_dirs = flags.multirun, find_user_config_dirs(flags)
-        words = read_plans(collect_files(command, flags.overrides))
-        given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
-        given += [quote_override(word, sweep=flags.multirun) for word in words]
-        if jobs.config_dirs and flags.config_dir is None:
-            given = ["--config-dir", str(jobs.config_dirs[0]), *given]
-        is_sweep = flags.multirun and command == "train"
-        folder = str(get_config_dir())
-        run_with_hydra = hydra.main(version_base="1.3", config_path=folder, config_name=command)
-        with lock_sweep(given, jobs.config_dirs) if is_sweep else nullcontext(given) as prepared:
-            sys.argv = [f"unet3d {command}", *prepared]
-            try:
-                run_with_hydra(jobs.run)()  # which reads sys.argv
-            except UsageError:
-                raise
-            except (TypeError, ValueError) as error:  # such as flags that need another one
-                raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
-    sys.argv = argv
+    jobs, debug = _Jobs(command), "debug=true" in args
+    code, _ = report_errors(lambda: jobs.start(args), debug=debug, command=command, args=args)
     if jobs.sweeping and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
         import_command("compare").print_sweep_summary(folder)
-    failures = [c for c in [handler.code, *jobs.codes] if c]
+    failures = [c for c in [code, *jobs.codes] if c]
     if not failures or INTERRUPTED in jobs.codes:
-        return handler.code
+        return code
     return failures[0] if len(jobs.codes) < 2 else 1
 
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make."""
-    with ErrorHandler(debug=False, command=command, args=args) as handler:
+
+    def compose_and_print() -> int:
         flags = parse_flags(command, args)
         overrides = [quote_override(word, sweep=False) for word in flags.overrides]
         print(format_command_help(command, about, overrides, find_user_config_dirs(flags)))
-    return handler.code
+        return 0
+
+    return report_errors(compose_and_print, command=command, args=args)[0]
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -178,6 +160,32 @@ class _Jobs:
         self.codes: list[int] = []
         self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
 
+    def start(self, args: Sequence[str]) -> int:
+        """Let Hydra run the jobs that the arguments ask for."""
+        flags = parse_flags(self.command, args)
+        self.sweeping, self.config_dirs = flags.multirun, find_user_config_dirs(flags)
+        words = read_plans(collect_files(self.command, flags.overrides))
+        given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
+        given += [quote_override(word, sweep=self.sweeping) for word in words]
+        if self.config_dirs and flags.config_dir is None:
+            given = ["--config-dir", str(self.config_dirs[0]), *given]
+        is_sweep = self.sweeping and self.command == "train"
+        with lock_sweep(given, self.config_dirs) if is_sweep else nullcontext(given) as prepared:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
+            own, sys.argv = sys.argv, [f"unet3d {self.command}", *prepared]  # which Hydra reads
+            folder = str(get_config_dir())
+            try:
+                hydra.main(version_base="1.3", config_path=folder, config_name=self.command)(
+                    self.run
+                )()
+            except UsageError:
+                raise
+            except (TypeError, ValueError) as error:  # such as flags that need another one
+                raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
+            finally:
+                sys.argv = own
+        return 0
+
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
         own = HydraConfig.get()
@@ -194,24 +202,26 @@ class _Jobs:
             records=format_records(config, own) if own.output_subdir is None else {},
         )
         composed = ComposedConfig(config=config, composition=composition)
-        handler = ErrorHandler(debug=bool(config.get("debug")), sweeping=self.sweeping)
+
+        def check_and_run() -> int:
+            check_config(composed, self.config_dirs)
+            module = import_command(self.command)
+            accelerator = str((config.get("trainer") or {}).get("accelerator"))
+            if accelerator.startswith("cuda:"):
+                import_module("unet3d.machine").select_gpu(accelerator)
+            return module.main(composed, folder)
+
+        debug = bool(config.get("debug"))
         try:
-            with handler:
-                check_config(composed, self.config_dirs)
-                module = import_command(self.command)
-                accelerator = str((config.get("trainer") or {}).get("accelerator"))
-                if accelerator.startswith("cuda:"):
-                    import_module("unet3d.machine").select_gpu(accelerator)
-                handler.code = module.main(composed, folder)
+            code, error = report_errors(check_and_run, debug=debug, sweeping=self.sweeping)
         except (Interrupted, KeyboardInterrupt):
             self.codes.append(INTERRUPTED)
             self.exceptions.append(
                 f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
             )
             raise
-        code = handler.code
-        if isinstance(handler.error, EstimatedOutOfMemoryError):
-            self.exceptions.append(f"{folder.name} skipped: {handler.error}: {typed}")
+        if isinstance(error, EstimatedOutOfMemoryError):
+            self.exceptions.append(f"{folder.name} skipped: {error}: {typed}")
         elif code:
             self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
         self.codes.append(code)
@@ -241,53 +251,37 @@ def import_command(command: str) -> ModuleType:
     return sys.modules[name]
 
 
-class ErrorHandler:
-    """A context that prints an error as one line; `code` is the exit code.
+def report_errors(
+    work: Callable[[], int],
+    *,
+    debug: bool = False,
+    command: str = "train",
+    args: Sequence[str] = (),
+    sweeping: bool = False,
+) -> tuple[int, BaseException | None]:
+    """Do the work and return its exit code; print an error as one line and return it, too.
 
     Interrupting one job of a sweep interrupts the sweep; a job that is estimated not to fit is
     skipped.
     """
-
-    def __init__(
-        self,
-        *,
-        debug: bool,
-        command: str = "train",
-        args: Sequence[str] = (),
-        sweeping: bool = False,
-    ):
-        self.debug, self.command, self.args, self.sweeping = debug, command, args, sweeping
-        self.code = 0
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> "ErrorHandler":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self.error = error
-        if isinstance(error, EstimatedOutOfMemoryError):
-            print(f"skipped: {error}")
-        elif isinstance(error, Interrupted | KeyboardInterrupt):
-            if self.sweeping:
-                return False
-            if not (isinstance(error, Interrupted) and error.is_reported):
-                print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
-            self.code = error.exit_code if isinstance(error, Interrupted) else 130
-        elif isinstance(error, BrokenPipeError) and is_output_lost():
-            self.code = 1
-        elif isinstance(error, Exception):
-            if self.debug:
-                traceback.print_exception(error)
-            print(f"unet3d: {format_error(error, self.command, self.args)}", file=sys.stderr)
-            self.code = get_exit_code(error)
-        else:
-            return error is None
-        return True
+    try:
+        return work(), None
+    except EstimatedOutOfMemoryError as error:
+        print(f"skipped: {error}")
+        return 0, error
+    except (Interrupted, KeyboardInterrupt) as error:
+        if sweeping:
+            raise
+        if not (isinstance(error, Interrupted) and error.is_reported):
+            print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
+        return error.exit_code if isinstance(error, Interrupted) else 130, error
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_output_lost():
+            return 1, error
+        if debug:
+            traceback.print_exception(error)
+        print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
+        return get_exit_code(error), error
 
 
 def get_exit_code(error: Exception) -> int:

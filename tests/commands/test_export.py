@@ -161,9 +161,3 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     assert (code, out) == (2, "")
     assert message in error
     assert not Path("net.onnx").exists()
-
-
-def test_missing_packages_are_named_with_the_install_command(checkpoint, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    _, _, error = export(capsys, checkpoint=checkpoint("one"), output="net.onnx")
-    assert "pip install onnx onnxscript onnxruntime (" in error

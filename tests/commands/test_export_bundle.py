@@ -194,8 +194,3 @@ def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
     assert missing.stderr.startswith("unet3d: hf://lab/nothing cannot be downloaded: ")
     labels = nibabel.load(tmp_path / "first" / "a.nii.gz")
     np.testing.assert_array_equal(np.asarray(labels.dataobj), np.asarray(exported[1].dataobj))
-
-
-def test_a_reference_to_the_hub_has_an_owner_and_a_name():
-    with pytest.raises(UsageError, match="hf://shapes must be hf://OWNER/NAME or "):
-        unet3d.load("hf://shapes")

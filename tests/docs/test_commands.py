@@ -161,11 +161,7 @@ class Reader:
 
 
 def first_combination(words: list[str]) -> list[str]:
-    """The first combination of a sweep, without the launcher of an optional package.
-
-    >>> first_combination(["train", "-m", "pool=max,median", "fold=0"])
-    ['train', 'pool=max', 'fold=0']
-    """
+    """The first combination of a sweep, without the launcher of an optional package."""
     if "-m" not in words:
         return words
     words = [word for word in words if word != "-m" and not word.startswith("hydra/launcher=")]
@@ -180,11 +176,7 @@ def exit_code(words: list[str]) -> int:
 
 
 def split_values(line: str) -> tuple[str, list[float]]:
-    """Separate words from the values between them.
-
-    >>> split_values("input   7,001.5  1 %")
-    ('input # # %', [7001.5, 1.0])
-    """
+    """Separate words from the values between them: `input 7,001.5 1 %` is `input # # %`."""
     number = r"[-+]?\d[\d,]*(?:\.\d+)?"
     values = [float(n.replace(",", "")) for n in re.findall(number, line)]
     return " ".join(re.sub(number, "#", line).split()), values

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.docs import generate_reference
-from unet3d.__main__ import COMMANDS, main
+from unet3d.__main__ import main
 from unet3d.config.compose import (
     compose_config,
     get_config_dir,
@@ -21,11 +21,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CONF = get_config_dir()
-
-
-@pytest.fixture(scope="module")
-def commands():
-    return (ROOT / "docs" / "reference" / "commands.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +41,6 @@ def test_every_group_option_and_key_has_a_comment():
 
 def get_section(page: str, command: str) -> str:
     return page.partition(f"## unet3d {command}\n")[2].split("\n## ")[0]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_its_keys_are_listed(commands, command):
-    section = get_section(commands, command)
-    assert section
-    if (CONF / f"{command}.yaml").exists():
-        groups = list_config_groups()
-        config = compose_config([], command).config
-        keys = [key for key in iter_keys(config) if key.split(".")[0] not in groups]
-        listed = section + get_section(commands, "train")
-        assert not [key for key in keys if f"| `{key}` |" not in listed]
 
 
 def test_every_option_of_every_group_has_its_keys(options):

@@ -100,7 +100,6 @@ def test_what_the_cpu_loses_without_a_compiler_is_reported(inspect, monkeypatch)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data=decathlon", "data.root=/no/such"], "/no/such"),
         (["precision=16-true", "trainer.accelerator=cpu"], "needs a GPU"),
         ([*SMALL, "trainer=torchrun"], "torchrun"),
         (["model=dynunet", "pool=median"], "model=dynunet does not use pool=: remove it"),
@@ -126,24 +125,6 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
     assert report["software"]["torch"] == torch.__version__
     assert report["run"]["batch_size"] == 4
     assert not list(tmp_path.iterdir())  # neither data nor a run is created
-
-
-def test_the_default_run_has_no_blocker_and_the_report_may_go_to_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["doctor", "output=report.txt"]) == 0
-    assert "Problems" in (tmp_path / "report.txt").read_text()
-    assert [p.name for p in tmp_path.iterdir()] == ["report.txt"]
-
-
-def test_one_of_several_processes_is_told_which_trainer_it_needs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    for key, value in ({"TORCHELASTIC_RUN_ID": "none"} | ranks).items():
-        monkeypatch.setenv(key, value)
-    assert main(["doctor", *SMALL]) == 1
-    text = capsys.readouterr().out
-    assert "BLOCKER: torchrun started 2 processes, which would each train alone" in text
-    assert main(["doctor", *SMALL, "trainer=torchrun"]) == 0
 
 
 def test_missing_requirements_of_triton_are_reported():

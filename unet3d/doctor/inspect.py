@@ -108,7 +108,9 @@ def inspect_run(
             peak = get_device_bytes(estimate_memory(settings, validates=False))
         if peak is not None and available is not None:
             with collect_errors(problems):
-                problems += find_memory_problems(settings, available)
+                lines = format_oom_warning(estimate_memory(settings), settings, available)
+                is_fatal = settings.memory.if_too_large == "error"
+                problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
                 largest = find_largest_batch(settings, available) if cuda else None
         problems += find_performance_problems(
             settings, precision, device, report, requested=requested
@@ -149,13 +151,6 @@ def count_bytes_held_by_others(gpu: Gpu) -> int:
     """Return what others hold of a GPU, ignoring the little that a driver and a screen take."""
     used = gpu.total - gpu.free
     return used if used > GIB else 0
-
-
-def find_memory_problems(settings: TrainingSettings, available: int) -> list[Problem]:
-    """Return whether the run is estimated to run out of memory, with what to change."""
-    lines = format_oom_warning(estimate_memory(settings), settings, available)
-    is_fatal = settings.memory.if_too_large == "error"
-    return [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
 
 
 def find_performance_problems(
