@@ -13,7 +13,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from unet3d.__main__ import main
-from unet3d.app import format_error, get_exit_code, import_command, parse_flags, report_errors
+from unet3d.app import format_error, get_exit_code, import_command, parse_flags
 from unet3d.config.overrides import quote_override
 from unet3d.errors import UsageError
 
@@ -87,14 +87,6 @@ def test_a_mistake_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, w
 def test_an_error_has_an_exit_code_and_a_line_with_what_to_do(error, code, line):
     assert get_exit_code(error) == code
     assert format_error(error, "train", ()).startswith(line)
-
-
-def test_a_broken_pipe_of_anything_but_standard_output_is_an_error(capsys):
-    def fail():
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    assert report_errors(fail)[0] == 4
-    assert "Broken pipe" in capsys.readouterr().err
 
 
 def test_a_command_whose_output_nobody_reads_ends_quietly():

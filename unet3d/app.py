@@ -46,7 +46,6 @@ from unet3d.errors import (
     lacks_memory,
     summarize_error,
 )
-from unet3d.files import is_output_lost
 
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
@@ -276,8 +275,6 @@ def report_errors(
             print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
         return error.exit_code if isinstance(error, Interrupted) else 130, error
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_output_lost():
-            return 1, error
         if debug:
             traceback.print_exception(error)
         print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)

@@ -73,19 +73,13 @@ class CppKernels:
             if not file.exists():
                 announce_compilation(file.parent)
                 self._compile(command, CPP_TYPES[dtype], file)
-        except (OSError, subprocess.CalledProcessError) as error:
+            return ctypes.CDLL(str(file))
+        except (OSError, subprocess.CalledProcessError) as error:  # OSError: no space, or noexec
             reason = getattr(error, "stderr", None) or str(error)
             log.warning(
-                "the %s kernels cannot be compiled, using plain PyTorch: %.300s", self.name, reason
-            )
-            return None
-        try:
-            return ctypes.CDLL(str(file))
-        except OSError as error:  # such as a folder that is mounted noexec
-            log.warning(
-                "the %s kernels cannot be loaded, using plain PyTorch: %s (XDG_CACHE_HOME names "
-                "another folder for them)",
-                *(self.name, error),
+                "the %s kernels cannot be compiled and loaded, using plain PyTorch: %.300s "
+                "(XDG_CACHE_HOME names another folder for them)",
+                *(self.name, reason),
             )
             return None
 

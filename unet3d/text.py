@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from unicodedata import category
 
 MAX_NAME_LENGTH = 200
 NAME_RULE = f"names have 1 to {MAX_NAME_LENGTH} printable characters"
@@ -20,10 +19,7 @@ def escape_unprintable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        c
-        if c.isprintable() or c in keep or category(c) == "Zs"
-        else c.encode("unicode_escape").decode("ascii")
-        for c in text
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
 
 

@@ -4,10 +4,8 @@ from pathlib import Path
 
 from unet3d.training.machine_checks import (
     check_disk,
-    check_gpu_arch,
     check_shm,
     check_torch_build,
-    check_worker_ram,
     check_writable,
     raise_open_file_limit,
 )
@@ -25,21 +23,10 @@ def test_a_small_dev_shm_stops_a_run_with_workers_and_says_what_to_do():
     assert check_shm(workers=8, processes=1, batch=GIB, free=None) is None
 
 
-def test_too_many_workers_for_the_ram_are_reported_with_a_number_that_fits():
-    problem = check_worker_ram(workers=16, processes=1, batch=8 * MIB, free=GIB)
-    assert not problem.is_fatal
-    assert "16 workers need about 2.0 GiB of RAM, 1.0 GiB is free" in problem.message
-    assert "data.num_workers=8" in problem.message
-    assert check_worker_ram(workers=8, processes=1, batch=8 * MIB, free=GIB) is None
-
-
 def test_the_workers_of_all_processes_on_a_machine_are_counted():
     problem = check_shm(workers=2, processes=4, batch=100 * MIB, free=GIB)
     assert "4 x 2 workers need 1.6 GiB" in problem.message
     assert check_shm(workers=2, processes=2, batch=100 * MIB, free=GIB) is None
-    problem = check_worker_ram(workers=4, processes=4, batch=8 * MIB, free=GIB)
-    assert "4 x 4 workers need about 2.0 GiB of RAM" in problem.message
-    assert "data.num_workers=2" in problem.message
 
 
 def test_a_disk_too_small_for_the_checkpoints_stops_the_run(tmp_path, monkeypatch):
@@ -84,13 +71,3 @@ def test_the_limit_of_open_files_is_raised_and_never_lowered():
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (192, limits[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_a_gpu_without_kernels_in_torch_stops_a_run():
-    def check(capability):
-        architectures = ["sm_80", "sm_90", "sm_90a"]
-        return check_gpu_arch("2.13", architectures, gpu="V100", capability=capability)
-
-    assert check((8, 9)) is None
-    assert check((7, 0)).is_fatal
-    assert "no kernels for V100 (sm_70), only for sm_80" in check((7, 0)).message

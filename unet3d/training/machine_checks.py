@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from unet3d.files import find_existing_dir
-from unet3d.units import GIB, MIB, format_bytes
+from unet3d.units import GIB, format_bytes
 
 try:
     import resource
@@ -25,12 +25,6 @@ SHM = Path("/dev/shm")
 
 PREFETCH = 2
 """Batches that each DataLoader worker loads ahead, all of them in shared memory."""
-
-WORKER_BYTES = 64 * MIB
-"""RAM of a worker besides its batches: 14 MiB at first, more as it touches its parent's pages."""
-
-COPIES = 8
-"""Peak RAM of a worker in batches, measured with every augmentation on."""
 
 BASE_FILES, FILES_PER_WORKER = 128, 16
 """Open files of a run, and of each worker: pipes, and a descriptor per tensor in transit."""
@@ -67,40 +61,6 @@ def check_torch_build(version: str, *, cuda: str | None, devices: Sequence[Path]
     )
 
 
-def check_gpu_arch(
-    version: str, architectures: Sequence[str], *, gpu: str, capability: tuple[int, int]
-) -> Problem | None:
-    """Check that torch has kernels for a GPU's architecture."""
-    if has_kernels(architectures, capability):
-        return None
-    major, minor = capability
-    return Problem(
-        f"torch {version} has no kernels for {gpu} (sm_{major}{minor}), only for "
-        f"{', '.join(architectures)}: install a build for this GPU",
-        is_fatal=True,
-    )
-
-
-def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Return whether a GPU can run the kernels: sm_ on its own major version, PTX on later ones.
-
-    >>> has_kernels(["sm_80", "sm_90"], (8, 6)), has_kernels(["sm_80", "sm_90"], (7, 0))
-    (True, False)
-    >>> has_kernels(["sm_90", "compute_90"], (12, 0))
-    True
-    """
-    for name in architectures:
-        kind, _, digits = name.partition("_")
-        if not digits.isdigit():
-            continue  # sm_90a: architecture-specific kernels
-        major, minor = int(digits[:-1]), int(digits[-1])
-        if kind == "compute" and (major, minor) <= capability:
-            return True
-        if kind == "sm" and major == capability[0] and minor <= capability[1]:
-            return True
-    return not architectures  # unknown
-
-
 def get_free_shm() -> int | None:
     """Return the free bytes of shared memory; None on systems that need no folder for it."""
     if SHM.is_dir():
@@ -118,20 +78,6 @@ def check_shm(*, workers: int, processes: int, batch: int, free: int | None) -> 
         f"{describe_workers(workers, processes)} need {format_bytes(needed)}: start the container "
         f"with --shm-size={ceil(1.25 * needed / GIB)}g or use data.num_workers=0",
         is_fatal=True,
-    )
-
-
-def check_worker_ram(
-    *, workers: int, processes: int, batch: int, free: int | None
-) -> Problem | None:
-    """Check RAM for the workers' own memory; volumes are mapped from disk and do not count."""
-    bytes_per_worker = processes * (WORKER_BYTES + COPIES * batch)
-    needed = workers * bytes_per_worker
-    if free is None or needed <= free:
-        return None
-    return Problem(
-        f"{describe_workers(workers, processes)} need about {format_bytes(needed)} of RAM, "
-        f"{format_bytes(free)} is free: use data.num_workers={free // bytes_per_worker}"
     )
 
 

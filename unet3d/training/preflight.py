@@ -87,22 +87,13 @@ def find_problems(
                 is_fused=is_fused,
             )
         )
-        problems.append(
-            machine.check_gpu_arch(
-                torch.__version__,
-                torch.cuda.get_arch_list(),
-                gpu=torch.cuda.get_device_name(),
-                capability=torch.cuda.get_device_capability(),
-            )
-        )
     workers = settings.data.num_workers
     if workers > 0:
         batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
-        ram, shm = get_available_bytes(torch.device("cpu")), machine.get_free_shm()
-        problems += [
-            machine.check_shm(workers=workers, processes=processes, batch=batch, free=shm),
-            machine.check_worker_ram(workers=workers, processes=processes, batch=batch, free=ram),
-        ]
+        free = machine.get_free_shm()
+        problems.append(
+            machine.check_shm(workers=workers, processes=processes, batch=batch, free=free)
+        )
     return [problem for problem in problems if problem is not None]
 
 
