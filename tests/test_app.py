@@ -96,13 +96,6 @@ def test_a_command_whose_output_nobody_reads_ends_quietly():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_path_is_quoted_unless_it_is_null_or_quoted_already():
-    assert quote_override("resume=null", sweep=False) == "resume=null"
-    assert quote_override("resume='a b'", sweep=False) == "resume='a b'"
-    assert quote_override("model=unet_tiny", sweep=False) == "model=unet_tiny"
-    assert quote_override("data.root=a,b", sweep=True) == "data.root=a,b"
-
-
 @pytest.mark.parametrize(
     "path", ["C:\\scans", "C:\\scans\\", "C:\\it's\\", "\\\\server\\new (1)", "it's, here", "a=b"]
 )

@@ -104,22 +104,6 @@ def test_a_dataset_json_of_the_other_layout_names_that_layout(check, tmp_path, c
     )
 
 
-def test_scans_of_one_patient_are_a_hint_unless_groups_are_configured(check, tmp_path, capsys):
-    for folder in ("images", "labels"):
-        for name in ("p1_visit1", "p1_visit2", "p2_visit1"):
-            save_volume(tmp_path / folder / f"{name}.nii.gz", make_label(1))
-    words = ["data=pairs", "data.num_classes=3", "read_voxels=false"]
-    assert check(*words) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "hint: 3 cases look like scans of 2 patients, for example p1_visit1 and p1_visit2",
-        r"    -> set data.group_by='(.+)_visit\d+' to keep the scans of a patient in one fold",
-    ]
-    assert check(*words, r"data.group_by=(.+)_visit\d+") == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "3 cases in 2 groups, no errors"
-    assert "hint" not in shown[-1]
-
-
 def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     for folder, array in (("images", make_image(0)), ("labels", make_label(0))):
         save_volume(tmp_path / folder / "a.nii", array[..., :1])

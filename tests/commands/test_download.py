@@ -34,20 +34,6 @@ def test_a_task_is_downloaded_and_unpacked_once(download, tmp_path, capsys):
     assert "already exists" in capsys.readouterr().out
 
 
-def test_a_network_error_keeps_what_was_downloaded(download, tmp_path, capsys, server):
-    server.limit = 200_000
-    assert download() == 4
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "run the command again to resume from the 0.2 MiB" in error
-    part = tmp_path / "my data (1)" / f"{TASK}.tar.part"
-    assert part.stat().st_size == 200_000
-    assert download(url="http://127.0.0.1:1/gone.tar") == 4
-    assert "refused; run the command again to resume from the 0.2 MiB" in capsys.readouterr().err
-    server.limit = None
-    assert download() == 0
-    assert not part.exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.helpers.datasets import make_image, make_label, write_nnunet
+from tests.data.helpers.datasets import make_image, make_label
 from tests.data.helpers.formats import (
     turn,
     write_itk,
@@ -16,7 +16,7 @@ from tests.data.helpers.formats import (
     write_zarr,
 )
 from unet3d.__main__ import main
-from unet3d.data.formats.volumes import read_volume, write_labels
+from unet3d.data.formats.volumes import write_labels
 
 STRAIGHT = np.diag([0.75, 0.5, 2.0, 1.0])
 
@@ -56,18 +56,6 @@ def test_check_names_the_format_and_finds_what_is_wrong(tmp_path, capsys, suffix
         ("0", "holds 3, 6: labels must be 0..2"),
         ("1", "has shape 11 x 10 x 8, but its image 12 x 10 x 8"),
     }
-
-
-def test_a_dataset_of_nnunet_has_any_file_ending(tmp_path, capsys):
-    write_nnunet(tmp_path, 2, ending=".nii")
-    for file in [*tmp_path.rglob("*.nii")]:
-        channels, affine = read_volume(file)
-        write_itk(file.with_suffix(".nrrd"), np.array(channels[0]), affine)
-        file.unlink()
-    content = json.loads((tmp_path / "dataset.json").read_text())
-    (tmp_path / "dataset.json").write_text(json.dumps({**content, "file_ending": ".nrrd"}))
-    assert main(["check", "data=nnunet", f"data.root={tmp_path}"]) == 0
-    assert "2 cases, no errors\nNRRD, 12 x 10 x 8 voxels" in capsys.readouterr().out
 
 
 def test_series_and_segmentations_are_a_dataset(tmp_path, capsys):

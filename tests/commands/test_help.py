@@ -85,7 +85,7 @@ def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [("train", ""), ("compare", "RUN ... "), ("predict", "checkpoint=... input=... output=... ")],
+    [("compare", "RUN ... "), ("predict", "checkpoint=... input=... output=... ")],
 )
 def test_the_usage_line_has_the_required_keys(command, words, capsys):
     assert main([command, "--help"]) == 0

@@ -121,7 +121,8 @@ def test_a_preset_plans_nnunets_residual_encoder(plan, tmp_path):
     assert "preset" not in written
 
 
-def test_a_network_without_depth_is_planned_without_levels(plan, tmp_path, decathlon_folder):
+def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     words = ["data=decathlon", f"data.root={decathlon_folder}", "budget_gib=4", "model=dynunet"]
     assert main(["plan", *words, "model.filters=[4,8,8]"]) == 0
     assert experiment(tmp_path)["model"] == {"filters": [4, 8, 8]}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.commands.helpers.checkpoints import checkpoints
+from tests.data.helpers.datasets import write_nnunet
 from unet3d.__main__ import main
 from unet3d.data.formats.volumes import read_volume
 
@@ -128,7 +129,7 @@ def test_labels_of_a_scan_that_was_replaced_are_made_again(
 def test_labels_of_other_options_are_made_again(predict, checkpoint, images, capsys):
     words = {"checkpoint": checkpoint("one"), "input": images("a.nii")}
     assert predict(**words) == 0
-    for changed in ({"overlap": 0.25}, {"tta": "[0]"}, {"keep_largest_component": "[ball]"}):
+    for changed in ({"overlap": 0.25}, {"keep_largest_component": "[ball]"}):
         words |= changed
         capsys.readouterr()
         assert predict(**words) == 0
@@ -175,26 +176,13 @@ def test_outputs_that_were_half_replaced_are_made_again(
     assert file.read_bytes() == first
 
 
-@pytest.fixture(scope="session")
-def two_channels(checkpoint, tmp_path_factory):
-    """Return a checkpoint whose network takes T1 and T2."""
-    content = torch.load(checkpoint("two", "data.in_channels=1"), weights_only=True)
-    weights = content["state_dict"]
-    first = next(name for name, w in weights.items() if w.ndim == 5 and w.shape[1] == 1)
-    weights[first] = weights[first].repeat(1, 2, 1, 1, 1)
-    content["unet3d"]["config"]["model"]["in_channels"] = 2
-    content["unet3d"]["config"]["data"]["in_channels"] = 2
-    content["unet3d"]["channels"] = ["T1", "T2"]
-    content["unet3d"]["preprocessing"]["normalize"] = ["zscore", "zscore"]
-    content["unet3d"]["training_statistics"] = None
-    path = tmp_path_factory.mktemp("two") / "two.ckpt"
-    torch.save(content, path)
-    return path
-
-
 def test_a_missing_channel_is_named_and_the_others_are_segmented(
-    predict, two_channels, images, tmp_path, capsys
+    predict, small, images, tmp_path, capsys
 ):
+    root = write_nnunet(tmp_path / "nnunet", 5)
+    words = ["data=nnunet", f"data.root={root}", *TINY]
+    words += [word for word in small[1:] if "layout" not in word]
+    two_channels = checkpoints(tmp_path / "runs", words)("two")
     folder = images("a_0000.nii", "a_0001.nii", "b_0000.nii", "c.nii")
     assert predict(checkpoint=two_channels, input=folder) == 1
     assert list_labels(tmp_path / "out") == ["a.nii"]

@@ -156,16 +156,13 @@ def parse(*words):
     return parse_search(compose_config(words, "search"))
 
 
-def test_a_space_may_be_a_file(tmp_path):
+def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path):
     file = tmp_path / "space.yaml"
     file.write_text("model.width: {low: 4, high: 16, step: 4}\npool: [max, median]\n")
-    space = parse(f"space={file}").space
+    settings = parse(f"space={file}", "trials=3", "optimizer=sgd", "precision=bf16")
+    space = settings.space
     assert space == {"model.width": Range(low=4, high=16, step=4), "pool": ("max", "median")}
     assert space["model.width"].is_integer
-
-
-def test_settings_of_a_trial_are_those_of_a_run_with_its_values():
-    settings = parse("space={pool:[max,median]}", "trials=3", "optimizer=sgd", "precision=bf16")
     trial = settings.make_trial({"pool": "median", "model.width": 4})
     assert trial.resolved["pool"]["_target_"].endswith("MedianPool3d")
     assert (trial.resume, trial.precision) == ("auto", "bf16")
