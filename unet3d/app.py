@@ -47,6 +47,7 @@ from unet3d.errors import (
     lacks_memory,
     summarize_error,
 )
+from unet3d.files import write_output
 
 INTERRUPTED = -1
 """The code of a job that was interrupted, and the sweep with it."""
@@ -77,7 +78,8 @@ def print_help(command: str, about: str, args: Sequence[str]) -> int:
     def compose_and_print() -> int:
         flags = parse_flags(command, args)
         overrides = [quote_override(word, sweep=False) for word in flags.overrides]
-        print(format_command_help(command, about, overrides, find_user_config_dirs(flags)))
+        folders = find_user_config_dirs(flags)
+        write_output(format_command_help(command, about, overrides, folders), None)
         return 0
 
     return report_errors(compose_and_print, command=command, args=args)[0]

@@ -60,6 +60,7 @@ def test_a_run_in_the_home_folder_is_trained_loaded_and_evaluated(home, small):
     tiny = [word for word in small if not word.startswith("data.layout")]
     assert main(["train", *tiny, *words, "hydra.run.dir=~/run"]) == 0
     scan = "~/scans/images/case_01.nii.gz"
+    (home / "predicted").mkdir()
     package.load("~/run").predict_file(scan, "~/predicted/case_01.nii.gz")
     result = package.evaluate(["~/predicted"], "~/scans/labels", missing_predictions="skip")
     assert [*result.cases] == ["case_01"]
