@@ -18,7 +18,7 @@ from unet3d import __version__
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.doctor.system import inspect_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
-from unet3d.files import atomic_write
+from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.record import MemoryRecord
@@ -108,17 +108,11 @@ def run_benchmark(
             row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
         row = {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
         result["rows"].append(row)
-        write_result(result, file)
+        write_text(file, json.dumps(result, indent=1) + "\n")
         log(format_row(row))
         free_memory()
-    write_result(result, file)  # with what was skipped
+    write_text(file, json.dumps(result, indent=1) + "\n")  # with what was skipped
     return result
-
-
-def write_result(result: dict[str, Any], file: Path) -> None:
-    """Write the file, complete at any time."""
-    with atomic_write(file) as draft:
-        draft.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 def compare_gradients(

@@ -14,7 +14,6 @@ from unet3d.doctor.system import (
     Gpu,
     Software,
     System,
-    call_or_none,
     get_disk_space,
     inspect_software,
     inspect_system,
@@ -69,7 +68,7 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
     return MachineReport(
         system=inspect_system(),
         software=inspect_software(),
-        gpus=call_or_none(list_gpus) or [],
+        gpus=list_gpus(),
         disks={what: get_disk_space(folder) for what, folder in folders.items()},
     )
 

@@ -5,11 +5,9 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.cuda.nccl
@@ -26,8 +24,6 @@ from unet3d.machine import (
     read_meminfo,
 )
 from unet3d.training.machine_checks import SHM
-
-T = TypeVar("T")
 
 PACKAGES = (
     *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),
@@ -109,8 +105,8 @@ def inspect_software() -> Software:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         rocm=torch.version.hip,
-        cudnn=call_or_none(get_cudnn_version),
-        nccl=call_or_none(get_nccl_version),
+        cudnn=get_cudnn_version(),
+        nccl=get_nccl_version(),
         driver=get_driver_version(),
         cpu_compiler=find_program(find_compiler()),
         triton_compiler=find_program(
@@ -134,14 +130,6 @@ def list_gpus() -> list[Gpu]:
     return gpus
 
 
-def call_or_none(function: Callable[[], T]) -> T | None:
-    """Return what a function returns; None if it fails, as on a machine with a broken driver."""
-    try:
-        return function()
-    except Exception:
-        return None
-
-
 def get_disk_space(folder: Path) -> DiskSpace:
     """Return the disk space where a folder is or would be created."""
     usage = shutil.disk_usage(find_existing_dir(folder))
@@ -149,8 +137,11 @@ def get_disk_space(folder: Path) -> DiskSpace:
 
 
 def get_cudnn_version() -> str | None:
-    """Return cuDNN's version with dots: 91002 is 9.10.2."""
-    number = torch.backends.cudnn.version()
+    """Return cuDNN's version with dots: 91002 is 9.10.2; None if torch does not take it."""
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError:
+        return None
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
