@@ -159,7 +159,7 @@ def _estimate(
     cuda: bool,
 ) -> MemoryEstimate:
     def make_step() -> ModelStep:
-        fake = _copy_as_fake(model).train()
+        fake = copy_as_fake(model).train()
         optimizer = make_optimizer(p for p in fake.parameters() if p.requires_grad)
         if cuda:
             choose_foreach(optimizer)
@@ -169,7 +169,7 @@ def _estimate(
         return estimate_step(make_step, cuda=cuda)
 
 
-def _copy_as_fake(model: nn.Module) -> nn.Module:
+def copy_as_fake(model: nn.Module) -> nn.Module:
     """Copy a network with parameters and buffers that have no values and are on the CPU."""
     memo: dict[int, Tensor] = {}
     for tensor in chain(model.parameters(), model.buffers()):

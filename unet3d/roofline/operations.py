@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from unet3d.memory.cudnn import follow_cudnn
+from unet3d.memory.cuda_libraries import follow_cudnn
 from unet3d.memory.estimate import Step, simulate_cuda_step
 from unet3d.memory.trace import is_short_range, range_with_values, read_scalar
 

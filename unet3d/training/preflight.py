@@ -17,7 +17,7 @@ from unet3d.machine import preflight as machine
 from unet3d.machine.device import Precision, resolve_device
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.machine.memory import get_available_bytes
-from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
+from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
 from unet3d.types import HasRetention
 from unet3d.units import format_bytes

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from unet3d.memory.layer_recorder import LayerRecorder
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
 from unet3d.workflows.memory.strategies import resolve_strategy
-from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
+from unet3d.workflows.memory.training_step import NullListener, TrainingStep, make_step_factory
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Measurement:
         return reduce(or_, self.phases.values())
 
 
-class PhaseMeter:
+class PhaseMeter(NullListener):
     """Read the peak of each phase."""
 
     def __init__(self, device: torch.device):
@@ -46,9 +45,6 @@ class PhaseMeter:
             self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
         self.phase = phase
         self.meter.start(self.device)
-
-    def label(self, tensors: Any, kind: str) -> None:
-        """Do nothing: a device does not know what its memory holds."""
 
 
 def require_gpu() -> None:
