@@ -8,7 +8,7 @@ from unet3d.errors import UsageError
 from unet3d.pool.approx_median import ApproxMedianPool3d, compute_error_bound
 from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
+from unet3d.pool.reference import approx_median, approx_median_gradient
 from unet3d.pool.windows import PoolWindows
 
 

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from tests.pool.helpers.volumes import HALVES
-from unet3d.pool import approx_median, avg, select_backward
+from unet3d.pool import approx_median, avg, selection
 from unet3d.pool import max as maximum
 from unet3d.pool import median as exact
 from unet3d.pool.approx_median import ApproxMedianPool3d
@@ -99,8 +99,8 @@ def test_every_operator_passes_opcheck(window, layout):
     for name, op in (("median", exact.median_pool3d), ("max", maximum.max_pool3d)):
         check(op, (x, *axes))
         y, codes = (t.detach() for t in op(x, *axes))
-        check(select_backward.pool_scatter, (y.requires_grad_(), codes, name, x.shape, *axes, last))
-        check(select_backward.pool_gather, (x, codes, name, *axes))
+        check(selection.pool_scatter, (y.requires_grad_(), codes, name, x.shape, *axes, last))
+        check(selection.pool_gather, (x, codes, name, *axes))
     check(avg.avg_pool3d, (x, *axes))
     check(avg.avg_pool3d_backward, (y, x.shape, *axes, last))
     check(approx_median.approx_median_pool3d, (x, *axes, 0.2))

@@ -8,6 +8,7 @@ recomputes it and stores only the input.
 
 from collections.abc import Sequence
 from math import e, exp
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from unet3d.pool.layout import (
     make_empty_like,
     to_supported_layout,
 )
-from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
+from unet3d.pool.reference import approx_median, approx_median_gradient
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
@@ -85,10 +86,9 @@ def approx_median_pool3d(
 
 
 @approx_median_pool3d.register_fake
-def _(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
-) -> Tensor:
-    return allocate_outputs(x, "approx_median", PoolWindows.from_args(size, stride, padding))[0]
+def _(x: Tensor, *options: Any) -> Tensor:
+    *axes, _ = options
+    return allocate_outputs(x, "approx_median", PoolWindows.from_args(*axes))[0]
 
 
 @custom_op("unet3d::approx_median_pool3d_backward")
@@ -109,14 +109,7 @@ def approx_median_pool3d_backward(
 
 
 @approx_median_pool3d_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    tau: float,
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     return make_empty_like(x.shape, grad, is_channels_last(x))
 
 

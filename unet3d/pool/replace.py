@@ -1,8 +1,6 @@
 """Choose a pooling by its name, and replace the poolings of any network."""
 
 import warnings
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -14,17 +12,14 @@ from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 from unet3d.types import PoolFactory
 
-POOLINGS: Mapping[str, PoolFactory] = MappingProxyType(
-    {
-        "max": MaxPool3d,
-        "avg": AvgPool3d,
-        "median": MedianPool3d,
-        "approx_median": ApproxMedianPool3d,
-    }
-)
-
+POOLINGS: dict[str, type[nn.Module]] = {
+    "max": MaxPool3d,
+    "avg": AvgPool3d,
+    "median": MedianPool3d,
+    "approx_median": ApproxMedianPool3d,
+}
+OUR_POOLINGS = tuple(POOLINGS.values())
 TORCH_POOLINGS = (nn.MaxPool3d, nn.AvgPool3d)
-OUR_POOLINGS = (MaxPool3d, AvgPool3d, MedianPool3d, ApproxMedianPool3d)
 
 
 def get_pooling(pool: str | PoolFactory) -> PoolFactory:

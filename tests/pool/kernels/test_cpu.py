@@ -11,10 +11,8 @@ from unet3d import cpp_kernels
 from unet3d.pool.kernels import cpu
 from unet3d.pool.layout import is_channels_last, to_supported_layout
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.reference.avg import average, average_gradient
-from unet3d.pool.reference.max import maximum
-from unet3d.pool.reference.median import median
-from unet3d.pool.select_backward import scatter_gradient
+from unet3d.pool.reference import average, average_gradient, maximum, median
+from unet3d.pool.selection import scatter_gradient
 from unet3d.pool.windows import PoolWindows
 
 ANNOUNCE = cpp_kernels.announce_compilation

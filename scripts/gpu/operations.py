@@ -16,11 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from unet3d.memory.cuda_libraries import follow_cudnn
 from unet3d.memory.estimate import Step, simulate_cuda_step
-from unet3d.memory.trace import is_short_range, range_with_values, read_scalar
-
-aten = torch.ops.aten
+from unet3d.roofline.launches import run_as_on_gpu
 
 CUSTOM_LAUNCHES = {
     "unet3d::add_moments": 2,
@@ -122,17 +119,6 @@ class OperationCounter(TorchDispatchMode):
             flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
             dtype=torch.float32 if first is None else first.dtype,
         )
-
-
-def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
-    if func is torch.ops.prim.device.default:
-        return func(*args)
-    if func is aten._local_scalar_dense.default:
-        return read_scalar(func, args)
-    if is_short_range(func, args):
-        return range_with_values(func, args, kwargs)
-    return follow_cudnn(func, args, func(*args, **kwargs))
 
 
 def get_name(func: Any) -> str:
