@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from scripts.bench.step import PLAIN, build_cuda_step, list_forum_networks
-from unet3d.loss.kernels import cuda as loss_cuda
-from unet3d.model.fused.kernels import cuda as fused_cuda
-from unet3d.pool.kernels import cuda as pool_cuda
-from unet3d.pool.windows import PoolWindows
-from unet3d.roofline.operations import (
+from scripts.gpu.operations import (
     CUSTOM_LAUNCHES,
     OperationCounter,
     count_operations,
     sum_launches,
 )
+from unet3d.loss.kernels import cuda as loss_cuda
+from unet3d.model.fused.kernels import cuda as fused_cuda
+from unet3d.pool.kernels import cuda as pool_cuda
+from unet3d.pool.windows import PoolWindows
 
 
 def count_forum_step(name: str):
