@@ -67,11 +67,3 @@ def test_pooling_and_concatenation_keep_half():
     x = torch.randn(1, 1, 2, 2, 2).bfloat16()
     for function in (lambda y: F.max_pool3d(y, 2), lambda y: torch.cat([y, y])):
         assert get_dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.bfloat16
-
-
-def test_the_rules_end_with_the_context():
-    x = torch.randn(1, 1, 2, 2, 2).bfloat16()
-    with use_cuda_autocast_rules():
-        pass
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert F.interpolate(x, scale_factor=2, mode="trilinear").dtype == torch.bfloat16

@@ -99,7 +99,7 @@ CUDNN = {
     "pytorch#132300": "9.1",
     "A100, torch 2.9.1, cuDNN 9.15.1": "9.15.1",
 }
-"""By source or machine; 9.10.2 for the others. Those of the first two are not stated: older ones."""
+"""By source or machine, else 9.10.2. Those of the first two are not stated: older ones."""
 
 
 def read_issues():

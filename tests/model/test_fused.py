@@ -137,12 +137,11 @@ def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small
     assert_equal_steps(*make_pair(policy, **NETWORKS[network]), *make_batch(SIZES["odd"]))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["odd", "long H"])
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-def test_every_pooling_runs_inside_its_block(pool, size, activation, small_tiles):
+def test_every_pooling_runs_inside_its_block(pool, size, small_tiles):
     factory = instantiate(OmegaConf.load(get_config_dir() / "pool" / f"{pool}.yaml"))
-    networks = make_pair(MIXED, pool=factory, activation=activation)
+    networks = make_pair(MIXED, pool=factory, activation="leaky_relu")
     assert_equal_steps(*networks, *make_batch(SIZES[size]))
 
 
@@ -254,28 +253,11 @@ def test_logits_have_the_dtype_of_the_step():
     assert fused.to(torch.bfloat16)(x).dtype == torch.bfloat16
 
 
-def test_a_second_backward_raises_a_clear_error():
-    _, fused = make_pair(FUSED)
-    loss = fused(make_batch(SIZES["even"])[0]).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="retain_graph"):
-        loss.backward()
-
-
 def test_torch_compile_sees_plain_modules():
     plain, fused = make_pair(FUSED)
     x, _ = make_batch(SIZES["even"])
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), plain(x))
-
-
-def test_discarded_logits_free_their_block():
-    """No reference cycle may hold the maps until the garbage collector runs."""
-    _, fused = make_pair(MIXED)
-    logits = fused(make_batch(SIZES["even"])[0])
-    block = weakref.ref(logits.grad_fn.block)
-    del logits
-    assert block() is None
 
 
 @pytest.mark.parametrize("network", ["strided", "residual, strided", "residual, pooled, group"])

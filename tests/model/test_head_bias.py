@@ -65,14 +65,7 @@ def test_a_convolution_without_a_bias_is_not_a_head():
 
 
 def test_output_convolutions_lists_every_head_of_deep_supervision():
-    model = UNet3D(
-        in_channels=1,
-        num_classes=3,
-        depth=4,
-        width=2,
-        deep_supervision=True,
-        pool=nn.MaxPool3d,
-    )
+    model = UNet3D(in_channels=1, num_classes=3, depth=4, width=2, deep_supervision=True)
     set_bias(model.list_heads(), compute_softmax_bias(FRACTIONS))
     assert len(model.heads) == 2
     for head in model.heads:

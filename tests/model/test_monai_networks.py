@@ -1,17 +1,11 @@
 """Networks of MONAI: each file of conf/model trains, predicts and recomputes its blocks."""
 
-import gzip
-from pathlib import Path
-
-import nibabel as nib
-import numpy as np
 import pytest
 import torch
 
 from tests.config.helpers.configs import SHRUNK
-from unet3d.checkpointing.find_blocks import MONAI_BLOCKS, find_blocks
 from unet3d.checkpointing.offload import OffloadActivations
-from unet3d.checkpointing.recompute import RecomputeBlocks
+from unet3d.checkpointing.recompute import MONAI_BLOCKS, RecomputeBlocks, find_blocks
 from unet3d.commands.train import build_training
 from unet3d.components.network import build_network
 from unet3d.config.compose import get_config_dir
@@ -37,18 +31,8 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_each_network_is_estimated_trains_and_predicts(unet3d, tmp_path, name):
-    from unet3d.cli.main import main
-
+def test_each_network_trains(unet3d, name):
     assert unet3d(f"model={name}", *SHRUNK[name], "memory.estimate=true") == 0
-    scan = np.random.default_rng(0).normal(size=(20, 24, 18)).astype(np.float32)
-    nib.save(nib.Nifti1Image(scan, np.eye(4)), tmp_path / "scan.nii.gz")
-    words = [f"checkpoint={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"]
-    words += [f"input={tmp_path / 'scan.nii.gz'}", f"output={tmp_path / 'labels'}"]
-    assert main(["predict", *words]) == 0
-    [labels] = (tmp_path / "labels").glob("*.nii.gz")
-    assert gzip.decompress(labels.read_bytes())
-    assert nib.load(labels).shape == scan.shape
 
 
 def train_two_steps(model, size):
@@ -117,9 +101,3 @@ def test_a_patch_that_a_network_cannot_take_is_named(composed, tmp_path):
     settings = composed("model=dynunet", "data.patch_size=[15,16,16]")
     with pytest.raises(UsageError, match=r"^model=dynunet cannot take patches of 15x16x16: "):
         build_training(settings, tmp_path)
-
-
-def test_every_network_of_monai_says_which_patches_it_takes():
-    for name in NETWORKS:
-        first = (Path(get_config_dir()) / "model" / f"{name}.yaml").read_text().splitlines()[0]
-        assert "atch" in first, name

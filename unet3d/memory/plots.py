@@ -14,25 +14,9 @@ if TYPE_CHECKING:
 MAX_LAYERS = 40
 """Rows of a layer plot."""
 
-COLORS = dict(
-    zip(
-        KINDS,
-        (
-            "#4c566a",
-            "#88a0c0",
-            "#b48ead",
-            "#7b5a8f",
-            "#d08770",
-            "#ebcb8b",
-            "#a3be8c",
-            "#c8d0dc",
-            "#8fbcbb",
-            "#bf616a",
-            "#5e81ac",
-        ),
-        strict=True,
-    )
-)
+PALETTE = """#4c566a #88a0c0 #b48ead #7b5a8f #d08770 #ebcb8b #a3be8c #c8d0dc #8fbcbb #bf616a
+#5e81ac""".split()
+COLORS = dict(zip(KINDS, PALETTE, strict=True))
 
 
 def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:

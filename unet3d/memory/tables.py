@@ -1,6 +1,7 @@
 """Format a memory estimate as tables, as a sentence and as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from unet3d.memory.estimate import KINDS, Layer, MemoryEstimate
@@ -136,14 +137,7 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
 def layers_to_dicts(layers: Sequence[Layer]) -> list[dict[str, Any]]:
     """Return layers as JSON-compatible rows."""
     return [
-        {
-            "name": layer.name,
-            "type": layer.type,
-            "phase": layer.phase,
-            "allocated_bytes": layer.allocated,
-            "change_bytes": layer.change,
-            "reserved_bytes": layer.reserved,
-        }
+        {key if isinstance(x, str) else f"{key}_bytes": x for key, x in asdict(layer).items()}
         for layer in layers
     ]
 

@@ -1,10 +1,9 @@
-"""Compare the Triton kernels of fused blocks, interpreted, with plain PyTorch; exit 1 if unequal.
+"""Compare the Triton kernels of fused blocks, interpreted, with plain PyTorch.
 
 A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
 """
 
 import copy
-import sys
 from types import ModuleType
 
 import torch
@@ -50,23 +49,19 @@ def run_norm_ops(
     return [moments, out, in_place, added, masked, sums]
 
 
-def check_norms() -> int:
-    failures = 0
+def check_norms() -> None:
     for shape in SHAPES:
         for dtype in DTYPES:
             results = run_norm_ops(shape, dtype, cuda)
             expected = run_norm_ops(shape, dtype, None)
             for n, (a, b) in enumerate(zip(results, expected, strict=True)):
                 tolerance = 4 * torch.finfo(a.dtype).eps if n in (1, 2, 3, 4) else 1e-4
-                if not torch.allclose(a, b, rtol=max(tolerance, 1e-5), atol=20 * tolerance):
-                    failures += 1
-                    print(shape, dtype, n, (a - b).abs().max(), file=sys.stderr)
-    return failures
+                options = {"rtol": max(tolerance, 1e-5), "atol": 20 * tolerance}
+                torch.testing.assert_close(a, b, **options, msg=f"{shape}, {dtype}, {n}")
 
 
-def check_statistics() -> int:
+def check_statistics() -> None:
     """Compare folded statistics, and their gradient, with those of norms.py in plain PyTorch."""
-    failures = 0
     for norm in (
         nn.BatchNorm3d(6),
         nn.BatchNorm3d(6, affine=False, track_running_stats=False),
@@ -87,14 +82,10 @@ def check_statistics() -> int:
             values = (*vars(folded).values(), *vars(gradient).values(), *module.buffers())
             results.append([x for x in values if isinstance(x, Tensor)])
         for n, (a, b) in enumerate(zip(*results, strict=True)):
-            if not torch.allclose(a, b, rtol=1e-5, atol=1e-5):
-                failures += 1
-                print(norm, n, (a - b).abs().max(), file=sys.stderr)
-    return failures
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=f"{norm}, {n}")
 
 
-def check_interpolation() -> int:
-    failures = 0
+def check_interpolation() -> None:
     dispatch.select_kernels = lambda *_: cuda  # ty: ignore[invalid-assignment]
     for linear in (True, False):
         for factors, size in UPSAMPLINGS:
@@ -102,11 +93,10 @@ def check_interpolation() -> int:
             parts = interpolate_in_parts(low, factors, linear=linear)
             results = (parts.result, parts.expected), (parts.gradient, parts.expected_gradient)
             for a, b in results:
-                if not torch.allclose(a, b, rtol=1e-4, atol=1e-4):
-                    failures += 1
-                    print(linear, factors, size, (a - b).abs().max(), file=sys.stderr)
-    return failures
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":
-    sys.exit(1 if check_norms() + check_statistics() + check_interpolation() else 0)
+    check_norms()
+    check_statistics()
+    check_interpolation()
