@@ -8,7 +8,6 @@ from torch import nn
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, check_loss, choose_arguments
-from unet3d.loss.dice_ce import DiceCE
 from unet3d.types import IGNORE_LABEL
 
 REGIONS = {"whole": (1, 2), "core": (2,)}
@@ -62,19 +61,6 @@ def test_a_loss_of_monai_ignores_voxels_and_trains_all_levels(name, regions):
     changed = logits.detach().clone()
     changed[:, :, :3] = 7.0
     torch.testing.assert_close(loss([changed, coarse.detach()], labels), value.detach())
-
-
-def test_the_dice_of_monai_is_ours():
-    logits, labels = make_batch()
-    options = {"include_background": False, "batch": True, "smooth_nr": 1e-5, "smooth_dr": 1e-5}
-    theirs = adapt(monai.losses.DiceLoss, **options)
-    results = []
-    for loss in (theirs, DiceCE(ce=0.0)):
-        logits.grad = None
-        value = loss(logits, labels)
-        value.backward()
-        results.append((value.detach(), logits.grad))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 def test_cross_entropy_gets_the_class_of_each_voxel_and_weights_from_a_list():

@@ -54,14 +54,20 @@ def test_voxel_losses_equal_the_reference(monkeypatch, kind, weights, chunk):
 
 
 @pytest.mark.parametrize("kind", ["weights", "focal", "focal-1", "smoothing"])
-@pytest.mark.parametrize("weights", [None, [0.25, 1.0, 0.0, 3.0]])
-def test_voxel_losses_of_regions_equal_the_reference(kind, weights):
+@pytest.mark.parametrize(
+    ("weights", "chunk", "batch"), [(None, 10, False), ([0.25, 1.0, 0.0, 3.0], 10**6, True)]
+)
+def test_losses_of_overlapping_regions_equal_the_reference(
+    monkeypatch, kind, weights, chunk, batch
+):
+    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
     logits, labels = make_sample()
-    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": [3], "left": [1]}
+    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": 3, "left": [1]}
     given, expected = VOXEL_LOSSES[kind]
+    options = {"class_weights": weights, "batch_dice": batch}
     assert_equal(
-        DiceCE(class_weights=weights, regions=regions, **given)(logits, labels),
-        dice_bce(logits, labels, list(regions.values()), class_weights=weights, **expected),
+        DiceCE(regions=regions, **options, **given)(logits, labels),
+        dice_bce(logits, labels, [[1, 2, 3], [2, 3], [3], [1]], **options, **expected),
         logits,
     )
 
@@ -85,17 +91,6 @@ def test_a_certain_voxel_has_a_finite_focal_gradient(gamma):
     logits.requires_grad_()
     DiceCE(voxel_loss="focal", gamma=gamma)(logits, torch.arange(3).view(1, 1, 1, 3)).backward()
     assert logits.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("batch_dice", [True, False])
-@pytest.mark.parametrize("chunk", [10, 10**6])
-def test_overlapping_regions_equal_the_reference(monkeypatch, batch_dice, chunk):
-    monkeypatch.setattr(dice_terms, "CHUNK_ELEMENTS", chunk)
-    logits, labels = make_sample()
-    regions = {"whole": [1, 2, 3], "core": [2, 3], "tip": 3, "left": [1]}
-    result = DiceCE(regions=regions, batch_dice=batch_dice)(logits, labels)
-    expected = dice_bce(logits, labels, [[1, 2, 3], [2, 3], [3], [1]], batch_dice=batch_dice)
-    assert_equal(result, expected, logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -5,36 +5,29 @@ from unet3d.memory.allocator_settings import VARIABLES, parse_allocator_settings
 from unet3d.units import MIB
 
 
-def test_small_requests_share_a_segment_of_2_mib():
-    allocator = CachingAllocator()
-    allocator.allocate(0, 100)
-    allocator.allocate(1, MIB)
-    assert (allocator.allocated, allocator.reserved) == (512 + MIB, 2 * MIB)
+def allocate_in(settings, *sizes_mib):
+    allocator = CachingAllocator(parse_allocator_settings(settings))
+    for key, mib in enumerate(sizes_mib):
+        allocator.allocate(key, int(mib * MIB))
+    return allocator
 
 
-def test_medium_requests_share_20_mib_and_large_ones_have_their_own_segment():
-    allocator = CachingAllocator()
-    allocator.allocate(0, 3 * MIB)
-    assert allocator.reserved == 20 * MIB
-    allocator.allocate(1, 30 * MIB + 1)
-    assert allocator.reserved == 52 * MIB
+def test_small_requests_share_2_mib_medium_ones_20_and_large_ones_have_their_own_segment():
+    small, larger = allocate_in("", 2**-13, 1), allocate_in("", 3, 30 + 2**-20)
+    assert (small.allocated, small.reserved) == (512 + MIB, 2 * MIB)
+    assert larger.reserved == (20 + 32) * MIB
 
 
 def test_freed_neighbors_merge_and_are_reused():
-    allocator = CachingAllocator()
-    for key in range(3):
-        allocator.allocate(key, 5 * MIB)
+    allocator = allocate_in("", 5, 5, 5)
     for key in range(3):
         allocator.free(key)
     allocator.allocate(3, 20 * MIB)
-    assert allocator.reserved == 20 * MIB
-    assert allocator.peak_allocated == 20 * MIB
+    assert allocator.reserved == allocator.peak_allocated == 20 * MIB
 
 
 def test_fragments_stay_reserved():
-    allocator = CachingAllocator()
-    for key in range(4):
-        allocator.allocate(key, 5 * MIB)
+    allocator = allocate_in("", 5, 5, 5, 5)
     allocator.free(0)
     allocator.free(2)
     allocator.allocate(4, 9 * MIB)  # no hole of 5 MiB is large enough
@@ -45,13 +38,6 @@ def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():
     result = replay([1, -1, 2, 3], [12 * MIB, 11 * MIB + 512 * 1024, 0])
     assert result.block_sizes == [12 * MIB, 12 * MIB, 0]
     assert result.allocated == [12 * MIB, 0, 12 * MIB, 12 * MIB]
-
-
-def allocate_in(settings, *sizes_mib):
-    allocator = CachingAllocator(parse_allocator_settings(settings))
-    for key, mib in enumerate(sizes_mib):
-        allocator.allocate(key, int(mib * MIB))
-    return allocator
 
 
 def test_an_expandable_segment_grows_by_20_mib():

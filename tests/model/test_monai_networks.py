@@ -87,16 +87,6 @@ def test_blocks_of_other_projects_are_not_taken_for_monais():
     assert find_blocks(torch.nn.Sequential(TwoConv(1, 1, 1))) == []
 
 
-def test_levels_of_deep_supervision_at_full_size_have_halving_weights(composed):
-    settings = composed("model=dynunet", *DEEP["dynunet"])
-    model, x = build_network(settings).train(), torch.randn(2, 1, 16, 16, 16)
-    labels = torch.randint(0, 4, (2, 16, 16, 16))
-    outputs = model(x)
-    assert outputs.dim() == 6
-    one, two, three = (DiceCE()(y, labels) for y in outputs.unbind(1))
-    torch.testing.assert_close(DiceCE()(outputs, labels), (one + two / 2 + three / 4) / 1.75)
-
-
 def test_a_patch_that_a_network_cannot_take_is_named(composed, tmp_path):
     settings = composed("model=dynunet", "data.patch_size=[15,16,16]")
     with pytest.raises(UsageError, match=r"^model=dynunet cannot take patches of 15x16x16: "):

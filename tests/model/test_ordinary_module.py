@@ -1,7 +1,5 @@
 """A UNet3D is an ordinary module: what users of PyTorch do to it has its effect, or is refused."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -123,11 +121,3 @@ def test_a_first_convolution_with_more_channels_takes_them():
     network = make_network()
     network.encoder[0].convs[0].conv = nn.Conv3d(3, 4, 3, padding=1).double()
     assert network(torch.randn(2, 3, 8, 8, 8).double()).shape == (2, 2, 8, 8, 8)
-
-
-def test_a_network_is_copied_with_its_changes():
-    network = make_network()
-    parametrizations.weight_norm(get_layer(network).conv)
-    with pytest.warns(UserWarning, match="ParametrizedConv3d"):
-        expected = network(make_image())
-    torch.testing.assert_close(copy.deepcopy(network)(make_image()), expected)

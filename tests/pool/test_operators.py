@@ -7,7 +7,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradgradcheck
 
 from tests.contract.helpers.components import saved_bytes
-from tests.pool.helpers.volumes import HALVES
 from unet3d.pool import approx_median, avg, selection
 from unet3d.pool import max as maximum
 from unet3d.pool import median as exact
@@ -118,13 +117,6 @@ def test_forward_mode_differentiation_is_an_error(pool):
         pool(2)(forward_ad.make_dual(x, torch.ones_like(x)))
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(pool(2), (x,), (torch.ones_like(x),))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_autocast_does_not_change_the_dtype(pool, dtype):
-    x = torch.randn(1, 1, 4, 4, 4, dtype=dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert pool(2)(x).dtype == dtype
 
 
 @pytest.mark.parametrize("name", ["median", "max", "avg"])

@@ -49,15 +49,12 @@ class AllocatorSettings:
         return -(-nbytes // step) * step
 
 
-DEFAULT_SETTINGS = AllocatorSettings()
-
-
 def get_allocator_settings() -> AllocatorSettings:
     """Return the options of the environment."""
     for variable in VARIABLES:
         if text := os.environ.get(variable, ""):
             return parse_allocator_settings(text)
-    return DEFAULT_SETTINGS
+    return AllocatorSettings()
 
 
 @cache

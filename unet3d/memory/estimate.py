@@ -24,17 +24,8 @@ STEPS = 2
 """The first step allocates the optimizer's state and gradients; the second is like all others."""
 
 KINDS = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "averaged weights",
-    "saved activations",
-    "recomputed",
-    "activation gradients",
-    "temporaries",
-    "workspaces",
-    "loss",
-    "input",
+    *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
+    *("recomputed", "activation gradients", "temporaries", "workspaces", "loss", "input"),
 )
 
 

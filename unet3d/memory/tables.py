@@ -90,11 +90,8 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
             "torch computes some convolutions without cuDNN and allocates up to "
             f"{format_bytes(estimate.column_bytes)} for each"
         )
-    useful = [(override, saved) for override, saved in savings if saved > 0]
-    if useful:
-        parts.append(
-            ", ".join(f"{override} saves {format_bytes(saved)}" for override, saved in useful[:2])
-        )
+    if savings:
+        parts.append(", ".join(f"{name} saves {format_bytes(n)}" for name, n in savings[:2]))
     return "; ".join(parts) + "."
 
 

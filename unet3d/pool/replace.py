@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 
 from unet3d.errors import UsageError
@@ -81,14 +82,10 @@ def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn
         plain |= {"dilation": (1, (1, 1, 1)), "return_indices": (False,)}
     else:
         plain |= {"divisor_override": (None,)}
-        if any(_expand(layer.padding)):
+        if torch.tensor(layer.padding).any():
             plain["count_include_pad"] = (True,)
     for name, accepted in plain.items():
         if (value := getattr(layer, name)) not in accepted:
             raise UsageError(f"{where}: a pooling with {name}={value} cannot be replaced")
     make = factory or (MaxPool3d if is_max else AvgPool3d)
     return make(kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding)
-
-
-def _expand(size: Any) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else tuple(size)

@@ -4,60 +4,17 @@ A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels 
 """
 
 import copy
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from tests.model.helpers.interpolation import interpolate_in_parts
+from tests.model.helpers.operators import compare_norm_ops, interpolate_in_parts
 from unet3d.model.fused import norms
 from unet3d.model.fused.kernels import cuda, dispatch
-from unet3d.model.fused.ops import norm_ops, statistics_ops
+from unet3d.model.fused.ops import statistics_ops
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 70, 2, 3, 5), (2, 1, 4, 4, 4), (1, 16, 9, 8, 5)]
 UPSAMPLINGS = [((2, 2, 2), (4, 3, 6)), ((1, 2, 3), (3, 1, 2)), ((2, 1, 2), (2, 5, 7))]
-DTYPES = (torch.float32, torch.float16)
-
-
-def volume(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return some rows and channels of a larger channels-last map."""
-    b, c, d, h, w = shape
-    full = torch.randn(b, c + 3, d, h + 2, w).to(dtype)
-    full = full.contiguous(memory_format=torch.channels_last_3d)
-    return full[:, 1 : c + 1, :, 1 : h + 1]
-
-
-def run_norm_ops(
-    shape: tuple[int, ...], dtype: torch.dtype, kernels: ModuleType | None
-) -> list[Tensor]:
-    """Return the result of every operator; `kernels=None` runs plain PyTorch."""
-    dispatch.select_kernels = lambda *_: kernels  # ty: ignore[invalid-assignment]
-    torch.manual_seed(0)
-    y, g = volume(shape, dtype) + 20, volume(shape, dtype)
-    numbers = [torch.randn(shape[:2]) for _ in range(4)]
-    scale, shift, mean, inverse = numbers
-    out, in_place = torch.empty_like(y), g.clone()
-    norm_ops.normalize(y, scale, shift, 0.01, False, out)
-    added, masked = out.clone(), g.clone()
-    norm_ops.normalize(y, scale, shift, 0.01, True, added)
-    norm_ops.activation_gradient(y - 20, 0.01, masked)
-    norm_ops.gradient(in_place, y, scale, shift, mean, inverse, 0.0, in_place)
-    moments, sums = norm_ops.make_sums(y), norm_ops.make_sums(y)
-    for n, part in enumerate((y, y + 1)):
-        norm_ops.add_moments(part, n * y[0, 0].numel(), moments)
-        norm_ops.add_gradient_sums(g, part, scale, shift, mean + 20, inverse, 0.01, not n, sums)
-    return [moments, out, in_place, added, masked, sums]
-
-
-def check_norms() -> None:
-    for shape in SHAPES:
-        for dtype in DTYPES:
-            results = run_norm_ops(shape, dtype, cuda)
-            expected = run_norm_ops(shape, dtype, None)
-            for n, (a, b) in enumerate(zip(results, expected, strict=True)):
-                tolerance = 4 * torch.finfo(a.dtype).eps if n in (1, 2, 3, 4) else 1e-4
-                options = {"rtol": max(tolerance, 1e-5), "atol": 20 * tolerance}
-                torch.testing.assert_close(a, b, **options, msg=f"{shape}, {dtype}, {n}")
 
 
 def check_statistics() -> None:
@@ -97,6 +54,8 @@ def check_interpolation() -> None:
 
 
 if __name__ == "__main__":
-    check_norms()
+    for shape in SHAPES:
+        for dtype, slope in ((torch.float32, 0.01), (torch.float16, 0.0)):
+            compare_norm_ops(cuda, shape, dtype, slope, part=True, tolerance=10)
     check_statistics()
     check_interpolation()

@@ -9,11 +9,7 @@ from unet3d.components.dataset import complete_settings, get_network_sizes
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine.device import Precision, resolve_precision
-from unet3d.memory.estimate import (
-    MemoryEstimate,
-    estimate_step,
-    refuse_untraceable,
-)
+from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
 from unet3d.units import GIB, format_bytes
 from unet3d.workflows.memory.parallel import map_in_processes
 from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_strategy

@@ -25,7 +25,6 @@ from unet3d.workflows.memory.gradient_buckets import GradientBuckets
 
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
-
 REPEATING_OPTIMIZERS = (
     *(torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
     *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
