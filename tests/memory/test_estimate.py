@@ -108,9 +108,8 @@ def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolutio
 
 
 def test_gradients_are_freed_before_the_next_forward(composed):
-    estimate = estimate_memory(
-        composed("model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1")
-    )
+    words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
+    estimate = estimate_memory(composed(*words))
     phases = {p.phase: p for p in estimate.trace.phases}
     gradient_bytes = {
         phase: sum(
@@ -125,10 +124,8 @@ def test_gradients_are_freed_before_the_next_forward(composed):
 
 
 def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
-    plain = estimate_memory(
-        composed("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false")
-    )
-    assert "optimizer state" not in plain.kinds
+    sgd = "optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"
+    assert "optimizer state" not in estimate_memory(composed(*sgd)).kinds
     twice = estimate_memory(composed("trainer.accumulate_grad_batches=2"))
     forwards = [p for p in twice.trace.phases if p.phase == "forward"]
     assert len(forwards) == 4  # two micro-batches in each of two steps

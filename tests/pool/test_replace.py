@@ -1,8 +1,6 @@
 """Poolings of any network are replaced by ours."""
 
 import pytest
-import torch
-from monai.networks.nets.basic_unet import BasicUNet
 from torch import nn
 
 import unet3d
@@ -31,16 +29,6 @@ def test_nothing_to_replace_is_a_warning(network):
 def test_a_pooling_itself_cannot_be_replaced_in_place(pool):
     with pytest.raises(UsageError, match=r"Pool3d is itself a pooling.*unet3d\.MedianPool3d\(2\)"):
         unet3d.replace_pooling(pool, "avg")
-
-
-def test_the_poolings_of_monais_networks_are_found_and_need_less_memory():
-    network = BasicUNet(3, 1, 2, features=(4, 4, 8, 8, 8, 4))
-    shape = (1, 1, 32, 32, 32)
-    before = unet3d.estimate_memory(network, shape, device="cpu").peak
-    assert unet3d.replace_pooling(network) == 4
-    assert not any(isinstance(module, nn.MaxPool3d) for module in network.modules())
-    assert unet3d.estimate_memory(network, shape, device="cpu").peak < before
-    assert network(torch.zeros(shape)).shape == (1, 2, 32, 32, 32)
 
 
 @pytest.mark.parametrize(
