@@ -260,7 +260,7 @@ def test_torch_compile_sees_plain_modules():
 
 @pytest.mark.parametrize("network", ["strided", "residual, strided", "residual, pooled, group"])
 @pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
-def test_a_step_frees_its_blocks(network, policy, monkeypatch):
+def test_a_step_and_discarded_logits_free_their_blocks(network, policy, monkeypatch):
     blocks = weakref.WeakSet()
     remember = node.Block.__init__
     monkeypatch.setattr(
@@ -271,6 +271,8 @@ def test_a_step_frees_its_blocks(network, policy, monkeypatch):
     gc.disable()
     try:
         DiceCE()(fused(x), labels).backward()
+        assert not list(blocks)
+        fused(x)  # discarded logits
         assert not list(blocks)
     finally:
         gc.enable()
