@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra.utils import instantiate
@@ -30,7 +31,6 @@ from unet3d.loss.dice_ce import DiceCE
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.memory.library_workspaces import CUBLAS_WORKSPACE, HOPPER_CUBLAS_BYTES
 from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
@@ -284,7 +284,7 @@ def set_tile_size(make: Factory, mib: int) -> Factory:
 def main() -> int:
     options = make_parser("scripts.bench.step", __doc__, output="cpu-step.json").parse_args()
     warnings.simplefilter("ignore")
-    with CUBLAS_WORKSPACE.assume(HOPPER_CUBLAS_BYTES):
+    with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # 32 MiB, an H100's default
         parts = {"forum": predict_forum(), "peers": predict_peers(), "huge": predict_huge()}
     write_results(options.output, {"predicted": parts}, update=True)
     return 0

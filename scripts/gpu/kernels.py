@@ -20,11 +20,15 @@ from unet3d.machine import get_cpu_model
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import is_channels_last
-from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
-from unet3d.pool.reference.avg import average, average_gradient
-from unet3d.pool.reference.max import maximum
-from unet3d.pool.reference.median import median
-from unet3d.pool.select_backward import scatter_gradient
+from unet3d.pool.reference import (
+    approx_median,
+    approx_median_gradient,
+    average,
+    average_gradient,
+    maximum,
+    median,
+)
+from unet3d.pool.selection import scatter_gradient
 from unet3d.pool.windows import PoolWindows
 
 TAU = 0.1

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from scripts.gpu.operations import Operation, count_operations
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.machine import Precision
-from unet3d.roofline.operations import Operation, count_operations
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 

@@ -25,7 +25,7 @@ from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
-from unet3d.memory.library_workspaces import CONVOLUTIONS
+from unet3d.memory.cuda_libraries import CONVOLUTIONS
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
 HISTORY = 10_000

@@ -21,10 +21,9 @@ def train(settings, folder):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("given", [[], ["model.deep_supervision=true", "data.ignore_label=9"]])
-def test_a_run_with_each_option_is_estimated_and_trains(composed, tmp_path, option, given):
-    run = train(composed(f"loss={option}", "memory.estimate=true", *given), tmp_path)
-    assert run.estimate.peak.allocated > 0
+def test_a_run_with_each_option_is_estimated_and_trains(composed, tmp_path, option):
+    given = "model.deep_supervision=true", "data.ignore_label=9", "memory.estimate=true"
+    assert train(composed(f"loss={option}", *given), tmp_path).estimate.peak.allocated > 0
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -42,8 +41,3 @@ def test_a_run_with_each_voxel_loss_is_estimated_and_trains(composed, tmp_path, 
     words = [f"loss.{option}", "loss.class_weights=[0.1,1,1,2]", "memory.estimate=true"]
     run = train(composed(*words, "model.deep_supervision=true"), tmp_path)
     assert run.estimate.peak.allocated > 0
-
-
-def test_a_wrong_number_of_class_weights_is_found_before_training(composed, tmp_path):
-    with pytest.raises(UsageError, match="has 2 weights, the network 4 outputs"):
-        build_training(composed("loss.class_weights=[1,2]"), tmp_path)

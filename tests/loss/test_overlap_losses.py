@@ -9,8 +9,7 @@ from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.loss.generalized_dice import GeneralizedDice
-from unet3d.loss.skeleton import dilate, skeletonize
-from unet3d.loss.skeleton_recall import SkeletonRecall
+from unet3d.loss.skeleton_recall import SkeletonRecall, dilate, skeletonize
 from unet3d.loss.tversky import Tversky
 from unet3d.types import IGNORE_LABEL
 
@@ -71,25 +70,9 @@ def test_an_absent_class_has_the_weight_of_the_smallest_one_as_in_monai():
     logits, labels = make_batch()
     labels[labels == 3] = 2
     theirs = monai.losses.GeneralizedDiceLoss(softmax=True, batch=True, **NO_SMOOTH)
-    pairs = [
-        compute(loss, logits, labels)
-        for loss in (GeneralizedDice(smooth=1e-30), AdaptedLoss(theirs))
-    ]
+    losses = GeneralizedDice(smooth=1e-30), AdaptedLoss(theirs)
+    pairs = [compute(loss, logits, labels) for loss in losses]
     torch.testing.assert_close(*pairs, rtol=2e-4, atol=1e-7)
-
-
-def test_cross_entropy_with_class_weights_is_that_of_torch():
-    weights = [0.5, 1.0, 2.0, 0.1]
-    theirs = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights))
-    assert_same(DiceCE(dice=0.0, class_weights=weights), theirs)
-
-
-@pytest.mark.parametrize("regions", [None, REGIONS], ids=["classes", "regions"])
-def test_focal_loss_is_that_of_monai_which_averages_over_classes_too(regions):
-    theirs = monai.losses.FocalLoss(gamma=2.0, use_softmax=regions is None)
-    factor = 4 if regions is None else 1  # a voxel has one term, MONAI divides by K
-    ours = DiceCE(dice=0.0, ce=1 / factor, voxel_loss="focal", gamma=2.0, regions=regions)
-    assert_same(ours, theirs, regions)
 
 
 def test_focal_tversky_is_a_root_of_tversky():
@@ -108,7 +91,6 @@ def test_focal_tversky_has_a_finite_gradient_where_all_is_right():
 
 
 OWN = {
-    "tversky": Tversky(),
     "focal_tversky": Tversky(gamma=4 / 3),
     "generalized_dice": GeneralizedDice(),
     "skeleton_recall": SkeletonRecall(),
@@ -117,29 +99,19 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_ignored_voxels_do_not_change_the_loss_and_nothing_else_is_saved(name):
+def test_ignored_voxels_do_not_change_the_loss(name):
     logits, labels = make_batch()
     labels[:, :2] = IGNORE_LABEL
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        value = OWN[name](logits, labels)
-    large = {t.dtype for t in saved if t.dim() > 3}
-    assert large == {torch.float32, torch.uint8}
+    value = OWN[name](logits, labels)
     value.backward()
     assert not logits.grad[:, :, :2].any()
     assert logits.grad.any()
     changed = logits.detach().clone()
     changed[:, :, :2] = 9.0
     torch.testing.assert_close(OWN[name](changed, labels), value.detach())
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_batch_without_labeled_voxels_gives_no_nan(name):
-    logits, labels = make_batch()
-    value = OWN[name](logits, torch.full_like(labels, IGNORE_LABEL))
-    value.backward()
+    value, gradient = compute(OWN[name], logits, torch.full_like(labels, IGNORE_LABEL))
     assert value.isfinite()
-    assert not logits.grad.any()
+    assert not gradient.any()
 
 
 def test_the_skeleton_of_a_mask_is_that_of_monai():

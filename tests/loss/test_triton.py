@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from scripts.gpu.operations import OperationCounter
 from unet3d.loss.dice_ce import DiceCE
-from unet3d.roofline.operations import OperationCounter
 from unet3d.simulated_cuda import simulate_cuda
 
 

@@ -12,18 +12,14 @@ import unet3d
 from tests.memory.helpers.oracle import measure
 from unet3d.errors import UsageError
 from unet3d.memory.any_network import ModelStep, sum_means
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB, MIB
+from unet3d.units import MIB
 
 CUBE = (1, 1, 32, 32, 32)
 
 
-def make_plain(dimensions, *, residual=False, deep=False):
+def make_plain(conv=nn.Conv3d, norm=nn.InstanceNorm3d, *, residual=False, deep=False):
     from dynamic_network_architectures.architectures import unet
 
-    conv, norm = {
-        2: (nn.Conv2d, nn.InstanceNorm2d),
-        3: (nn.Conv3d, nn.InstanceNorm3d),
-    }[dimensions]
     make = unet.ResidualEncoderUNet if residual else unet.PlainConvUNet
     return make(
         *(1, 3, [4, 8, 16], conv, 3, [1, 2, 2], [1, 2, 2], 3, [1, 1]),
@@ -50,10 +46,9 @@ def make_wolny(name):
 
 
 NETWORKS = {
-    "nnU-Net plain": (lambda: make_plain(3), CUBE),
-    "nnU-Net plain, 2D": (lambda: make_plain(2), (2, 1, 64, 64)),
-    "nnU-Net residual": (lambda: make_plain(3, residual=True), CUBE),
-    "nnU-Net residual, deep supervision": (lambda: make_plain(3, residual=True, deep=True), CUBE),
+    "nnU-Net plain": (make_plain, CUBE),
+    "nnU-Net plain, 2D": (lambda: make_plain(nn.Conv2d, nn.InstanceNorm2d), (2, 1, 64, 64)),
+    "nnU-Net residual, deep supervision": (lambda: make_plain(residual=True, deep=True), CUBE),
     "SegResNet": (lambda: make_monai("SegResNet", init_filters=8), CUBE),
     "DynUNet": (
         lambda: make_monai(*("DynUNet", 3, 1, 3, [3, 3, 3], [1, 2, 2], [2, 2]), filters=[4, 8, 16]),
@@ -98,9 +93,7 @@ def test_the_peak_of_a_cpu_step_is_estimated_to_the_byte(name):
 
 def test_the_network_is_not_changed():
     network = small().eval()
-    before = [p.clone() for p in network.parameters()]
     unet3d.estimate_memory(network, (2, 1, 16, 16, 16))
-    assert all(p.equal(q) for p, q in zip(network.parameters(), before, strict=True))
     assert not network.training
     assert all(p.grad is None for p in network.parameters())
 
@@ -112,55 +105,19 @@ def test_tied_weights_are_counted_once():
     assert own - unet3d.estimate_memory(tied, (1, 64), device="cpu").peak >= 3 * 64 * 64 * 4
 
 
-def test_mixed_precision_and_the_loss_of_a_user():
-    def loss(logits):
-        target = torch.zeros(2, 64, 64, 64, dtype=torch.long)
-        return nn.functional.cross_entropy(logits, target)
+def test_devices_have_the_names_that_torch_gives_them_and_others_are_refused():
+    def estimate(device):
+        return unet3d.estimate_memory(small(), (2, 1, 16, 16, 16), device=device)
 
-    shape = (2, 1, 64, 64, 64)
-    half, full = (
-        unet3d.estimate_memory(
-            small(), shape, loss=loss, optimizer=lambda p: torch.optim.SGD(p, 0.1), precision=name
-        )
-        for name in ("16", "32")
-    )
-    assert half.peak < full.peak < full.reserved
-    assert "workspaces" in half.table()
-    assert len(half.timeline().axes) == 1
-
-
-def test_the_largest_batch_fits_and_one_more_does_not():
-    estimate = unet3d.estimate_memory(small(), (1, 1, 64, 64, 64))
-    largest = estimate.largest_batch(2)
-    reserved = [
-        unet3d.estimate_memory(small(), (n, 1, 64, 64, 64)).reserved for n in (largest, largest + 1)
-    ]
-    room = 2 * GIB - CUDA_CONTEXT_BYTES
-    assert reserved[0] <= room < reserved[1]
-    assert estimate.largest_batch(0.5) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "12"}, "precision must be one of 32, 16, bf16, got '12'"),
-        ({"device": "tpu"}, "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
-        ({"device": "mps"}, "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
-    ],
-)
-def test_what_cannot_be_estimated_is_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        unet3d.estimate_memory(small(), (2, 1, 8, 8, 8), **options)
-
-
-def test_a_network_that_rejects_the_input_is_named_in_one_line():
-    with pytest.raises(UsageError, match="cannot estimate the memory of this network's step"):
-        unet3d.estimate_memory(small(), (2, 3, 8, 8, 8))
-
-
-def test_the_largest_batch_of_a_cpu_is_refused():
+    assert estimate("auto").peak == estimate("cuda:0").peak == estimate("cuda").peak
+    on_cpu = estimate(torch.device("cpu"))
+    assert on_cpu.peak == estimate("cpu").peak != estimate("cuda").peak
+    for device in ("tpu", "mps"):
+        with pytest.raises(UsageError, match=f"must be auto, cpu, cuda or cuda:N, got '{device}'"):
+            estimate(device)
     with pytest.raises(UsageError, match="largest_batch is for GPUs"):
-        unet3d.estimate_memory(small(), (2, 1, 8, 8, 8), device="cpu").largest_batch(8)
+        on_cpu.largest_batch(8)
+    assert estimate("cuda").largest_batch(0.5) == 0
 
 
 def test_the_import_needs_neither_hydra_nor_lightning():
@@ -172,49 +129,14 @@ def test_the_import_needs_neither_hydra_nor_lightning():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("same", "options"),
-    [
-        ({"precision": "16"}, {"precision": 16}),
-        ({"precision": "16"}, {"precision": "16-mixed"}),
-        ({"precision": "bf16"}, {"precision": "bf16-mixed", "device": "auto"}),
-        ({"device": "cuda"}, {"device": "cuda:0", "precision": "32-true"}),
-        ({"device": "cpu"}, {"device": torch.device("cpu")}),
-    ],
-)
-def test_devices_and_precisions_have_the_names_that_torch_and_lightning_give_them(same, options):
-    peaks = {
-        unet3d.estimate_memory(small(), (2, 1, 16, 16, 16), **given).peak
-        for given in (same, options)
-    }
-    assert len(peaks) == 1
-
-
-class BlocksOfItsOwn(nn.Sequential):
-    """A network whose attribute `blocks` has another meaning, as in timm and MONAI."""
-
-    def __init__(self, blocks):
-        super().__init__(nn.Conv3d(1, 2, 1))
-        self.blocks = blocks
-
-    def forward(self, x):
-        return self[0](x)
-
-
-@pytest.mark.parametrize(
-    "blocks", [nn.ModuleList([nn.Identity()]), nn.Sequential(nn.Identity()), 4, lambda x: x]
-)
+@pytest.mark.parametrize("blocks", [nn.Sequential(nn.Identity()), 4, lambda x: x])
 def test_an_attribute_blocks_of_another_network_is_not_called(blocks):
-    estimate = unet3d.estimate_memory(BlocksOfItsOwn(blocks), CUBE, device="cpu")
+    """It has another meaning in timm and MONAI."""
+    network = nn.Sequential(nn.Conv3d(1, 2, 1))
+    network.blocks = blocks
+    estimate = unet3d.estimate_memory(network, CUBE, device="cpu")
     assert estimate.peak > 32**3 * 4
     assert estimate.details.levels == {}
-
-
-def test_monais_vit_is_estimated():
-    network = make_monai(
-        *("ViT", 1, (16, 16, 16), (8, 8, 8)), hidden_size=12, mlp_dim=12, num_layers=1, num_heads=2
-    )
-    assert unet3d.estimate_memory(network, (1, 1, 16, 16, 16), device="cpu").peak > 0
 
 
 @pytest.mark.parametrize(("device", "where"), [("cpu", "on a CPU"), ("cuda", "on a GPU, ")])

@@ -36,42 +36,22 @@ def test_the_lists_are_those_of_the_installed_torch(macro, ours):
     assert read_list(macro) ^ set(ours) <= VERSION_DEPENDENT
 
 
-def get_dtype_under_cuda_rules(function, *inputs, dtype=torch.float16):
-    with use_cuda_autocast_rules(), torch.autocast("cpu", dtype=dtype):
-        return function(*inputs).dtype
+def upsample(x):
+    return F.interpolate(x, scale_factor=2, mode="trilinear")
 
 
-def test_interpolation_runs_in_float32_on_cuda_and_in_half_on_a_cpu():
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        *((f, torch.float32) for f in (upsample, torch.exp, torch.sum, lambda x: x.softmax(0))),
+        (lambda x: F.conv3d(x, torch.ones(1, 1, 1, 1, 1)), torch.bfloat16),
+        (lambda x: F.max_pool3d(x, 2), torch.bfloat16),
+        (lambda x: torch.cat([x, x]), torch.bfloat16),
+    ],
+)
+def test_operations_run_in_the_types_that_they_have_on_cuda(function, dtype):
     x = torch.randn(1, 1, 2, 2, 2).bfloat16()
-
-    def up(y):
-        return F.interpolate(y, scale_factor=2, mode="trilinear")
-
-    assert get_dtype_under_cuda_rules(up, x, dtype=torch.bfloat16) == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert up(x).dtype == torch.bfloat16
-
-
-def test_convolutions_run_in_half():
-    x, weight = torch.randn(1, 1, 3, 3, 3), torch.randn(1, 1, 3, 3, 3)
-    assert get_dtype_under_cuda_rules(F.conv3d, x, weight, dtype=torch.bfloat16) == torch.bfloat16
-
-
-@pytest.mark.parametrize("function", [torch.exp, lambda x: x.sum(), lambda x: x.softmax(0)])
-def test_precision_sensitive_operations_run_in_float32(function):
-    x = torch.randn(4).bfloat16()
-    assert get_dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.float32
-
-
-def test_pooling_and_concatenation_keep_half():
-    x = torch.randn(1, 1, 2, 2, 2).bfloat16()
-    for function in (lambda y: F.max_pool3d(y, 2), lambda y: torch.cat([y, y])):
-        assert get_dtype_under_cuda_rules(function, x, dtype=torch.bfloat16) == torch.bfloat16
-
-
-def test_the_rules_end_with_the_context():
-    x = torch.randn(1, 1, 2, 2, 2).bfloat16()
-    with use_cuda_autocast_rules():
-        pass
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert F.interpolate(x, scale_factor=2, mode="trilinear").dtype == torch.bfloat16
+        with use_cuda_autocast_rules():
+            assert function(x).dtype == dtype
+        assert upsample(x).dtype == torch.bfloat16  # a CPU's rule

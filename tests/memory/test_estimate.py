@@ -1,8 +1,6 @@
 """Memory estimates of the networks of the forum and of small ones, and `unet3d memory`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,8 +11,8 @@ from unet3d.__main__ import main
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
-from unet3d.memory.estimate import KINDS, estimate_step
-from unet3d.memory.plots import compute_kinds_over_time, plot_layers, plot_timeline
+from unet3d.memory.estimate import estimate_step
+from unet3d.memory.plots import compute_kinds_over_time, plot_layers
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.tables import format_measured
 from unet3d.model.half_precision import cast_to_half
@@ -98,43 +96,20 @@ def forum():
 def test_the_first_convolution_adds_what_the_forum_measured(forum):
     first = forum.layers[0]
     assert (first.type, first.phase, first.change) == ("Conv3d", "forward", 319_488_000)
-
-
-def test_layers_are_in_forward_then_backward_order(forum):
     phases = [layer.phase for layer in forum.layers]
     assert phases == sorted(phases, key=["forward", "backward"].index)
-    names = [layer.name for layer in forum.layers if layer.phase == "forward"]
-    modules = [
-        name
-        for name, module in NaiveUNet3D(
-            in_channels=1, num_classes=5, encoder=[1, 1, 1, 1], decoder=[1, 1, 1]
-        ).named_modules()
-        if not list(module.children())
-    ]
-    assert names == modules
 
 
-def test_kinds_add_up_to_the_peak_and_phases_reach_it(forum):
-    assert set(forum.kinds) <= set(KINDS)
-    total = sum(forum.kinds.values())
-    assert total == int(forum.curve[forum.peak_event])
-    assert max(r.allocated for p, r in forum.phases.items() if p != "validation") >= total
-    assert forum.peak.reserved >= forum.peak.allocated
-
-
-def test_the_peak_includes_workspaces(forum):
+def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolution(forum):
     peak = int(forum.curve[forum.peak_event])
     assert forum.without_workspaces < peak < 2 * forum.without_workspaces
-
-
-def test_full_resolution_has_most_activations(forum):
+    assert sum(forum.kinds.values()) == peak <= forum.peak.reserved
     assert 0.6 < forum.levels[0] / sum(forum.levels.values()) < 0.8
 
 
 def test_gradients_are_freed_before_the_next_forward(composed):
-    estimate = estimate_memory(
-        composed("model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1")
-    )
+    words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
+    estimate = estimate_memory(composed(*words))
     phases = {p.phase: p for p in estimate.trace.phases}
     gradient_bytes = {
         phase: sum(
@@ -149,37 +124,17 @@ def test_gradients_are_freed_before_the_next_forward(composed):
 
 
 def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
-    plain = estimate_memory(
-        composed("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false")
-    )
-    assert "optimizer state" not in plain.kinds
+    sgd = "optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"
+    assert "optimizer state" not in estimate_memory(composed(*sgd)).kinds
     twice = estimate_memory(composed("trainer.accumulate_grad_batches=2"))
     forwards = [p for p in twice.trace.phases if p.phase == "forward"]
     assert len(forwards) == 4  # two micro-batches in each of two steps
 
 
-def test_checkpointing_and_half_precision_lower_the_estimate(composed):
-    big = ["data.patch_size=[32,64,64]", "model.width=32", "model.depth=2"]
-    big.append("trainer.accelerator=auto")  # not every CPU computes in bfloat16
-    peaks = [
-        estimate_memory(composed(*big, *extra)).peak.allocated
-        for extra in (
-            ["checkpointing=none"],
-            ["checkpointing=leanest"],
-            ["checkpointing=none", "precision=bf16"],
-        )
-    ]
-    assert peaks[1] < 0.8 * peaks[0]
-    assert peaks[2] < 0.7 * peaks[0]
-
-
 def test_accelerator_cpu_gives_an_estimate_for_a_cpu(composed):
-    request = composed("trainer.accelerator=cpu")
-    assert estimate_memory(request).peak.reserved is None
-    assert (
-        estimate_memory(request.with_overrides("trainer.accelerator=auto")).peak.reserved
-        is not None
-    )
+    for accelerator, has_allocator in (("cpu", False), ("auto", True)):
+        peak = estimate_memory(composed(f"trainer.accelerator={accelerator}")).peak
+        assert (peak.reserved is not None) is has_allocator
 
 
 def test_savings_are_ranked_by_size(composed):
@@ -192,21 +147,13 @@ def test_savings_are_ranked_by_size(composed):
     assert savings[0][1] >= savings[1][1] > 0
 
 
-def test_the_kinds_of_the_timeline_add_up_to_the_curve(forum, tmp_path):
+def test_the_kinds_of_the_timeline_add_up_to_the_curve_and_layers_are_named(forum):
     start, stop = forum.steady_step
     stacked = sum(compute_kinds_over_time(forum).values())
     assert (stacked == forum.curve[start:stop]).all()
-    for draw in (plot_timeline, plot_layers):
-        draw(forum, "a step").savefig(tmp_path / "step.png")
-    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_layers_are_drawn_with_the_name_type_and_phase_of_each_call(forum):
     (axes,) = plot_layers(forum, "a step").axes
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    calls = {f"{layer.name}  {layer.type}  {layer.phase}" for layer in forum.layers}
-    assert names
-    assert set(names) <= calls
+    names = {label.get_text() for label in axes.get_yticklabels()}
+    assert names <= {f"{layer.name}  {layer.type}  {layer.phase}" for layer in forum.layers}
 
 
 def test_each_phase_that_was_measured_is_compared_with_its_estimate(forum):
@@ -222,45 +169,17 @@ def test_each_phase_that_was_measured_is_compared_with_its_estimate(forum):
     assert backward.split()[-1] == "-"
 
 
-def run_memory(*words):
-    return main(["memory", *words])
-
-
 SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.convs_per_level=1"]
 LEANEST = ["checkpointing=leanest", "precision=bf16"]  # nothing else would save memory: one trace
 
 
-def test_json_on_standard_output_is_one_object(capsys):
-    assert run_memory(*SMALL, "format=json") == 0
-    output = capsys.readouterr()
-    content = json.loads(output.out)
-    assert {
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "parameters",
-        "phases",
-        "kinds",
-        "layers",
-        "without_workspaces_bytes",
-    } == set(content)
-    assert set(content["layers"][0]) == {
-        "name",
-        "type",
-        "phase",
-        "allocated_bytes",
-        "change_bytes",
-        "reserved_bytes",
-    }
-    assert "saves" in output.err
-
-
 def test_every_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run_memory(*SMALL, *LEANEST) == 0
+    assert main(["memory", *SMALL, *LEANEST]) == 0
     assert "estimated peak of a step" in capsys.readouterr().out
-    assert run_memory(*SMALL, *LEANEST, "view=layers") == 0
+    assert main(["memory", *SMALL, *LEANEST, "view=layers"]) == 0
     assert "encoder.0" in capsys.readouterr().out
-    assert run_memory(*SMALL, *LEANEST, "view=timeline", "format=png", "output=a b.png") == 0
+    assert main(["memory", *SMALL, *LEANEST, "view=timeline", "format=png", "output=a b.png"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["a b.png"]
 
 
@@ -270,22 +189,20 @@ def test_every_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
 )
 def test_every_varied_setting_changes_the_peak(vary, tmp_path, capsys):
     words = ["model=unet_tiny", *SMALL]
-    assert run_memory(*words, f"vary={vary}", "format=json") == 0
+    assert main(["memory", *words, f"vary={vary}", "format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 2
     peaks = {row["peak_allocated_bytes"] for row in rows}
     assert len(peaks) >= 2 or vary == "pool"  # poolings do not change the peak
     figure = tmp_path / "variants.png"
     if vary == "pool":
-        assert run_memory(*words, f"vary={vary}", "format=png", f"output={figure}") == 0
+        assert main(["memory", *words, f"vary={vary}", "format=png", f"output={figure}"]) == 0
         assert figure.is_file()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["view=side"], "view must be one of"),
-        (["format=xml"], "format must be one of"),
         (["vary=weather"], "vary must be one of"),
         (["view=timeline"], "add format=png"),
         (["format=png"], "view=timeline"),
@@ -293,12 +210,10 @@ def test_every_varied_setting_changes_the_peak(vary, tmp_path, capsys):
         (["vary=channels", "model=dynunet"], "model.width"),
         (["model.depth=9"], "data.patch_size"),
         (["model=dynunet", "data.patch_size=[10,10,10]"], "cannot estimate the memory"),
-        (["precision=12"], "precision must be one of"),
-        (["data=decathlon", "data.root=/no/such"], "no dataset.json"),
     ],
 )
 def test_invalid_options_are_an_error_of_one_line(words, message, capsys):
-    assert run_memory(*words) == 2
+    assert main(["memory", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
@@ -307,19 +222,11 @@ def test_invalid_options_are_an_error_of_one_line(words, message, capsys):
 @pytest.mark.parametrize("words", [["measure=true"], ["vary=batch", "measure=true"]])
 def test_only_a_gpu_can_be_measured(words, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run_memory(*words) == 2
+    assert main(["memory", *words]) == 2
     assert "needs a GPU" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_closed_pipe_is_not_an_error():
-    """`unet3d memory view=layers | head -1`"""
-    code = "import sys; from unet3d.__main__ import main; sys.exit(main())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "memory", *SMALL, *LEANEST, "view=layers"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 0
+@pytest.mark.parametrize("command", [["memory"], ["suggest", "budget_gib=8"]])
+def test_a_patch_that_no_device_holds_is_not_traced(command, capsys):
+    assert main([*command, "data.patch_size=[4096,4096,4096]"]) == 3
+    assert "no device has beside the rest of a step: lower" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts.gpu.report import BENCHMARKS
-from tests.memory.helpers.address_replay import PlacedAllocator, replay_addresses
+from tests.memory.helpers.address_replay import replay_addresses
 from tests.memory.helpers.evidence import EVIDENCE, SNAPSHOTS, read_evidence
 from tests.memory.helpers.resnet import ResNetStep, list_requests, read_step
 from unet3d.memory.allocator import SMALL, round_block_size
@@ -29,14 +29,6 @@ def test_another_rule_of_splitting_puts_blocks_elsewhere(monkeypatch):
     monkeypatch.setattr("unet3d.memory.allocator.SMALL", 2**19)
     recording = read_evidence(SNAPSHOTS[9])
     assert replay_addresses(recording["before"], recording["events"]).misplaced
-
-
-def test_a_rest_is_inferred_only_before_the_recording():
-    allocator = PlacedAllocator()
-    allocator.add_segment(0, 40 * 2**20, False, [[0, 4 * 2**20]])
-    start = 4 * 2**20
-    assert not allocator.reveal_rest(start + 2**19, known={0})
-    assert allocator.reveal_rest(start + 2**19, known=set())
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from scripts.gpu.report import BENCHMARKS
 from scripts.gpu.steps import describe_errors
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
-from unet3d.memory.library_workspaces import get_backward_workspaces, get_forward_workspace
+from unet3d.memory.cuda_libraries import get_backward_workspaces, get_forward_workspace
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from unet3d.components.network import build_network
-from unet3d.memory.layer_recorder import LayerRecorder
 from unet3d.workflows.memory.estimate import estimate_memory
-from unet3d.workflows.memory.measure import measure_step
+from unet3d.workflows.memory.measure import LayerRecorder, measure_step
 
 
 def test_a_real_step_has_the_rows_of_the_estimate(composed):

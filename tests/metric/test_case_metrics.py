@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.loss.skeleton import skeletonize
+from unet3d.loss.skeleton_recall import skeletonize
 from unet3d.metric.calibration import CalibrationError
 from unet3d.metric.case_scores import CaseScores
 from unet3d.metric.centerline_dice import CenterlineDice, find_skeleton

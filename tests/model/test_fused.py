@@ -137,12 +137,11 @@ def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small
     assert_equal_steps(*make_pair(policy, **NETWORKS[network]), *make_batch(SIZES["odd"]))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["odd", "long H"])
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-def test_every_pooling_runs_inside_its_block(pool, size, activation, small_tiles):
+def test_every_pooling_runs_inside_its_block(pool, size, small_tiles):
     factory = instantiate(OmegaConf.load(get_config_dir() / "pool" / f"{pool}.yaml"))
-    networks = make_pair(MIXED, pool=factory, activation=activation)
+    networks = make_pair(MIXED, pool=factory, activation="leaky_relu")
     assert_equal_steps(*networks, *make_batch(SIZES[size]))
 
 
@@ -249,17 +248,7 @@ def test_rounding_errors_on_a_gpu_are_those_of_plain_modules(network, autocast, 
 def test_logits_have_the_dtype_of_the_step():
     _, fused = make_pair(FUSED, torch.float32)
     x, _ = make_batch(SIZES["even"], torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert fused(x).dtype == torch.bfloat16
     assert fused.to(torch.bfloat16)(x).dtype == torch.bfloat16
-
-
-def test_a_second_backward_raises_a_clear_error():
-    _, fused = make_pair(FUSED)
-    loss = fused(make_batch(SIZES["even"])[0]).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="retain_graph"):
-        loss.backward()
 
 
 def test_torch_compile_sees_plain_modules():
@@ -269,18 +258,9 @@ def test_torch_compile_sees_plain_modules():
     torch.testing.assert_close(compiled(x), plain(x))
 
 
-def test_discarded_logits_free_their_block():
-    """No reference cycle may hold the maps until the garbage collector runs."""
-    _, fused = make_pair(MIXED)
-    logits = fused(make_batch(SIZES["even"])[0])
-    block = weakref.ref(logits.grad_fn.block)
-    del logits
-    assert block() is None
-
-
 @pytest.mark.parametrize("network", ["strided", "residual, strided", "residual, pooled, group"])
 @pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
-def test_a_step_frees_its_blocks(network, policy, monkeypatch):
+def test_a_step_and_discarded_logits_free_their_blocks(network, policy, monkeypatch):
     blocks = weakref.WeakSet()
     remember = node.Block.__init__
     monkeypatch.setattr(
@@ -291,6 +271,8 @@ def test_a_step_frees_its_blocks(network, policy, monkeypatch):
     gc.disable()
     try:
         DiceCE()(fused(x), labels).backward()
+        assert not list(blocks)
+        fused(x)  # discarded logits
         assert not list(blocks)
     finally:
         gc.enable()

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from monai.networks import nets
 from torch import nn
 
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
@@ -65,29 +64,8 @@ def test_a_convolution_without_a_bias_is_not_a_head():
 
 
 def test_output_convolutions_lists_every_head_of_deep_supervision():
-    model = UNet3D(
-        in_channels=1,
-        num_classes=3,
-        depth=4,
-        width=2,
-        deep_supervision=True,
-        pool=nn.MaxPool3d,
-    )
+    model = UNet3D(in_channels=1, num_classes=3, depth=4, width=2, deep_supervision=True)
     set_bias(model.list_heads(), compute_softmax_bias(FRACTIONS))
     assert len(model.heads) == 2
     for head in model.heads:
         assert head.bias.softmax(0).tolist() == pytest.approx(FRACTIONS)
-
-
-@pytest.mark.parametrize(
-    ("network", "head"),
-    [
-        ("SegResNet(3, 8, 1, 3)", "conv_final.2.conv"),
-        ("BasicUNet(3, 1, 3, (2, 2, 2, 2, 2, 2))", "final_conv"),
-        ("AttentionUnet(3, 1, 3, (2, 4), (2,))", "model.2.conv"),
-        ("UNet(3, 1, 3, (2, 4), (2,))", "model.2.conv"),
-    ],
-)
-def test_the_heads_of_monai_networks_are_found(network, head):
-    model = eval(network, vars(nets))
-    assert find_heads(model, torch.zeros(1, 1, 32, 32, 32), 3) == [head]

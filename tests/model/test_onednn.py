@@ -24,23 +24,13 @@ def list_operations(work):
     return {event.key for event in profiler.key_averages()}
 
 
-@pytest.fixture
-def operands():
+def test_a_small_convolution_takes_onednn_where_pytorch_does_not():
     x = torch.randn(1, 16, 18, 16, 16).contiguous(memory_format=FORMAT)
     weight = torch.randn(8, 16, 3, 3, 3).contiguous(memory_format=FORMAT)
-    return x, weight
-
-
-def test_a_small_convolution_takes_onednn_where_pytorch_does_not(operands):
-    x, weight = operands
     assert SLOW & list_operations(lambda: conv3d(x, weight, padding=1))
     assert not SLOW & list_operations(lambda: convolve(x, weight, [1, 1, 1]))
     result, expected = convolve(x, weight, [1, 1, 1]), conv3d(x, weight, padding=1)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
-
-
-def test_the_gradient_of_its_weight_is_that_of_pytorch(operands):
-    x, weight = operands
     leaf = weight.clone().requires_grad_()
     output = conv3d(x, leaf, padding=1)
     gradient = torch.randn_like(output)

@@ -5,8 +5,7 @@ import torch
 
 from tests.pool.helpers.volumes import WINDOWS
 from unet3d.pool.argmax_codes import IndexCode, choose_code, decode, encode
-from unet3d.pool.reference.max import maximum
-from unet3d.pool.reference.median import median
+from unet3d.pool.reference import maximum, median
 from unet3d.pool.windows import PoolWindows
 
 

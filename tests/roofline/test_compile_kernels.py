@@ -12,6 +12,7 @@ from unet3d.components.network import build_network
 from unet3d.machine import Precision
 from unet3d.roofline.launches import list_launches
 from unet3d.training import compile_kernels
+from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.triton_kernels import Launch, collect_launches, launch
 from unet3d.workflows.memory.training_step import make_step_factory
 
@@ -44,14 +45,23 @@ def test_launches_of_a_step_are_listed_for_every_network(composed):
         assert ("normalize_kernel" in names) is (words == [])
 
 
-def build(settings):
+@pytest.fixture
+def prepare(composed):
+    """Prepare the kernels of a run; return what is printed."""
+    settings = composed("data.num_classes=3", "data.in_channels=1")
     network = build_network(settings)
     settings.checkpointing().apply(network)
-    return network
+
+    def run(device):
+        lines, precision = [], Precision("16", "16")
+        prepare_kernels(settings, precision, torch.device(device), network, lines.append)
+        return lines
+
+    return run
 
 
-def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeypatch):
-    lines, received = [], []
+def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypatch):
+    received = []
 
     def pretend(launches, device, threads):
         received.append((len(launches), device.type))
@@ -59,34 +69,22 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(composed, monkeyp
 
     monkeypatch.setattr(compile_kernels, "compile_kernels", pretend)
     monkeypatch.setattr(compile_kernels, "SLOW_SECONDS", 0)
-    settings = composed("data.num_classes=3", "data.in_channels=1")
-    prepare, precision = compile_kernels.prepare_kernels, Precision("16", "16")
-    prepare(settings, precision, torch.device("cpu"), build(settings), lines.append)
-    assert not lines
-    prepare(settings, precision, torch.device("cuda"), build(settings), lines.append)
+    assert not prepare("cpu")
+    lines = prepare("cuda")
     assert received[0][0] > 20
     assert lines[0] == "preparing GPU kernels"
     assert lines[1].startswith("compiled 12 GPU kernels in ")
 
 
-def test_rocm_compiles_no_kernels_which_it_would_not_use(composed, monkeypatch):
+def test_rocm_compiles_no_kernels_which_it_would_not_use(prepare, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(compile_kernels, "list_launches", lambda step: pytest.fail("listed"))
-    settings, lines = composed("data.num_classes=3", "data.in_channels=1"), []
-    device = torch.device("cuda")
-    prepare = compile_kernels.prepare_kernels
-    prepare(settings, Precision("16", "16"), device, build(settings), lines.append)
-    assert not lines
+    assert not prepare("cuda")
 
 
-def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(composed, monkeypatch):
+def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(prepare, monkeypatch):
     def fail(make_step):
         raise RuntimeError("data-dependent")
 
     monkeypatch.setattr(compile_kernels, "list_launches", fail)
-    lines = []
-    settings = composed("data.num_classes=3", "data.in_channels=1")
-    device = torch.device("cuda")
-    prepare = compile_kernels.prepare_kernels
-    prepare(settings, Precision("16", "16"), device, build(settings), lines.append)
-    assert lines == ["GPU kernels are compiled in the first step: data-dependent"]
+    assert prepare("cuda") == ["GPU kernels are compiled in the first step: data-dependent"]

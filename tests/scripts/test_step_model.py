@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from scripts.gpu.operations import Operation
 from scripts.gpu.step_model import GPUS, main, model_step_time
-from unet3d.roofline.operations import Operation
 
 
 def make_operation(name="convolution", *, flops=0, nbytes=0, launches=1, dtype=torch.float16):

@@ -1,6 +1,6 @@
 """Store only the inputs of a network's blocks and recompute each block in backward."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -8,9 +8,19 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unet3d.checkpointing.find_blocks import find_blocks
 from unet3d.errors import UsageError
-from unet3d.types import HasRetention
+from unet3d.types import HasRetention, has_blocks
+
+MONAI_BLOCKS = (
+    *("ResBlock", "SegResBlock"),  # SegResNet, SegResNetDS
+    *("ConvBlock", "UpConv", "AttentionBlock"),  # AttentionUnet
+    *("TransformerBlock", "SwinTransformerBlock"),  # UNETR, SwinUNETR
+    *("UnetrBasicBlock", "UnetrPrUpBlock", "UnetrUpBlock"),
+    *("UnetBasicBlock", "UnetResBlock", "UnetUpBlock", "UnetOutBlock"),  # DynUNet
+    *("TwoConv", "Down", "UpCat"),  # BasicUNet
+    *("MedNeXtBlock", "MedNeXtDownBlock", "MedNeXtUpBlock"),
+)
+"""Classes of MONAI 1.6.1 that compute a block of convolutions or attention."""
 
 
 class RecomputeBlocks:
@@ -72,3 +82,20 @@ def preserve_buffers(module: nn.Module) -> Generator[None]:
     finally:
         for m, buffers in originals:
             m._buffers.update(buffers)
+
+
+def find_blocks(model: nn.Module) -> list[tuple[int, nn.Module]]:
+    """Return (level, block) in forward order; MONAI's networks have one level, others none."""
+    if has_blocks(model):
+        return list(model.blocks())
+    return [(0, block) for block in dict.fromkeys(_iter_blocks(model))]  # DynUNet names some twice
+
+
+def _iter_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost blocks of MONAI's in a module."""
+    for child in module.children():
+        is_monai = type(child).__module__.startswith("monai.networks.")
+        if is_monai and type(child).__name__ in MONAI_BLOCKS:
+            yield child
+        else:
+            yield from _iter_blocks(child)

@@ -7,8 +7,7 @@ from pathlib import Path
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import MemorySettings, parse_memory
 from unet3d.files import write_figure, write_output
-from unet3d.memory.compiled import get_compiled_range
-from unet3d.memory.conv_backend import VERSIONS, parse_rules
+from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
 from unet3d.memory.tables import (
@@ -17,6 +16,7 @@ from unet3d.memory.tables import (
     format_measured,
     format_peaks,
     format_variants,
+    get_compiled_range,
     layers_to_dicts,
     summarize_compiled,
     summarize_estimate,
@@ -30,7 +30,7 @@ from unet3d.workflows.memory.variants import estimate_variants
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
-    with VERSIONS.assume(parse_rules(settings.torch, settings.cudnn)):
+    with assume_cudnn(settings.cudnn):
         return show_memory(settings)
 
 

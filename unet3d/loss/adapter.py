@@ -46,18 +46,9 @@ def choose_arguments(target: Any, given: Mapping[str, Any], *, has_regions: bool
     if has_regions:
         chosen["include_background"] = True  # regions do not have one
     chosen["to_onehot_y"] = False
-    chosen |= {
-        name: make_tensor(name, given[name]) for name in TENSORS if given.get(name) is not None
-    }
+    tensors = {name: given[name] for name in TENSORS if given.get(name) is not None}
+    chosen |= {name: torch.tensor(x, dtype=torch.float) for name, x in tensors.items()}
     return {name: value for name, value in chosen.items() if name in known}
-
-
-def make_tensor(name: str, values: Any) -> Tensor:
-    """Return numbers as a tensor of floats."""
-    try:
-        return torch.tensor(values, dtype=torch.float)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"loss.{name} must be a list of numbers, got {values!r}") from error
 
 
 class AdaptedLoss(nn.Module):

@@ -3,7 +3,7 @@
 Classes exclude each other (softmax), or regions, sets of labels, overlap (a sigmoid each, binary
 cross-entropy). On CUDA either takes one kernel. Elsewhere softmax, logarithm and gradient are
 computed chunk by chunk, so that one-hot labels and float32 copies of the logits never have the full
-size. reference.py defines the result.
+size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """Compute soft Dice + cross-entropy + skeleton recall, for thin structures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,9 @@ from unet3d.errors import UsageError
 from unet3d.loss.deep_supervision import average_levels
 from unet3d.loss.dice_ce import DiceCE
 from unet3d.loss.dice_terms import sum_classes
-from unet3d.loss.skeleton import dilate, skeletonize
 from unet3d.types import IGNORE_LABEL
 
-MAX_RADIUS = 1000
-"""Voxels: more than any structure has."""
+SPACE = (-3, -2, -1)
 
 
 class SkeletonRecall(nn.Module):
@@ -38,10 +36,10 @@ class SkeletonRecall(nn.Module):
         regions: Mapping[str, int | Sequence[int]] | None = None,
     ):
         super().__init__()
-        if recall <= 0 or not (1 <= iterations <= MAX_RADIUS and 0 <= dilations <= MAX_RADIUS):
+        if recall <= 0 or iterations < 1 or dilations < 0:
             raise UsageError(
-                f"loss needs loss.recall > 0, loss.iterations in 1..{MAX_RADIUS} and "
-                f"loss.dilations in 0..{MAX_RADIUS}, got {recall}, {iterations} and {dilations}"
+                "loss needs loss.recall > 0, loss.iterations >= 1 and loss.dilations >= 0, "
+                f"got {recall}, {iterations} and {dilations}"
             )
         self.recall, self.iterations, self.dilations = recall, iterations, dilations
         self.dice_ce = DiceCE(
@@ -72,3 +70,43 @@ class SkeletonRecall(nn.Module):
         for _ in range(self.dilations):
             tube = dilate(tube)
         return torch.where(tube, labels, IGNORE_LABEL)
+
+
+def dilate(mask: Tensor) -> Tensor:
+    """Add all 26 neighbors of a mask (..., D, H, W)."""
+    for axis in SPACE:
+        result = mask.clone()
+        for part, neighbors in _iter_neighbors(result, mask, axis):
+            part |= neighbors
+        mask = result
+    return mask
+
+
+def erode(mask: Tensor) -> Tensor:
+    """Remove voxels with one of 6 neighbors outside a mask; beyond the volume is inside."""
+    result = mask.clone()
+    for axis in SPACE:
+        for part, neighbors in _iter_neighbors(result, mask, axis):
+            part &= neighbors
+    return result
+
+
+def _iter_neighbors(result: Tensor, mask: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the part of a result that has a neighbor in a direction, and these neighbors."""
+    size = mask.shape[axis] - 1
+    yield result.narrow(axis, 0, size), mask.narrow(axis, 1, size)
+    yield result.narrow(axis, 1, size), mask.narrow(axis, 0, size)
+
+
+def skeletonize(mask: Tensor, iterations: int) -> Tensor:
+    """Return the morphological skeleton of a bool mask (..., D, H, W).
+
+    It joins what opening removes from the mask after 0, 1, ... `iterations` erosions: a structure
+    has none if half its thickness is more voxels than that. It may have gaps.
+    """
+    skeleton = torch.zeros_like(mask)
+    for _ in range(iterations + 1):
+        eroded = erode(mask)
+        skeleton |= mask & ~dilate(eroded)
+        mask = eroded
+    return skeleton

@@ -65,7 +65,12 @@ class VoxelLoss(nn.Module):
 
         Sums are (1, K), over the batch, or (B, K).
         """
-        self._check_weights(logits.shape[1])
+        weights, outputs = self.class_weights, logits.shape[1]
+        if weights is not None and len(weights) != outputs:
+            raise UsageError(
+                f"loss.class_weights has {len(weights)} weights, the network {outputs} outputs: "
+                "give one weight per class, background first, or per region"
+            )
         sums = sum_classes(
             logits,
             labels,
@@ -76,21 +81,14 @@ class VoxelLoss(nn.Module):
             smoothing=self.label_smoothing,
         )
         entropy, counted = sums.entropy, sums.counted
-        if self.class_weights is not None:
-            entropy, counted = entropy * self.class_weights, counted * self.class_weights
+        if weights is not None:
+            entropy, counted = entropy * weights, counted * weights
         return sums, entropy.sum() / counted.sum().clamp(min=TINY)
 
     def select_foreground(self, sums: ClassSums) -> list[Tensor]:
         """Return overlap, predicted and reference without the background, which regions lack."""
         first = 1 if self.region_table is None else 0
         return [part[:, first:] for part in (sums.overlap, sums.predicted, sums.reference)]
-
-    def _check_weights(self, outputs: int) -> None:
-        if self.class_weights is not None and len(self.class_weights) != outputs:
-            raise UsageError(
-                f"loss.class_weights has {len(self.class_weights)} weights, the network "
-                f"{outputs} outputs: give one weight per class, background first, or per region"
-            )
 
 
 def _are_weights(values: Any) -> bool:

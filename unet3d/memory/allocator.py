@@ -10,11 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from unet3d.memory.allocator_settings import (
-    DEFAULT_SETTINGS,
-    AllocatorSettings,
-    get_allocator_settings,
-)
+from unet3d.memory.allocator_settings import AllocatorSettings, get_allocator_settings
 from unet3d.units import MIB
 
 UNIT = 512
@@ -49,8 +45,8 @@ class _Block:
 class CachingAllocator:
     """Allocate and free blocks by key, and record the peaks."""
 
-    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
-        self.settings = settings
+    def __init__(self, settings: AllocatorSettings | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
         self._free_blocks: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
         self._used_blocks: dict[int, _Block] = {}
         self._last_blocks: dict[bool, _Block] = {}  # of expandable segments
@@ -64,7 +60,9 @@ class CachingAllocator:
             return 0
         size = round_block_size(self.settings.round_request(nbytes))
         small = size <= SMALL
-        block = self._take_free_block(size, small) or self._reserve(size, small)
+        is_expandable = self.settings.expandable_segments
+        reserve = self._expand_segment if is_expandable else self._reserve_segment
+        block = self._take_free_block(size, small) or reserve(size, small)
         if self._splits(block, size):
             self._split(block, size)
         block.free = False
@@ -131,12 +129,6 @@ class CachingAllocator:
                     self._last_blocks.pop(small, None)
                     self.reserved -= size
 
-    def _reserve(self, size: int, small: bool) -> _Block:
-        """Return a block of new memory that is at least as large as `size`."""
-        if self.settings.expandable_segments:
-            return self._expand_segment(size, small)
-        return self._reserve_segment(size, small)
-
     def _expand_segment(self, size: int, small: bool) -> _Block:
         """Add memory to the end of the pool's only segment; its last block grows if it is free."""
         last = self._last_blocks.get(small)
@@ -156,6 +148,7 @@ class CachingAllocator:
         return last
 
     def _reserve_segment(self, size: int, small: bool) -> _Block:
+        """Return a block of new memory that is at least as large as `size`."""
         if small:
             segment = SMALL_SEGMENT
         elif size < OWN_SEGMENT:

@@ -10,13 +10,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from unet3d.errors import UsageError
 from unet3d.units import MIB
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The second is the older name."""
 
-MIN_SPLIT_LIMIT_MIB = 20
 ROUNDUP_INTERVALS = 16
 """From 1 MiB, which includes all smaller requests, to 32 GiB, which includes all larger ones."""
 WITHOUT_EFFECT = re.compile(r"(garbage_collection_threshold|pinned_|graph_capture_|release_lock_)")
@@ -51,27 +49,17 @@ class AllocatorSettings:
         return -(-nbytes // step) * step
 
 
-DEFAULT_SETTINGS = AllocatorSettings()
-
-
 def get_allocator_settings() -> AllocatorSettings:
     """Return the options of the environment."""
     for variable in VARIABLES:
         if text := os.environ.get(variable, ""):
-            return _parse(variable, text)
-    return DEFAULT_SETTINGS
+            return parse_allocator_settings(text)
+    return AllocatorSettings()
 
 
 @cache
-def _parse(variable: str, text: str) -> AllocatorSettings:
-    try:
-        return parse_allocator_settings(text)
-    except ValueError as error:
-        raise UsageError(f"{variable}={text}: {error}") from error
-
-
 def parse_allocator_settings(text: str) -> AllocatorSettings:
-    """Parse options as torch does: key:value pairs between commas.
+    """Parse options as torch does, which refuses invalid ones: key:value pairs between commas.
 
     >>> parse_allocator_settings("expandable_segments:True,max_split_size_mb:128").max_split_size
     134217728
@@ -79,53 +67,32 @@ def parse_allocator_settings(text: str) -> AllocatorSettings:
     expandable, limit, divisions = False, None, ()
     for key, value in re.findall(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)", text.replace(" ", "")):
         if key == "expandable_segments":
-            expandable = _parse_bool(key, value)
+            expandable = value == "True"
         elif key == "max_split_size_mb":
-            limit = _parse_int(key, value) * MIB
-            if limit < MIN_SPLIT_LIMIT_MIB * MIB:
-                raise ValueError(f"{key} must be at least {MIN_SPLIT_LIMIT_MIB}, got {value}")
+            limit = int(value) * MIB
         elif key == "roundup_power2_divisions":
-            divisions = _parse_divisions(key, value)
+            divisions = _parse_divisions(value)
         elif not WITHOUT_EFFECT.match(key):
             log.warning("the estimate of memory does not follow %s:%s", key, value)
     return AllocatorSettings(expandable, limit, divisions)
 
 
-def _parse_divisions(key: str, value: str) -> tuple[int, ...]:
+def _parse_divisions(value: str) -> tuple[int, ...]:
     """Parse one number for all sizes, or a list of MiB and numbers such as [64:2,1024:4,>:1].
 
-    >>> _parse_divisions("roundup_power2_divisions", "[2:4,8:2,>:1]")
+    >>> _parse_divisions("[2:4,8:2,>:1]")
     (4, 4, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
     """
     if not value.startswith("["):
-        return (_parse_power(key, value),) * ROUNDUP_INTERVALS
+        return (int(value),) * ROUNDUP_INTERVALS
     divisions, end = [0] * ROUNDUP_INTERVALS, 0
     for item in value.strip("[]").split(","):
         size, _, number = item.partition(":")
         if size == ">":
             start, stop = end, ROUNDUP_INTERVALS
         else:
-            index = min(_parse_power(key, size).bit_length(), ROUNDUP_INTERVALS) - 1
+            index = min(int(size).bit_length(), ROUNDUP_INTERVALS) - 1
             start, stop = (index if end else 0), index + 1
-        divisions[start:stop] = [_parse_power(key, number)] * (stop - start)
+        divisions[start:stop] = [int(number)] * (stop - start)
         end = stop
     return tuple(divisions)
-
-
-def _parse_bool(key: str, value: str) -> bool:
-    if value not in ("True", "False"):
-        raise ValueError(f"{key} must be True or False, got {value!r}")
-    return value == "True"
-
-
-def _parse_int(key: str, value: str) -> int:
-    if not value.isdigit():
-        raise ValueError(f"{key} must be a whole number, got {value!r}")
-    return int(value)
-
-
-def _parse_power(key: str, value: str) -> int:
-    number = _parse_int(key, value)
-    if number < 1 or number & (number - 1):
-        raise ValueError(f"{key} must have powers of two, got {value}")
-    return number

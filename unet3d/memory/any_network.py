@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MIXED_PRECISIONS = ("32", *AUTOCAST_TYPES)
 
 Loss = Callable[[Any], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -59,16 +58,24 @@ def estimate_memory(
         822200
     """
     name = find_precision(precision)
-    if name not in MIXED_PRECISIONS:
-        names = ", ".join(MIXED_PRECISIONS)
+    if name not in ("32", *AUTOCAST_TYPES):
+        names = ", ".join(("32", *AUTOCAST_TYPES))
         raise UsageError(f"precision must be one of {names}, got {precision!r}")
     kind = str(device).partition(":")[0]
     if not DEVICE.fullmatch(str(device)) or kind == "mps":
         raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
 
     def estimate(batch: int) -> MemoryEstimate:
-        shape = (batch, *input_shape[1:])
-        return _estimate(model, shape, loss or sum_means, optimizer, name, cuda=kind != "cpu")
+        def make_step() -> ModelStep:
+            fake = copy_as_fake(model).train()
+            made = optimizer(p for p in fake.parameters() if p.requires_grad)
+            if kind != "cpu":
+                choose_foreach(made)
+            shape = (batch, *input_shape[1:])
+            return ModelStep(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
+
+        with refuse_untraceable():
+            return estimate_step(make_step, cuda=kind != "cpu")
 
     return NetworkEstimate(estimate, input_shape[0])
 
@@ -116,21 +123,17 @@ class NetworkEstimate:
         return search_largest_batch(extrapolation, budget) or int(one <= budget)
 
 
+@dataclass(eq=False)
 class ModelStep:
     """A training step as most loops write it."""
 
-    repeats = False  # a network or an optimizer may do something else in its second step
+    model: nn.Module
+    shape: Sequence[int]
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    autocast: torch.dtype | None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        shape: Sequence[int],
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        autocast: torch.dtype | None,
-    ):
-        self.model, self.shape, self.loss, self.optimizer = model, shape, loss, optimizer
-        self.autocast = autocast
+    repeats = False  # a network or an optimizer may do something else in its second step
 
     def train(self, trace: Trace) -> None:
         """Run one optimizer step."""
@@ -149,27 +152,7 @@ class ModelStep:
         """Do nothing."""
 
 
-def _estimate(
-    model: nn.Module,
-    shape: Sequence[int],
-    loss: Loss,
-    make_optimizer: MakeOptimizer,
-    precision: str,
-    *,
-    cuda: bool,
-) -> MemoryEstimate:
-    def make_step() -> ModelStep:
-        fake = _copy_as_fake(model).train()
-        optimizer = make_optimizer(p for p in fake.parameters() if p.requires_grad)
-        if cuda:
-            choose_foreach(optimizer)
-        return ModelStep(fake, shape, loss, optimizer, AUTOCAST_TYPES.get(precision))
-
-    with refuse_untraceable():
-        return estimate_step(make_step, cuda=cuda)
-
-
-def _copy_as_fake(model: nn.Module) -> nn.Module:
+def copy_as_fake(model: nn.Module) -> nn.Module:
     """Copy a network with parameters and buffers that have no values and are on the CPU."""
     memo: dict[int, Tensor] = {}
     for tensor in chain(model.parameters(), model.buffers()):

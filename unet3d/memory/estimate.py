@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
-from unet3d.memory.conv_backend import COLUMNS
+from unet3d.memory.cuda_libraries import COLUMNS
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
 from unet3d.simulated_cuda import simulate_cuda
@@ -24,17 +24,8 @@ STEPS = 2
 """The first step allocates the optimizer's state and gradients; the second is like all others."""
 
 KINDS = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "averaged weights",
-    "saved activations",
-    "recomputed",
-    "activation gradients",
-    "temporaries",
-    "workspaces",
-    "loss",
-    "input",
+    *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
+    *("recomputed", "activation gradients", "temporaries", "workspaces", "loss", "input"),
 )
 
 

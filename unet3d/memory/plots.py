@@ -14,25 +14,9 @@ if TYPE_CHECKING:
 MAX_LAYERS = 40
 """Rows of a layer plot."""
 
-COLORS = dict(
-    zip(
-        KINDS,
-        (
-            "#4c566a",
-            "#88a0c0",
-            "#b48ead",
-            "#7b5a8f",
-            "#d08770",
-            "#ebcb8b",
-            "#a3be8c",
-            "#c8d0dc",
-            "#8fbcbb",
-            "#bf616a",
-            "#5e81ac",
-        ),
-        strict=True,
-    )
-)
+PALETTE = """#4c566a #88a0c0 #b48ead #7b5a8f #d08770 #ebcb8b #a3be8c #c8d0dc #8fbcbb #bf616a
+#5e81ac""".split()
+COLORS = dict(zip(KINDS, PALETTE, strict=True))
 
 
 def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
@@ -49,15 +33,6 @@ def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
-def find_large_events(estimate: MemoryEstimate) -> np.ndarray:
-    """Return the events of the steady step that change over 0.1% of the peak, and the peak."""
-    start, stop = estimate.steady_step
-    events = np.abs(np.array(estimate.trace.events[start:stop])) - 1
-    large = estimate.sizes[events] > estimate.curve[estimate.peak_event] / 1000
-    large[estimate.peak_event - start] = True
-    return np.flatnonzero(large)
-
-
 def plot_timeline(
     estimate: MemoryEstimate, title: str, *, measured: Mapping[str, int] | None = None
 ) -> "Figure":
@@ -68,7 +43,11 @@ def plot_timeline(
     from matplotlib.figure import Figure
 
     start, stop = estimate.steady_step
-    shown = find_large_events(estimate)
+    blocks = np.abs(np.array(estimate.trace.events[start:stop])) - 1
+    top = estimate.curve[estimate.peak_event]
+    is_large = estimate.sizes[blocks] > top / 1000
+    is_large[estimate.peak_event - start] = True
+    shown = np.flatnonzero(is_large)
     layers = {kind: values[shown] for kind, values in compute_kinds_over_time(estimate).items()}
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
@@ -82,7 +61,6 @@ def plot_timeline(
         antialiased=False,
     )
     at = int(np.searchsorted(shown, estimate.peak_event - start))
-    top = estimate.curve[estimate.peak_event]
     event = estimate.trace.events[estimate.peak_event]
     block = estimate.trace.blocks[abs(event) - 1]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)

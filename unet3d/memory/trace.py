@@ -14,24 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.allocator import round_block_size
-from unet3d.memory.conv_backend import COLUMNS, CudnnRules, get_rules
-from unet3d.memory.cudnn import follow_cudnn, has_channels_last_memory
-from unet3d.memory.library_workspaces import (
+from unet3d.memory.cuda_libraries import (
+    COLUMNS,
     CONVOLUTIONS,
     CUBLASLT_BYTES,
     MATRIX_PRODUCTS,
+    follow_cudnn,
     get_backward_workspaces,
+    get_column_bytes,
     get_cublas_bytes,
     get_forward_workspace,
+    has_channels_last_memory,
 )
 
 aten = torch.ops.aten
@@ -43,7 +42,7 @@ COPY_IF_STRIDED = {
 }
 """Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
 
-RECORDED = ("cuda", "rules", "blocks", "events", "calls", "phases", "graph_pool")
+RECORDED = ("cuda", "blocks", "events", "calls", "phases", "graph_pool")
 
 FUSED_OPTIMIZERS = {
     aten._fused_adagrad_,
@@ -84,10 +83,9 @@ class EventRange:
 class Trace(TorchDispatchMode):
     """Records a step; the code that runs the step sets the phase."""
 
-    def __init__(self, *, cuda: bool, rules: CudnnRules | None = None):
+    def __init__(self, *, cuda: bool):
         super().__init__()
         self.cuda = cuda
-        self.rules = get_rules() if rules is None else rules
         self.blocks: list[Block] = []
         self.events: list[int] = []  # block id + 1 where it is allocated, -(id + 1) where freed
         self.calls: list[EventRange] = []  # of leaf modules
@@ -301,7 +299,7 @@ class Trace(TorchDispatchMode):
         is_forward = operation is aten.convolution
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
         groups = args[-1 if is_forward else -2]
-        if columns := self.rules.get_column_bytes(x, weight, result, groups):
+        if columns := get_column_bytes(x, weight, result, groups):
             for tensor in tree_leaves(out):
                 if isinstance(tensor, Tensor):
                     self._see(tensor, None, op)

@@ -57,14 +57,16 @@ def set_bias(heads: Sequence[nn.Module], bias: Sequence[float]) -> None:
 def find_heads(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
     """Return the names of a network's output convolutions, found by a forward pass.
 
-    These are the convolutions whose result is itself an output. A network that resizes or stacks
-    its outputs has none: then it is the last convolution with `outputs` channels.
+    These are the convolutions with a bias whose result is itself an output. A network that resizes
+    or stacks its outputs has none: then it is the last convolution with `outputs` channels.
     """
     results: list[tuple[str, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, __, y, name=name: results.append((name, y)))
         for name, module in model.named_modules()
-        if is_head(module, outputs)
+        if isinstance(module, nn.Conv3d | nn.ConvTranspose3d)
+        and module.bias is not None
+        and module.out_channels == outputs
     ]
     try:
         output = model(image)
@@ -74,9 +76,3 @@ def find_heads(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
     tensors = [output] if isinstance(output, Tensor) else list(output)
     direct = [name for name, y in results if any(y is tensor for tensor in tensors)]
     return direct or [name for name, _ in results[-1:]]
-
-
-def is_head(module: nn.Module, outputs: int) -> bool:
-    """Return whether a module is a convolution with a bias and `outputs` output channels."""
-    kinds = (nn.Conv3d, nn.ConvTranspose3d)
-    return isinstance(module, kinds) and module.bias is not None and module.out_channels == outputs

@@ -29,12 +29,6 @@ FUSED = Retention(
 )
 """The default retention: checkpointing=fused."""
 
-MAX_LEVELS = 16
-"""At level 15, a volume of 65,536 voxels per side has two."""
-
-MAX_BLOCKS = 100
-"""Convolutions or residual blocks per level."""
-
 
 class UNet3D(nn.Module):
     """A U-Net of `depth` levels; level 0 is full resolution.
@@ -91,10 +85,9 @@ class UNet3D(nn.Module):
         convs = (
             [convs_per_level] * depth if isinstance(convs_per_level, int) else list(convs_per_level)
         )
-        if len(convs) != depth or not 1 <= min(convs) <= max(convs) <= MAX_BLOCKS:
+        if len(convs) != depth or min(convs) < 1:
             raise UsageError(
-                f"convs_per_level must be an int in 1..{MAX_BLOCKS}, or one per level, "
-                f"got {convs_per_level}"
+                f"convs_per_level must be an int >= 1, or one per level, got {convs_per_level}"
             )
         kernels = expand_per_level(kernel_size, depth, "kernel_size")
         self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "pool_kernel")
@@ -305,10 +298,9 @@ def get_residual_blocks(blocks: int | Sequence[int], level: int) -> int:
     [1, 3, 4, 4]
     """
     entries = [blocks] if isinstance(blocks, int) else list(blocks)
-    if not entries or not all(isinstance(n, int) and 1 <= n <= MAX_BLOCKS for n in entries):
+    if not entries or not all(isinstance(n, int) and n >= 1 for n in entries):
         raise UsageError(
-            f"residual_blocks must be null, an int in 1..{MAX_BLOCKS}, or a list of these, "
-            f"got {blocks!r}"
+            f"residual_blocks must be null, an int >= 1, or a list of these, got {blocks!r}"
         )
     return entries[min(level, len(entries) - 1)]
 
@@ -321,17 +313,15 @@ def resolve_encoder_channels(
     >>> resolve_encoder_channels(None, 4, 64, 256)
     [64, 128, 256, 256]
     """
-    if not 2 <= depth <= MAX_LEVELS:
-        raise UsageError(f"depth must be in 2..{MAX_LEVELS}, got {depth}")
+    if depth < 2:
+        raise UsageError(f"depth must be at least 2, got {depth}")
     if width < 1:
         raise UsageError(f"width must be at least 1, got {width}")
     if channels is None and width > max_width:
         raise UsageError(f"width={width} is above max_width={max_width}: raise that, too")
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
-    if not 2 <= len(widths) <= MAX_LEVELS or min(widths) < 1:
-        raise UsageError(
-            f"channels must be 2..{MAX_LEVELS} ints >= 1, got {str(list(widths))[:200]}"
-        )
+    if len(widths) < 2 or min(widths) < 1:
+        raise UsageError(f"channels must be two or more ints >= 1, got {list(widths)}")
     return list(widths)
 
 

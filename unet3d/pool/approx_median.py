@@ -2,12 +2,12 @@
 
 For each of the two exact middle values s of a window it takes a soft mean, sum_i w_i x_i with
 w = softmax(-|x_i - s| / tau), and returns the mean of both. It differs from the exact median by at
-most 0.72 tau for K = 8 and 1.30 tau for K = 27 elements: see `compute_error_bound`. Backward
-recomputes it and stores only the input.
+most 0.72 tau for K = 8 and 1.30 tau for K = 27 elements: tests/pool/test_approx_median.py says why.
+Backward recomputes it and stores only the input.
 """
 
 from collections.abc import Sequence
-from math import e, exp
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from unet3d.pool.layout import (
     make_empty_like,
     to_supported_layout,
 )
-from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
+from unet3d.pool.reference import approx_median, approx_median_gradient
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
@@ -56,22 +56,6 @@ class ApproxMedianPool3d(nn.Module):
         return f"{self.windows}, tau={self.tau}"
 
 
-def compute_error_bound(elements: int) -> float:
-    """Return the largest distance from the exact median, in units of tau, for K elements.
-
-    The worst window has n = K // 2 elements on one side of s, all at distance t, and the others too
-    far away to matter: its soft mean is off by n t / (n + exp(t / tau)). The maximum over t is
-    tau W(n / e), with Lambert's W.
-
-    >>> round(compute_error_bound(8), 3), round(compute_error_bound(27), 3)
-    (0.718, 1.301)
-    """
-    target, w = elements // 2 / e, 0.5
-    for _ in range(50):  # Newton's method for w exp(w) = target
-        w -= (w * exp(w) - target) / (exp(w) * (1 + w))
-    return w
-
-
 @custom_op("unet3d::approx_median_pool3d")
 def approx_median_pool3d(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
@@ -85,10 +69,9 @@ def approx_median_pool3d(
 
 
 @approx_median_pool3d.register_fake
-def _(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], tau: float
-) -> Tensor:
-    return allocate_outputs(x, "approx_median", PoolWindows.from_args(size, stride, padding))[0]
+def _(x: Tensor, *options: Any) -> Tensor:
+    *axes, _ = options
+    return allocate_outputs(x, "approx_median", PoolWindows.from_args(*axes))[0]
 
 
 @custom_op("unet3d::approx_median_pool3d_backward")
@@ -109,14 +92,7 @@ def approx_median_pool3d_backward(
 
 
 @approx_median_pool3d_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    tau: float,
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     return make_empty_like(x.shape, grad, is_channels_last(x))
 
 

@@ -4,6 +4,7 @@ torch's own stores its input and has no half precision on CPUs.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from unet3d.pool.layout import (
     make_empty_like,
     to_supported_layout,
 )
-from unet3d.pool.reference.avg import average, average_gradient
+from unet3d.pool.reference import average, average_gradient
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
@@ -56,8 +57,8 @@ def avg_pool3d(
 
 
 @avg_pool3d.register_fake
-def _(x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-    return allocate_outputs(x, "avg", PoolWindows.from_args(size, stride, padding))[0]
+def _(x: Tensor, *axes: Sequence[int]) -> Tensor:
+    return allocate_outputs(x, "avg", PoolWindows.from_args(*axes))[0]
 
 
 @custom_op("unet3d::avg_pool3d_backward")
@@ -78,14 +79,8 @@ def avg_pool3d_backward(
 
 
 @avg_pool3d_backward.register_fake
-def _(
-    grad: Tensor,
-    shape: Sequence[int],
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    channels_last: bool,
-) -> Tensor:
+def _(grad: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    *_, channels_last = options
     return make_empty_like(shape, grad, channels_last)
 
 

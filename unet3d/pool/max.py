@@ -7,9 +7,8 @@ backward uses no atomics. Of equal elements the first is selected; NaN is greate
 from torch import Tensor, nn
 
 from unet3d.pool.layout import to_supported_layout
-from unet3d.pool.reference.max import maximum
-from unet3d.pool.select_backward import recompute_gradient
-from unet3d.pool.selection_op import define_selection_op
+from unet3d.pool.reference import maximum
+from unet3d.pool.selection import define_selection_op, recompute_gradient
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 

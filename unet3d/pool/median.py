@@ -9,9 +9,8 @@ output (two for large windows, see argmax_codes.py), not the input.
 from torch import Tensor, nn
 
 from unet3d.pool.layout import to_supported_layout
-from unet3d.pool.reference.median import median
-from unet3d.pool.select_backward import recompute_gradient
-from unet3d.pool.selection_op import define_selection_op
+from unet3d.pool.reference import median
+from unet3d.pool.selection import define_selection_op, recompute_gradient
 from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 

@@ -1,10 +1,9 @@
 """Choose a pooling by its name, and replace the poolings of any network."""
 
 import warnings
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from unet3d.errors import UsageError
@@ -14,17 +13,14 @@ from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 from unet3d.types import PoolFactory
 
-POOLINGS: Mapping[str, PoolFactory] = MappingProxyType(
-    {
-        "max": MaxPool3d,
-        "avg": AvgPool3d,
-        "median": MedianPool3d,
-        "approx_median": ApproxMedianPool3d,
-    }
-)
-
+POOLINGS: dict[str, type[nn.Module]] = {
+    "max": MaxPool3d,
+    "avg": AvgPool3d,
+    "median": MedianPool3d,
+    "approx_median": ApproxMedianPool3d,
+}
+OUR_POOLINGS = tuple(POOLINGS.values())
 TORCH_POOLINGS = (nn.MaxPool3d, nn.AvgPool3d)
-OUR_POOLINGS = (MaxPool3d, AvgPool3d, MedianPool3d, ApproxMedianPool3d)
 
 
 def get_pooling(pool: str | PoolFactory) -> PoolFactory:
@@ -86,14 +82,10 @@ def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn
         plain |= {"dilation": (1, (1, 1, 1)), "return_indices": (False,)}
     else:
         plain |= {"divisor_override": (None,)}
-        if any(_expand(layer.padding)):
+        if torch.tensor(layer.padding).any():
             plain["count_include_pad"] = (True,)
     for name, accepted in plain.items():
         if (value := getattr(layer, name)) not in accepted:
             raise UsageError(f"{where}: a pooling with {name}={value} cannot be replaced")
     make = factory or (MaxPool3d if is_max else AvgPool3d)
     return make(kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding)
-
-
-def _expand(size: Any) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else tuple(size)

@@ -1,1 +1,1 @@
-"""Count the operations of a training step, and model how long they take on a GPU."""
+"""List what a training step launches on a GPU, without running it."""

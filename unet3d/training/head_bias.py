@@ -12,9 +12,9 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.loading.class_fractions import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError, summarize_error
+from unet3d.memory.any_network import copy_as_fake
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.types import HasHeads
-from unet3d.workflows.memory.training_step import copy_without_values
 
 
 def initialize_head_bias(
@@ -58,7 +58,7 @@ def trace_heads(
     """Return the names of a network's last convolutions, found by a forward without values."""
     size = settings.data.patch_size
     with FakeTensorMode():
-        network = copy_without_values(model)
+        network = copy_as_fake(model)
         image = torch.zeros(2, len(dataset.channels), *size)
         try:
             return find_heads(network, image, num_outputs)

@@ -12,7 +12,7 @@ from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, ProcessRank, get_available_bytes, resolve_device
-from unet3d.memory.conv_backend import CUDNN_WITHOUT_CONV3D
+from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
 from unet3d.training import machine_checks as machine
 from unet3d.types import HasRetention

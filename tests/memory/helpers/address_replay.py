@@ -64,7 +64,7 @@ class PlacedAllocator(CachingAllocator):
             self._insert(block)
         return block
 
-    def reveal_rest(self, address: int, known: set[int]) -> bool:
+    def reveal_rest(self, address: int, known: set[int]) -> None:
         """Enlarge the block before `address` by a rest that the recording does not have.
 
         `known` are blocks that were allocated during the recording: their sizes are certain.
@@ -76,9 +76,7 @@ class PlacedAllocator(CachingAllocator):
                 block.address, block.size = address, block.size - rest
                 left.size += rest
                 self.allocated += rest
-                self._insert(block)
-                return True
-        return False
+                return self._insert(block)
 
     def release(self, address: int, size: int) -> None:
         """Return a free segment to the driver."""
@@ -96,7 +94,6 @@ class AddressReplay:
 
     blocks: int = 0
     misplaced: list[int] = field(default_factory=list)  # numbers of events
-    rests: int = 0  # that were inferred from the address of a later block
     reserved: int = 0
 
 
@@ -112,7 +109,7 @@ def replay_addresses(before: Sequence[Segment], events: Sequence[Event]) -> Addr
             found.blocks += 1
             if place(allocator, size) != address:
                 allocator.free(-1)
-                found.rests += allocator.reveal_rest(address, known)
+                allocator.reveal_rest(address, known)
                 if place(allocator, size) != address:
                     found.misplaced.append(number)
             block = allocator._used_blocks.pop(-1)

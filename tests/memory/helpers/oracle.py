@@ -61,32 +61,22 @@ PHASE = "phase "
 
 
 @dataclass(frozen=True)
-class Change:
-    """Bytes allocated (> 0) or freed (< 0), and by what, to debug a difference."""
-
-    nbytes: int
-    where: str
-
-
-@dataclass(frozen=True)
 class Memory:
-    """All changes of the first step, and of the second, which is like all that follow."""
+    """Bytes allocated (> 0) or freed (< 0) in the first step, and in the second, as all later."""
 
     before: int  # bytes in use before the first step
-    first: list[Change]
-    second: list[Change]
+    first: list[int]
+    second: list[int]
 
     @property
     def peak(self) -> int:
         """Return the peak of the second step."""
-        start = self.before + sum(change.nbytes for change in self.first)
-        return max(accumulate((change.nbytes for change in self.second), initial=start))
+        return max(accumulate(self.second, initial=self.before + sum(self.first)))
 
     @property
     def sequence(self) -> list[int]:
         """Return the sizes of both steps in order, with each run of allocations sorted."""
-        sizes = [change.nbytes for change in self.first + self.second]
-        runs = groupby(sizes, key=lambda nbytes: nbytes > 0)
+        runs = groupby(self.first + self.second, key=lambda nbytes: nbytes > 0)
         return [nbytes for allocates, run in runs for nbytes in (sorted(run) if allocates else run)]
 
 
@@ -108,18 +98,17 @@ def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
     start = next(p.start for p in trace.phases if p.phase == "forward")
     second, stop = result.steady_step
 
-    def list_changes(events: list[int]) -> list[Change]:
+    def list_changes(events: list[int]) -> list[int]:
         blocks = [(1 if event > 0 else -1, trace.blocks[abs(event) - 1]) for event in events]
         return [
-            Change(sign * block.nbytes, f"{block.phase} {block.path} {block.op}")
+            sign * block.nbytes
             for sign, block in blocks
             if block.nbytes and (block.kind or block.op not in WRAPPED)
         ]
 
-    before = sum(change.nbytes for change in list_changes(trace.events[:start]))
-    return Memory(
-        before, list_changes(trace.events[start:second]), list_changes(trace.events[second:stop])
-    )
+    spans = trace.events[:start], trace.events[start:second], trace.events[second:stop]
+    before, *steps = map(list_changes, spans)
+    return Memory(sum(before), *steps)
 
 
 def measure(make_step: Callable[[], TrainingStep]) -> Memory:
@@ -135,7 +124,7 @@ def measure(make_step: Callable[[], TrainingStep]) -> Memory:
     results: Any = profiled.profiler.kineto_results  # ty: ignore[possibly-missing-attribute]
     nodes = sorted(walk(results.experimental_event_tree()), key=lambda node: node.start_time_ns)
     excluded = find_excluded(nodes)
-    steps: list[list[Change]] = []
+    steps: list[list[int]] = []
     phase = "optimizer"
     for n, node in enumerate(nodes):
         if node.name.startswith(PHASE):
@@ -143,8 +132,7 @@ def measure(make_step: Callable[[], TrainingStep]) -> Memory:
             if (previous, phase) == ("optimizer", "forward"):
                 steps.append([])
         elif is_allocation(node) and n not in excluded:
-            where = " < ".join(caller.name for caller in iter_callers(node))
-            steps[-1].append(Change(node.typed[1].alloc_size, where))
+            steps[-1].append(node.typed[1].alloc_size)
     first, second = steps
     return Memory(before, first, second)
 

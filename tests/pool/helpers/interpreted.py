@@ -1,9 +1,7 @@
-"""Compare the Triton kernels, interpreted, with the references; exit 1 if unequal.
+"""Compare the Triton kernels, interpreted, with the references.
 
 A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels are defined.
 """
-
-import sys
 
 import torch
 
@@ -11,11 +9,15 @@ from tests.pool.helpers.volumes import DTYPES, make_volume
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import cuda
 from unet3d.pool.layout import is_channels_last
-from unet3d.pool.reference.approx_median import approx_median, approx_median_gradient
-from unet3d.pool.reference.avg import average, average_gradient
-from unet3d.pool.reference.max import maximum
-from unet3d.pool.reference.median import median
-from unet3d.pool.select_backward import scatter_gradient
+from unet3d.pool.reference import (
+    approx_median,
+    approx_median_gradient,
+    average,
+    average_gradient,
+    maximum,
+    median,
+)
+from unet3d.pool.selection import scatter_gradient
 from unet3d.pool.windows import PoolWindows
 
 CASES = [  # (window, size)
@@ -56,7 +58,6 @@ def check(pool: str, x: torch.Tensor, windows: PoolWindows) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    failures = 0
     for number, (window, size) in enumerate(CASES):
         windows = PoolWindows.from_args(*window)
         for pool in ("median", "max", "avg", "approx_median"):
@@ -70,13 +71,7 @@ def main() -> None:
                 x = make_volume((1, channels, *size), kind, dtype)
                 if last:
                     x = torch.empty_like(x, memory_format=torch.channels_last_3d).copy_(x)
-                try:
-                    check(pool, x, windows)
-                except Exception as error:
-                    failures += 1
-                    case = f"{pool} {windows} {size} {kind} {dtype} channels_last={last}"
-                    print(f"{case}: {type(error).__name__} {error}", file=sys.stderr)
-    sys.exit(1 if failures else 0)
+                check(pool, x, windows)
 
 
 if __name__ == "__main__":

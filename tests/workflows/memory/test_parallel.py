@@ -13,21 +13,16 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no
 
 
 @forks
-def test_results_come_in_order_from_other_processes(monkeypatch):
-    monkeypatch.setattr(parallel, "count_usable_cores", lambda: 2)
-    factor = 3  # closures are inherited
-    results = list(map_in_processes(lambda n: (factor * n, os.getpid()), range(6)))
-    assert [n for n, _ in results] == [0, 3, 6, 9, 12, 15]
-    assert os.getpid() not in {process for _, process in results}
-
-
-@forks
-def test_errors_of_other_processes_are_raised(monkeypatch):
+def test_results_and_errors_come_in_order_from_other_processes(monkeypatch):
     monkeypatch.setattr(parallel, "count_usable_cores", lambda: 2)
 
     def refuse(number):
         raise UsageError(f"no {number}")
 
+    factor = 3  # closures are inherited
+    results = list(map_in_processes(lambda n: (factor * n, os.getpid()), range(6)))
+    assert [n for n, _ in results] == [0, 3, 6, 9, 12, 15]
+    assert os.getpid() not in {process for _, process in results}
     with pytest.raises(UsageError, match="no 7"):
         list(map_in_processes(refuse, [7, 8]))
 

@@ -41,15 +41,11 @@ def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):
         estimate_memory(settings)
 
 
-def test_a_network_without_fused_blocks_runs_as_plain_modules(composed):
+def test_a_network_without_fused_blocks_runs_as_plain_modules_and_others_as_configured(composed):
     assert resolve(composed("model=dynunet")).strategy == "none"
     assert resolve(composed(*NAIVE)).strategy == "none"
     assert resolve(composed()).strategy == "fused"
-
-
-@pytest.mark.parametrize("strategy", ["none", "blocks", "lean"])
-def test_a_configured_strategy_is_kept(composed, strategy):
-    settings = composed(f"checkpointing={strategy}")
+    settings = composed("checkpointing=lean")
     assert resolve(settings) is settings
 
 
@@ -65,14 +61,12 @@ def test_strategies_are_listed_from_the_least_work_to_the_least_memory(composed)
         ("skips", ("lean", "leanest")),
         ("leanest", ()),
         ("blocks", ()),
+        ("none compile=true", ()),
     ],
 )
 def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
-    assert list_leaner_strategies(composed(f"checkpointing={strategy}")) == leaner
-
-
-def test_no_fused_strategy_is_leaner_when_compiled(composed):
-    assert list_leaner_strategies(composed("checkpointing=none", "compile=true")) == ()
+    settings = composed(*f"checkpointing={strategy}".split())
+    assert list_leaner_strategies(settings) == leaner
 
 
 @pytest.mark.parametrize(("tile_mib", "extra_bytes"), [("auto", 0), (256, 2**30)])

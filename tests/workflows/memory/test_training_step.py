@@ -3,7 +3,7 @@ from functools import partial
 import pytest
 import torch
 
-from unet3d.memory.compiled import get_compiled_range
+from unet3d.memory.tables import get_compiled_range
 from unet3d.units import MIB
 from unet3d.workflows.memory import training_step
 from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savings

@@ -26,9 +26,6 @@ VARIABLE_SETTINGS = (
     *("channels", "pool", "precision", "checkpointing"),
 )
 
-VERSION = r"[0-9]{1,4}\.[0-9]{1,4}(?![0-9])"
-"""The beginning of a version of a library; its third part may be left out."""
-
 VIEWS = ("peak", "layers", "timeline")
 
 
@@ -42,8 +39,7 @@ class MemorySettings:
     volume: Triple | None  # of a validation case; None: data.patch_size
     measure: bool
     vary: str | None
-    torch: str | None  # versions to estimate for; None: the installed ones
-    cudnn: str | None
+    cudnn: str | None  # version to estimate for; None: the installed one
 
 
 def parse_memory(composed: ComposedConfig) -> MemorySettings:
@@ -57,8 +53,7 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
         volume=read_optional_shape(config, "volume"),
         measure=read_bool(config, "measure"),
         vary=None if vary is None else read_choice(config, "vary", VARIABLE_SETTINGS),
-        torch=read_version(config, "torch"),
-        cudnn=read_version(config, "cudnn"),
+        cudnn=_parse_version(config),
     )
     is_figure = settings.output.format == "png"
     if settings.vary is None and settings.view == "timeline" and not is_figure:
@@ -70,11 +65,11 @@ def parse_memory(composed: ComposedConfig) -> MemorySettings:
     return settings
 
 
-def read_version(config: DictConfig, key: str) -> str | None:
+def _parse_version(config: DictConfig) -> str | None:
     """Read a version, which YAML takes for a number: 9.10 would be 9.1."""
-    value = read(config, key)
-    if value is not None and not (isinstance(value, str) and re.match(VERSION, value)):
-        raise UsageError(f"{key} must be a version with three parts, such as 2.9.1, got {value!r}")
+    value = read(config, "cudnn")
+    if value is not None and not (isinstance(value, str) and re.match(r"\d+\.\d+", value)):
+        raise UsageError(f"cudnn must be a version with three parts, such as 9.10.2, got {value!r}")
     return value
 
 

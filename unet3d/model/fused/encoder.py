@@ -22,7 +22,7 @@ from unet3d.model.fused.feature_maps import (
 from unet3d.model.fused.layers import GradientBuffer, GradientSum, Layers
 from unet3d.model.fused.node import Block, run_block
 from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums
-from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes, find_longest_axis
+from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes
 from unet3d.types import Triple
 
 
@@ -35,8 +35,8 @@ def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> Fea
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
-    axis, tile_bytes = find_longest_axis((d, h, w)), choose_tile_bytes(x, tile_bytes)
-    layout = MapLayout(len(x), (d, h, w), axis, dtype, x.device, tile_bytes)
+    axis = 2 if d >= h else 3  # the longer of D and H: rows stay contiguous along W
+    layout = MapLayout(len(x), (d, h, w), axis, dtype, x.device, choose_tile_bytes(x, tile_bytes))
     return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
 
 

@@ -107,11 +107,6 @@ def choose_tile_bytes(x: Tensor, configured: int | None) -> int:
     return sizes.get(get_device_type(x), sizes["cpu"])
 
 
-def find_longest_axis(size: Sequence[int]) -> int:
-    """Return the axis of (B, C, D, H, W) to tile: D or H, so that rows stay contiguous along W."""
-    return 2 if size[0] >= size[1] else 3
-
-
 def merge_moments(total: Tensor, count: int, part: Tensor, n: int) -> None:
     """Add the moments (2, B, C) of n values per volume and channel to those of `count` values."""
     if not count:

@@ -32,11 +32,6 @@ class _Job(ctypes.Structure):
     )
 
 
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take x; a small tensor does not start a compilation."""
-    return kernels.supports(x)
-
-
 def forward(x: Tensor, pool: str, windows: PoolWindows, tau: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the output and its codes."""
     y, codes = allocate_outputs(x, pool, windows)

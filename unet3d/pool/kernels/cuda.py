@@ -12,7 +12,7 @@ from unet3d.pool.layout import (
     is_channels_last,
     make_empty_like,
 )
-from unet3d.pool.reference.approx_median import approx_median_gradient
+from unet3d.pool.reference import approx_median_gradient
 from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import PoolWindows
 from unet3d.triton_kernels import get_address, has_triton, launch

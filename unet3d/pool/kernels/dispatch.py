@@ -14,4 +14,4 @@ def select_kernels(x: Tensor) -> ModuleType | None:
         from unet3d.pool.kernels import cuda
 
         return cuda if cuda.supports(x) else None
-    return cpu if cpu.supports(x) else None
+    return cpu if cpu.kernels.supports(x) else None

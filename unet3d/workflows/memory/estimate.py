@@ -61,7 +61,7 @@ def trace_step(
 ) -> MemoryEstimate:
     """Estimate a step; UntraceableError says in one line why that is impossible.
 
-    With compile=true it is that of plain modules: see memory/compiled.py. A `network` that has
+    With compile=true it is that of plain modules: see memory/tables.py. A `network` that has
     been built is not built again.
     """
     step = make_step_factory(

@@ -107,13 +107,8 @@ def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
     """Return the fixes as lines to paste."""
     if not fixes:
         return ["no change of batch, precision, checkpointing or patch is estimated to fit"]
-    return [
-        "estimated to fit:",
-        *(
-            f"  {' '.join(fix.overrides)}   ({format_bytes(fix.reserved)} reserved)"
-            for fix in fixes
-        ),
-    ]
+    lines = [f"  {' '.join(f.overrides)}   ({format_bytes(f.reserved)} reserved)" for f in fixes]
+    return ["estimated to fit:", *lines]
 
 
 def format_oom_report(
@@ -144,18 +139,15 @@ def format_oom_report(
         lines.append(f"estimated to hold the most at the peak: {largest}")
     fixes = find_fixes(settings, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
+    resumable = [
+        f.overrides for f in fixes if all(o.startswith("checkpointing=") for o in f.overrides)
+    ]
     changes_step = settings.strategy in ("none", "blocks")  # other blocks would round differently
-    resumable = [] if changes_step else [f for f in fixes if _is_resumable(f)]
-    if resumable and (folder / "checkpoints" / "last.ckpt").exists():
-        overrides = " ".join([*settings.composition.overrides, *resumable[0].overrides])
+    if resumable and not changes_step and (folder / "checkpoints" / "last.ckpt").exists():
+        overrides = " ".join([*settings.composition.overrides, *resumable[0]])
         command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
         lines.append(f"to resume from the last checkpoint: {command}")
     return "\n".join(lines)
-
-
-def _is_resumable(fix: MemoryFix) -> bool:
-    """Return whether a run with these overrides is the same experiment."""
-    return all(override.startswith("checkpointing=") for override in fix.overrides)
 
 
 def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:

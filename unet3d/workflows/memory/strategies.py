@@ -1,11 +1,9 @@
 """Which checkpointing strategies a network supports, and which one `auto` stands for."""
 
-from collections.abc import Callable
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unet3d.checkpointing.find_blocks import find_blocks
+from unet3d.checkpointing.recompute import find_blocks
 from unet3d.components.network import build_network
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError
@@ -77,20 +75,10 @@ def resolve_strategy(
     for name in strategies[:-1]:
         candidate = settings.with_strategy(name)
         if fits(candidate):
-            return (
-                choose_tile_size(candidate, fits)
-                if cuda and name in FUSED_STRATEGIES
-                else candidate
-            )
+            larger = settings.with_strategy(name, tile_mib=LARGEST_TILE_MIB)
+            has_room = cuda and name in FUSED_STRATEGIES and fits(larger)
+            return larger if has_room else candidate
     return settings.with_strategy(strategies[-1])
-
-
-def choose_tile_size(
-    settings: TrainingSettings, fits: Callable[[TrainingSettings], bool]
-) -> TrainingSettings:
-    """Return the settings with the largest tiles, if they fit."""
-    larger = settings.with_strategy(settings.strategy, tile_mib=LARGEST_TILE_MIB)
-    return larger if fits(larger) else settings
 
 
 def get_device_bytes(estimate: MemoryEstimate) -> int:

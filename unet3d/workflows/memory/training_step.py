@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.components.dataset import complete_settings, get_network_sizes
@@ -17,6 +16,7 @@ from unet3d.components.optimizer import group_parameters, make_optimizer_factory
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import Precision
+from unet3d.memory.any_network import copy_as_fake
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.model.half_precision import cast_to_half
 from unet3d.model.weight_average import WeightAverage
@@ -25,25 +25,12 @@ from unet3d.workflows.memory.gradient_buckets import GradientBuckets
 
 TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
-
 REPEATING_OPTIMIZERS = (
     *(torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
     *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
 )
 """Optimizers whose steps allocate the same, but for the state that the first one creates."""
-
-
-class PhaseListener(Protocol):
-    """What is notified of the phases of a step: a Trace, a meter, or nothing."""
-
-    def begin_phase(self, phase: str) -> None:
-        """Note that a phase begins."""
-        ...
-
-    def label(self, tensors: Any, kind: str) -> None:
-        """Note what kind of data these tensors hold."""
-        ...
 
 
 class NullListener:
@@ -56,18 +43,6 @@ class NullListener:
         """Do nothing."""
 
 
-class TracingListener(PhaseListener, Protocol):
-    """A listener that knows how much memory the step has allocated so far."""
-
-    def count_live_bytes(self) -> int:
-        """Return the bytes of all tensors that are alive."""
-        ...
-
-    def use_graph_pool(self) -> AbstractContextManager:
-        """Return a context whose allocations come from the pool of CUDA graphs."""
-        ...
-
-
 class PeakWindowsOnly:
     """A network that runs only on windows that find more memory allocated than any before them.
 
@@ -75,7 +50,7 @@ class PeakWindowsOnly:
     hundreds of them.
     """
 
-    def __init__(self, model: nn.Module, trace: TracingListener):
+    def __init__(self, model: nn.Module, trace: Any):
         self.model, self.trace = model, trace
         self.peaks: dict[torch.Size, int] = {}
         self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
@@ -90,41 +65,35 @@ class PeakWindowsOnly:
         return logits
 
 
+@dataclass(eq=False, kw_only=True)
 class TrainingStep:
-    """Forward, backward, clipping, optimizer, zero_grad: in the order of lit/module.py."""
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py.
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        loss: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        inference: SlidingWindow,
-        patch_size: Sequence[int],
-        volume_size: Sequence[int],
-        batch_size: int,
-        channels: int,
-        micro_batches: int,
-        clip_norm: float | None,
-        autocast: torch.dtype | None,
-        dtype: torch.dtype,
-        device: str = "cpu",
-        several_processes: bool = False,
-        cuda_graph: bool = False,
-        ema_decay: float | None = None,
-    ):
-        self.model, self.loss, self.optimizer, self.inference = model, loss, optimizer, inference
-        self.patch_size, self.volume_size = list(patch_size), list(volume_size)
-        self.batch_size, self.channels = batch_size, channels
-        self.micro_batches, self.clip_norm = micro_batches, clip_norm
-        self.autocast, self.dtype, self.device = autocast, dtype, device
-        self.several_processes, self.cuda_graph = several_processes, cuda_graph
-        self.ema_decay = ema_decay
-        self.average: WeightAverage | None = None
-        self.buckets: GradientBuckets | None = None
-        self.recorded_batch: tuple[Tensor, ...] | None = None  # that CUDA graphs read
-        self.recorded_gradients: list[Tensor] = []  # of a micro-batch
-        self.is_first = True
+    It tells a Trace or a meter of its phases.
+    """
+
+    model: nn.Module
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    inference: SlidingWindow
+    patch_size: Sequence[int]
+    volume_size: Sequence[int]
+    batch_size: int
+    channels: int
+    micro_batches: int
+    clip_norm: float | None
+    autocast: torch.dtype | None
+    dtype: torch.dtype
+    device: str = "cpu"
+    several_processes: bool = False
+    cuda_graph: bool = False
+    ema_decay: float | None = None
+
+    is_first = True
+    average: WeightAverage | None = field(default=None, init=False)
+    buckets: GradientBuckets | None = field(default=None, init=False)
+    recorded_batch: tuple[Tensor, ...] | None = field(default=None, init=False)
+    """What CUDA graphs read."""
 
     @property
     def repeats(self) -> bool:
@@ -133,7 +102,7 @@ class TrainingStep:
         is_known = model.__module__.startswith("unet3d.") and optimizer in REPEATING_OPTIMIZERS
         return is_known and not (self.cuda_graph or self.several_processes)
 
-    def train(self, trace: PhaseListener) -> None:
+    def train(self, trace: Any) -> None:
         """Run one optimizer step; with CUDA graphs, the first step runs without them."""
         if self.several_processes and self.buckets is None:
             self.buckets = GradientBuckets(self.model)
@@ -165,7 +134,7 @@ class TrainingStep:
         for state in self.optimizer.state.values():
             trace.label(list(state.values()), "optimizer state")
 
-    def validate(self, trace: TracingListener) -> None:
+    def validate(self, trace: Any) -> None:
         """Run the windows of one validation case that may set the peak."""
         trace.begin_phase("validation")
         if self.average is not None:
@@ -183,7 +152,7 @@ class TrainingStep:
         return self.loss(self.model(image), label)
 
     def _make_batch(
-        self, trace: PhaseListener, batch_size: int, shape: list[int]
+        self, trace: Any, batch_size: int, shape: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         image = torch.zeros(batch_size, self.channels, *shape, dtype=self.dtype, device=self.device)
         if self.device != "cpu":
@@ -192,19 +161,19 @@ class TrainingStep:
         trace.label([image, label], "input")
         return image, label
 
-    def _prepare_recording(self, batch: tuple[Tensor, ...], trace: PhaseListener) -> None:
+    def _prepare_recording(self, batch: tuple[Tensor, ...], trace: Any) -> None:
         """Allocate what CUDA graphs read and write, besides what the step allocates."""
         self.recorded_batch = tuple(tensor.clone() for tensor in batch)
         trace.label(self.recorded_batch, "input")
         if self.micro_batches > 1:
             trained = (p for p in self.model.parameters() if p.requires_grad)
-            self.recorded_gradients = [torch.empty_like(p) for p in trained]
+            self.recorded_gradients = [torch.empty_like(p) for p in trained]  # of a micro-batch
             trace.label(self.recorded_gradients, "gradients")
 
-    def _use_graph_pool(self, trace: PhaseListener) -> AbstractContextManager:
+    def _use_graph_pool(self, trace: Any) -> AbstractContextManager:
         if self.recorded_batch is None:
             return nullcontext()
-        return cast(TracingListener, trace).use_graph_pool()  # only traced steps have graphs
+        return trace.use_graph_pool()  # only traced steps have graphs
 
     def _autocast(self) -> AbstractContextManager:
         if self.autocast is None:
@@ -238,7 +207,7 @@ def make_step_factory(
             model = build_network(settings)
             settings.checkpointing().apply(model)
         else:
-            model = copy_without_values(network)
+            model = copy_as_fake(network)
         dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
         if dtype != torch.float32:
             cast_to_half(model, dtype)
@@ -271,19 +240,6 @@ def make_step_factory(
         )
 
     return make_step
-
-
-def copy_without_values(network: nn.Module) -> nn.Module:
-    """Return a copy of a network whose parameters and buffers are uninitialized."""
-    tensors: dict[int, Any] = {}
-    for tensor in (*network.parameters(), *network.buffers()):
-        size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
-        empty = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
-        if isinstance(tensor, nn.Parameter):
-            empty = nn.Parameter(empty, tensor.requires_grad)
-        tensors[id(tensor)] = empty
-    with unset_fake_temporarily():  # tensors that are neither are copied with their values
-        return deepcopy(network, tensors)
 
 
 def find_cuda_graph_obstacle(

@@ -23,11 +23,6 @@ class _Map(ctypes.Structure):
     )
 
 
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take x; a small map does not start a compilation."""
-    return kernels.supports(x)
-
-
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     """Run norm_ops.add_moments."""
     part = torch.empty_like(total) if count else total

@@ -20,60 +20,58 @@ def supports(x: Tensor) -> bool:
     return x.dtype in TYPES and has_triton("fused-block")
 
 
+def _kernels() -> Any:
+    from unet3d.model.fused.kernels import triton
+
+    return triton
+
+
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     """Run norm_ops.add_moments."""
-    from unet3d.model.fused.kernels.triton import merge_moments_kernel, moments_kernel
-
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
     parts = total.new_empty(grid[0], 2, b, c)
-    launch(moments_kernel, y.device, grid, y, parts, *_space(y), *_strides(y), b, **sizes)
+    launch(
+        _kernels().moments_kernel, y.device, grid, y, parts, *_space(y), *_strides(y), b, **sizes
+    )
     voxels, per_part = prod(y.shape[2:]), sizes["TILES"] * sizes["BV"]
     numbers = (grid[0], b * c, count, voxels, per_part)
-    launch(merge_moments_kernel, y.device, *_merge(parts, total), *numbers, **PART_BLOCK)
+    launch(_kernels().merge_moments_kernel, y.device, *_merge(parts, total), *numbers, **PART_BLOCK)
 
 
 def normalize(
     y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
 ) -> None:
     """Run norm_ops.normalize."""
-    from unet3d.model.fused.kernels.triton import normalize_kernel
-
     grid, sizes = _elements(y)
     arguments = (y, out, scale, shift, slope, *_space(y), *_strides(y), *_strides(out))
-    launch(normalize_kernel, y.device, grid, *arguments, ADD=add, **sizes)
+    launch(_kernels().normalize_kernel, y.device, grid, *arguments, ADD=add, **sizes)
 
 
 def add_gradient_sums(
     g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
     """Run norm_ops.add_gradient_sums."""
-    from unet3d.model.fused.kernels.triton import add_parts_kernel, gradient_sums_kernel
-
     (grid, sizes), (b, c) = _sums(y), y.shape[:2]
     parts = sums.new_empty(grid[0], 2, b, c)
     arguments = (g, y, *numbers, parts, slope, *_space(y), *_strides(g), *_strides(y), b)
-    launch(gradient_sums_kernel, y.device, grid, *arguments, **sizes)
+    launch(_kernels().gradient_sums_kernel, y.device, grid, *arguments, **sizes)
     counts = (grid[0], 2 * b * c, int(first))
-    launch(add_parts_kernel, y.device, *_merge(parts, sums), *counts, **PART_BLOCK)
+    launch(_kernels().add_parts_kernel, y.device, *_merge(parts, sums), *counts, **PART_BLOCK)
 
 
 def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
     """Run norm_ops.gradient."""
-    from unet3d.model.fused.kernels.triton import gradient_kernel
-
     grid, sizes = _elements(y)
     strides = (*_strides(g), *_strides(y), *_strides(out))
     arguments = (g, y, out, *numbers, slope, *_space(y), *strides)
-    launch(gradient_kernel, y.device, grid, *arguments, **sizes)
+    launch(_kernels().gradient_kernel, y.device, grid, *arguments, **sizes)
 
 
 def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
     """Run norm_ops.activation_gradient."""
-    from unet3d.model.fused.kernels.triton import activation_gradient_kernel
-
     grid, sizes = _elements(a)
     arguments = (a, g, slope, *_space(a), *_strides(a), *_strides(g))
-    launch(activation_gradient_kernel, a.device, grid, *arguments, **sizes)
+    launch(_kernels().activation_gradient_kernel, a.device, grid, *arguments, **sizes)
 
 
 def fold_statistics(
@@ -87,8 +85,6 @@ def fold_statistics(
     out: Tensor,
 ) -> None:
     """Run statistics_ops.fold; `optional` are weight, shift, bias and both running statistics."""
-    from unet3d.model.fused.kernels.triton import fold_statistics_kernel
-
     grid, sizes = _groups(total, groups, over_batch)
     weight, _, bias, running_mean, _ = optional
     _, b, c = total.shape
@@ -100,7 +96,15 @@ def fold_statistics(
         "RUNNING": running_mean is not None,
     }
     tensors = (total, *(total if t is None else t for t in optional), out)
-    launch(fold_statistics_kernel, total.device, grid, *tensors, *numbers, **present, **sizes)
+    launch(
+        _kernels().fold_statistics_kernel,
+        total.device,
+        grid,
+        *tensors,
+        *numbers,
+        **present,
+        **sizes,
+    )
 
 
 def fold_gradient(
@@ -114,27 +118,21 @@ def fold_gradient(
     out: Tensor,
 ) -> None:
     """Run statistics_ops.fold_gradient."""
-    from unet3d.model.fused.kernels.triton import fold_gradient_kernel
-
     grid, sizes = _groups(sums, groups, over_batch)
     _, b, c = sums.shape
     arguments = (sums, scale, mean, inverse, out, b, c, float(count))
-    launch(fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
+    launch(_kernels().fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Run upsample_ops.interpolate."""
-    from unet3d.model.fused.kernels.triton import interpolate_kernel
-
     grid, sizes = _elements(out)
     arguments = (low, out, *_space(out), *_strides(low), *_strides(out), *axes)
-    launch(interpolate_kernel, out.device, grid, *arguments, LINEAR=linear, **sizes)
+    launch(_kernels().interpolate_kernel, out.device, grid, *arguments, LINEAR=linear, **sizes)
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
     """Run upsample_ops.interpolate_gradient: W first, then H, then D, each on a smaller input."""
-    from unet3d.model.fused.kernels.triton import downsample_kernel
-
     for axis in (2, 1, 0):
         shape = list(g.shape)
         shape[axis + 2] = low.shape[axis + 2]
@@ -150,7 +148,7 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
         positions = (first, g.shape[axis + 2], size, low_first, low_size, taps)
         arguments = (g, out, *_space(out), *_strides(g), *_strides(out), *positions)
         constants = {"AXIS": axis, "LINEAR": linear, "ADD": axis == 0, **sizes}
-        launch(downsample_kernel, g.device, grid, *arguments, **constants)
+        launch(_kernels().downsample_kernel, g.device, grid, *arguments, **constants)
         g = out
 
 

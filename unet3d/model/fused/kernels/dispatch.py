@@ -16,4 +16,4 @@ def select_kernels(*maps: Tensor) -> ModuleType | None:
         from unet3d.model.fused.kernels import cuda
 
         return cuda if cuda.supports(maps[0]) else None
-    return cpu if cpu.supports(maps[0]) else None
+    return cpu if cpu.kernels.supports(maps[0]) else None

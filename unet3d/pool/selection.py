@@ -1,18 +1,21 @@
-"""Compute the gradient of max and median pooling from the codes of the selected elements.
+"""Operators of max and median pooling, which select elements of each window, and their gradients.
 
-Two operators, each the derivative of the other, give derivatives of any order: `pool_scatter` sends
-an output's gradient to its selected elements, `pool_gather` reads the values at them.
+Backward needs only the codes of these elements. Two operators, each the derivative of the other,
+give derivatives of any order: `pool_scatter` sends an output's gradient to its selected elements,
+`pool_gather` reads the values at them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unet3d.custom_ops import CustomOp, custom_op
-from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode
+from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import (
+    allocate_outputs,
     get_memory_format,
     is_channels_last,
     make_empty_like,
@@ -43,16 +46,8 @@ def pool_scatter(
 
 
 @pool_scatter.register_fake
-def _(
-    grad: Tensor,
-    codes: Tensor,
-    pool: str,
-    shape: Sequence[int],
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    channels_last: bool,
-) -> Tensor:
+def _(grad: Tensor, codes: Tensor, pool: str, shape: Sequence[int], *options: Any) -> Tensor:
+    *_, channels_last = options
     return make_empty_like(shape, grad, channels_last)
 
 
@@ -74,16 +69,9 @@ def pool_gather(
 
 
 @pool_gather.register_fake
-def _(
-    x: Tensor,
-    codes: Tensor,
-    pool: str,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Tensor:
-    windows = PoolWindows.from_args(size, stride, padding)
-    return make_empty_like((*x.shape[:2], *windows.output_shape(x.shape)), x, is_channels_last(x))
+def _(x: Tensor, codes: Tensor, pool: str, *axes: Sequence[int]) -> Tensor:
+    space = PoolWindows.from_args(*axes).output_shape(x.shape)
+    return make_empty_like((*x.shape[:2], *space), x, is_channels_last(x))
 
 
 def scatter_gradient(
@@ -122,48 +110,49 @@ def _scatter_backward(ctx, grad: Tensor) -> tuple:
 def _gather_context(ctx, inputs: tuple, output: Tensor) -> None:
     x, codes, pool, *windows = inputs
     ctx.save_for_backward(codes)
-    ctx.pool, ctx.windows, ctx.shape, ctx.channels_last = (
-        pool,
-        windows,
-        x.shape,
-        is_channels_last(x),
-    )
+    ctx.pool, ctx.windows = pool, windows
+    ctx.shape, ctx.channels_last = x.shape, is_channels_last(x)
 
 
 def _gather_backward(ctx, grad: Tensor) -> tuple:
     (codes,) = ctx.saved_tensors
     grad = grad.contiguous(memory_format=get_memory_format(ctx.channels_last))
-    return pool_scatter(grad, codes, ctx.pool, ctx.shape, *ctx.windows, ctx.channels_last), *[
-        None
-    ] * 5
+    to_x = pool_scatter(grad, codes, ctx.pool, ctx.shape, *ctx.windows, ctx.channels_last)
+    return to_x, *[None] * 5
 
 
 pool_scatter.register_autograd(_scatter_backward, setup_context=_scatter_context)
 pool_gather.register_autograd(_gather_backward, setup_context=_gather_context)
 
 
-def recompute_gradient(
-    op: CustomOp, pool: str, x: Tensor, grad: Tensor, windows: PoolWindows
-) -> Tensor:
-    """Return the input's gradient of an operator of selection_op.py, without an autograd graph."""
-    x = to_supported_layout(x)
-    last = is_channels_last(x)
-    _, codes = op(x, *windows.axes)
-    grad = grad.contiguous(memory_format=get_memory_format(last))
-    return pool_scatter(grad, codes, pool, x.shape, *windows.axes, last)
+def define_selection_op(
+    pool: str, select: Callable[[Tensor, PoolWindows], tuple[Tensor, SelectedIndices]]
+) -> CustomOp:
+    """Return unet3d::{pool}_pool3d: the outputs, and the codes of the elements that they select.
 
+    `select` is its reference implementation in plain PyTorch.
+    """
 
-def setup_selection_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Save the codes for backward, not the input."""
-    x, *windows = inputs
-    _, codes = output
-    ctx.save_for_backward(codes)
-    ctx.windows, ctx.shape, ctx.channels_last = windows, x.shape, is_channels_last(x)
-    ctx.set_materialize_grads(False)
+    def forward(
+        x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        windows = PoolWindows.from_args(size, stride, padding)
+        if kernels := dispatch.select_kernels(x):
+            return kernels.forward(x, pool, windows)
+        y, indices = select(x, windows)
+        format = get_memory_format(is_channels_last(x))
+        codes = encode(indices, choose_code(pool, windows), windows, x.shape)
+        return y.contiguous(memory_format=format), codes.contiguous(memory_format=format)
 
+    def allocate(x: Tensor, *axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return allocate_outputs(x, pool, PoolWindows.from_args(*axes))
 
-def make_selection_backward(pool: str):
-    """Return the backward function of `pool`, max or median."""
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        """Save the codes for backward, not the input."""
+        x, *ctx.windows = inputs
+        ctx.save_for_backward(output[1])
+        ctx.shape, ctx.channels_last = x.shape, is_channels_last(x)
+        ctx.set_materialize_grads(False)
 
     def backward(ctx, grad: Tensor | None, _: None) -> tuple:
         if grad is None:
@@ -173,4 +162,18 @@ def make_selection_backward(pool: str):
         to_x = pool_scatter(grad, codes, pool, ctx.shape, *ctx.windows, ctx.channels_last)
         return to_x, None, None, None
 
-    return backward
+    op = CustomOp(f"unet3d::{pool}_pool3d", forward)
+    op.register_fake(allocate)
+    op.register_autograd(backward, setup_context=setup_context)
+    return op
+
+
+def recompute_gradient(
+    op: CustomOp, pool: str, x: Tensor, grad: Tensor, windows: PoolWindows
+) -> Tensor:
+    """Return the input's gradient of a selection operator, without an autograd graph."""
+    x = to_supported_layout(x)
+    last = is_channels_last(x)
+    _, codes = op(x, *windows.axes)
+    grad = grad.contiguous(memory_format=get_memory_format(last))
+    return pool_scatter(grad, codes, pool, x.shape, *windows.axes, last)

@@ -16,33 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from unet3d.memory.cudnn import follow_cudnn
+from unet3d.custom_ops import OPERATORS
 from unet3d.memory.estimate import Step, simulate_cuda_step
-from unet3d.memory.trace import is_short_range, range_with_values, read_scalar
-
-aten = torch.ops.aten
-
-CUSTOM_LAUNCHES = {
-    "unet3d::add_moments": 2,
-    "unet3d::normalize": 1,
-    "unet3d::add_norm_gradient_sums": 2,
-    "unet3d::norm_gradient": 1,
-    "unet3d::activation_gradient": 1,
-    "unet3d::fold_statistics": 1,
-    "unet3d::fold_gradient": 1,
-    "unet3d::interpolate": 1,
-    "unet3d::interpolate_gradient": 3,
-    "unet3d::dice_ce_sums": 2,
-    "unet3d::dice_ce_gradient": 1,
-    "unet3d::max_pool3d": 1,
-    "unet3d::median_pool3d": 1,
-    "unet3d::avg_pool3d": 1,
-    "unet3d::approx_median_pool3d": 1,
-    "unet3d::pool_scatter": 1,
-    "unet3d::avg_pool3d_backward": 1,
-    "unet3d::approx_median_pool3d_backward": 1,
-}
-"""Kernels that our own operators launch; a test compares them with what the CUDA code launches."""
+from unet3d.roofline.launches import run_as_on_gpu
+from unet3d.triton_kernels import collect_launches
 
 FREE = frozenset(
     """alias as_strided chunk detach detach_ device empty empty_like empty_strided expand
@@ -117,22 +94,11 @@ class OperationCounter(TorchDispatchMode):
         return Operation(
             phase=self.phase,
             name=name,
-            launches=count_launches(name, args),
+            launches=count_launches(func, name, args),
             nbytes=count_moved_bytes(name, args, list(inputs.values()), outputs),
             flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
             dtype=torch.float32 if first is None else first.dtype,
         )
-
-
-def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
-    if func is torch.ops.prim.device.default:
-        return func(*args)
-    if func is aten._local_scalar_dense.default:
-        return read_scalar(func, args)
-    if is_short_range(func, args):
-        return range_with_values(func, args, kwargs)
-    return follow_cudnn(func, args, func(*args, **kwargs))
 
 
 def get_name(func: Any) -> str:
@@ -140,8 +106,12 @@ def get_name(func: Any) -> str:
     return func._schema.name.removeprefix("aten::")
 
 
-def count_launches(name: str, args: tuple) -> int:
+def count_launches(func: Any, name: str, args: tuple) -> int:
     """Return the number of kernels that an operation launches."""
+    if operator := OPERATORS.get(func._schema.name):  # ours: its own kernels, and torch's
+        with collect_launches() as launches, OperationCounter() as inner:
+            operator.body(*args)
+        return len(launches) + sum_launches(inner.operations)
     if name in WAITS:
         return int(name != "lift_fresh")
     if name == "convolution_backward":
@@ -149,7 +119,7 @@ def count_launches(name: str, args: tuple) -> int:
     if name.startswith(("_foreach", "_fused")):
         tensors = len(args[0]) if isinstance(args[0], list | tuple) else 1
         return max(1, -(-tensors // FOREACH_TENSORS))
-    return CUSTOM_LAUNCHES.get(name, 1)
+    return 1
 
 
 def count_moved_bytes(

@@ -1,1 +1,0 @@
-"""Reference pooling methods in plain PyTorch; the kernels are tested against them."""
