@@ -179,7 +179,7 @@ def test_series_and_segmentations_are_a_dataset(tmp_path, capsys):
     assert "2 cases, no errors\nDICOM, 12 x 10 x 8 voxels" in capsys.readouterr().out
     sorted((tmp_path / "scans" / "p0").iterdir())[3].unlink()
     assert main(["check", *words]) == 1
-    assert "scans/p0 misses 1 of its slices" in capsys.readouterr().out
+    assert "scans/p0 has slices 2.5 to 5 mm apart" in capsys.readouterr().out
 
 
 @pytest.mark.slow

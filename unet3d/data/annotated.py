@@ -75,10 +75,10 @@ class Annotations:
         names = list(cases)
         return [
             Finding(
-                case=None,
-                file=None,
-                message=f"{self.key} names {pattern}, and no case has such a name",
-                advice="correct the pattern, or remove it",
+                None,
+                None,
+                f"{self.key} names {pattern}, and no case has such a name",
+                "correct the pattern, or remove it",
             )
             for pattern in self.annotated
             if not any(fnmatchcase(name, pattern) for name in names)

@@ -19,7 +19,7 @@ MIN_EQUAL = 5
 """As many equal problems are printed as one, with the names of a few cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A problem in a dataset and how to fix it."""
 

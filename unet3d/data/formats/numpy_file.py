@@ -39,8 +39,6 @@ class NumPy:
 
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Map the file."""
-        if not file.is_file():
-            raise UnreadableFileError("is missing")
         with describe_read_errors():
             array = np.load(file, mmap_mode="c", allow_pickle=False)
         if array.ndim not in (3, 4) or not array.size:

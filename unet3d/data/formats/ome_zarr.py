@@ -152,8 +152,6 @@ def open_level(file: Path) -> Level:
     """Open the full resolution of an image."""
     with need_packages(file, "zarr", "numcodecs"):
         import zarr
-    if not file.is_dir():
-        raise UnreadableFileError("is missing")
     with describe_read_errors():
         group = zarr.open_group(file, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)

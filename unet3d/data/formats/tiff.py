@@ -113,8 +113,6 @@ def open_tiff(file: Path) -> Generator[Any]:
     """
     with need_packages(file, "tifffile", "imagecodecs"):
         import tifffile
-    if not file.is_file():
-        raise UnreadableFileError("is missing")
     errors: list[str] = []
     thread = threading.get_ident()
 

@@ -19,7 +19,7 @@ from unet3d.errors import UsageError
 from unet3d.files import create_folder
 from unet3d.text import join_first
 
-MAX_CASES = 100_000
+MIN_SIZE = 8
 
 NAME = re.compile(r".*_[0-9a-f]{8}")
 """Names of generated datasets."""
@@ -41,15 +41,21 @@ class GeneratedDataset:
         classes: Sequence[str],
         settings: Mapping[str, Any],
     ):
-        if not 1 <= settings["cases"] <= MAX_CASES:
+        size, spacing_mm = settings["size"], settings["spacing_mm"]
+        if len(size) != 3 or min(size) < MIN_SIZE:
+            raise UsageError(f"data.layout.size must be three ints >= {MIN_SIZE}, got {size}")
+        if len(spacing_mm) != 3 or min(spacing_mm) <= 0:
             raise UsageError(
-                f"data.layout.num_cases must be 1..{MAX_CASES:,}, got {settings['cases']}"
+                f"data.layout.spacing_mm must be three numbers above 0, got {spacing_mm}"
             )
-        if settings["seed"] < 0:
-            raise UsageError(f"data.layout.seed must be >= 0, got {settings['seed']}")
+        if settings["cases"] < 1 or min(settings[k] for k in ("seed", "noise")) < 0:
+            raise UsageError(
+                "data.layout needs num_cases >= 1, seed >= 0 and noise >= 0, got "
+                f"{settings['cases']}, {settings['seed']} and {settings['noise']}"
+            )
         key = blake2s(json.dumps(settings).encode(), digest_size=4).hexdigest()
-        size = "x".join(map(str, settings["size"]))
-        self.root = Path(root) / f"{prefix}_{settings['cases']}-cases_{size}_{key}"
+        name = f"{prefix}_{settings['cases']}-cases_{'x'.join(map(str, size))}_{key}"
+        self.root = Path(root) / name
         self.classes, self.settings = classes, settings
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +76,15 @@ class GeneratedDataset:
 
     def _generate(self) -> Decathlon:
         if not self.root.exists():
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            check_folder(self.root.parent)
+            folder = self.root.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            names = (path.name for path in folder.glob("[!.]*"))
+            if others := sorted(name for name in names if not NAME.fullmatch(name)):
+                raise UsageError(
+                    f"data.root={folder} holds {join_first(others)}, and volumes would be "
+                    "generated there: set data= to the layout of your dataset (decathlon, nnunet "
+                    "or pairs), or another data.root for generated volumes"
+                )
             with create_folder(self.root) as draft:
                 self.write(draft)
         return Decathlon(str(self.root))
@@ -99,17 +112,6 @@ class GeneratedDataset:
             "training": training,
         }
         (folder / "dataset.json").write_text(json.dumps(content, indent=1), "utf-8")
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds other files: a dataset that was meant to be read."""
-    others = sorted(path.name for path in folder.glob("[!.]*") if not NAME.fullmatch(path.name))
-    if others:
-        raise UsageError(
-            f"data.root={folder} holds {join_first(others)}, and volumes would be generated there: "
-            "set data= to the layout of your dataset (decathlon, nnunet or pairs), or another "
-            "data.root for generated volumes"
-        )
 
 
 def make_grid(size: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:

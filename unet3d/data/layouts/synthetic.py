@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from unet3d.data.layouts.generated import GeneratedDataset, make_grid
-from unet3d.data.sizes import parse_size, parse_spacing
 from unet3d.errors import UsageError
 
 SHAPES = ("ball", "tube", "box", "shell")
@@ -31,18 +30,16 @@ class Synthetic(GeneratedDataset):
         noise: float,
         seed: int,
     ):
-        size = parse_size("data.layout.size", size, minimum=8)
-        spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
-        if not 2 <= num_classes <= 20 or noise < 0:
+        if not 2 <= num_classes <= 20:
             raise UsageError(
-                "synthetic data needs data.num_classes in 2..20 (with the background) and "
-                f"noise >= 0, got {num_classes} and {noise}"
+                "synthetic data needs data.num_classes in 2..20 (with the background), got "
+                f"{num_classes}"
             )
         settings = {
             "classes": num_classes,
             "cases": num_cases,
             "size": list(size),
-            "spacing_mm": list(spacing_mm),
+            "spacing_mm": list(map(float, spacing_mm)),
             "noise": float(noise),
             "seed": seed,
         }

@@ -16,7 +16,6 @@ from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.sampler import PatchIndex
 from unet3d.data.loading.worker_errors import InFlightCases
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.data.sizes import parse_size
 from unet3d.types import Sample
 
 
@@ -41,7 +40,7 @@ class TrainingPatches(Dataset[PatchSample]):
     ):
         self.volumes = list(volumes)
         self.in_flight = InFlightCases(self.volumes)
-        self.patch_size = parse_size("data.patch_size", patch_size)
+        self.patch_size = tuple(patch_size)
         self.augment = augment
         self.seed = seed
         self.defer_augmentation = defer_augmentation

@@ -8,10 +8,7 @@ from hashlib import blake2s, file_digest
 from pathlib import Path
 
 from unet3d.data.formats.volumes import list_files
-from unet3d.errors import UsageError
 from unet3d.files import atomic_write, name_file, read_json
-
-FILE = "contents.json"
 
 
 class ContentDigests:
@@ -22,7 +19,7 @@ class ContentDigests:
     """
 
     def __init__(self, folder: Path):
-        self.file = folder / FILE
+        self.file = folder / "contents.json"
         self.known: dict[str, list[str]] = {}
         with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
             self.known = read_json(self.file)
@@ -30,13 +27,13 @@ class ContentDigests:
 
     def digest(self, volume: Path) -> str:
         """Return a digest of all files of a volume; paths do not matter."""
-        path, parts = os.path.realpath(volume), list_parts(volume)
+        path, parts = os.path.realpath(volume), list_files(volume)
         stats = [part.stat() for part in parts]
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
         known_version, digest = self.known.get(path, ("", ""))
         if known_version != version:
-            digest = digest_parts(volume, parts)
+            digest = digest_volume(volume)
             self.new[path] = [version, digest]
         return digest
 
@@ -48,19 +45,8 @@ class ContentDigests:
 
 
 def digest_volume(volume: Path) -> str:
-    """Return a digest of all files of a volume, which are read; paths do not matter."""
-    return digest_parts(volume, list_parts(volume))
-
-
-def list_parts(volume: Path) -> list[Path]:
-    """Return the files of a volume that exists."""
-    if not volume.exists():
-        raise UsageError(f"{volume.absolute()} is missing")
-    return list_files(volume)
-
-
-def digest_parts(volume: Path, parts: Sequence[Path]) -> str:
-    """Return a digest of files, whose names count where a volume is more than one."""
+    """Return a digest of all files of a volume, whose names count where these are several."""
+    parts = list_files(volume)
     if parts == [volume]:
         return digest_file(volume)
     names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]

@@ -20,12 +20,12 @@ from unet3d.data.preprocessing.background import AUTO, Background, find_backgrou
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
+    lock_cache,
     map_array,
     read_entry,
     verify_arrays,
     write_entry,
 )
-from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import (
     PREPROCESSING_VERSION,
     Intensity,
@@ -128,13 +128,13 @@ def _try_load(folder: Path) -> CaseFingerprint | None:
 
 
 def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFingerprint:
-    with lock_cache(folder, lambda folder: _try_load(folder) is not None) as draft:
+    with lock_cache(folder, _try_load) as draft:
         if draft is None:  # another process has made it
             return _load(folder)
         fingerprint = fingerprint_case(case, code, background)
         values = asdict(fingerprint)
         arrays = {"intensities": values.pop("intensities")}
-        write_entry(draft, arrays, values, folder.name)
+        write_entry(draft, arrays, values)
     return fingerprint
 
 
@@ -177,15 +177,9 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
 
 
 def count_labels(labels: np.ndarray) -> dict[int, int]:
-    """Count the voxels of each label; bytes are counted without sorting them."""
+    """Count the voxels of each label, plane by plane: sorting a whole volume needs memory."""
     total: Counter[int] = Counter()
     for plane in labels:
-        if plane.dtype == np.uint8:
-            counts = np.bincount(plane.ravel("K"))
-            values = np.flatnonzero(counts)
-            counts = counts[values]
-        else:
-            values, counts = np.unique(plane, return_counts=True)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            total[int(value)] += count
+        values, counts = np.unique(plane, return_counts=True)
+        total.update(dict(zip(map(int, values), counts.tolist(), strict=True)))
     return dict(sorted(total.items()))

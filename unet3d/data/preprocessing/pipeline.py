@@ -11,7 +11,7 @@ import numpy as np
 from unet3d.data.case import Case
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
-from unet3d.data.preprocessing.background import Background, check_background, find_background
+from unet3d.data.preprocessing.background import Background, find_background
 from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
 from unet3d.data.preprocessing.resampling import (
     FileGrid,
@@ -28,10 +28,9 @@ from unet3d.data.preprocessing.statistics import (
     to_lists,
     to_tuples,
 )
-from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import CROPS, IGNORE_LABEL, NORMALIZATIONS, ORIENTATIONS
+from unet3d.types import IGNORE_LABEL
 
 PREPROCESSING_VERSION = 1
 """Part of every key of the cache: raise it when the same files and settings give other values."""
@@ -79,20 +78,6 @@ class Preprocessing:
     ignore_labels: tuple[int, ...] = ()  # their values in the files
 
     def __post_init__(self):
-        unknown = [n for n in self.normalize if n not in NORMALIZATIONS]
-        if unknown or not self.normalize:
-            raise UsageError(
-                f"data.normalize must be auto, {', '.join(NORMALIZATIONS)}, or a list with one "
-                f"per channel, got {list(self.normalize)}"
-            )
-        check_background(self.background)
-        if self.crop not in CROPS:
-            raise UsageError(f"data.crop must be nonzero or none, got {self.crop!r}")
-        if sorted(self.orientation) not in ORIENTATIONS:
-            raise UsageError(
-                "data.orientation must hold one of L R, one of P A and one of I S, such as RAS, "
-                f"got {self.orientation!r}"
-            )
         if not 2 <= self.num_classes <= IGNORE_LABEL:
             raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
         if any(0 <= label < self.num_classes for label in self.ignore_labels):
@@ -100,8 +85,6 @@ class Preprocessing:
                 f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
                 f"got {list(self.ignore_labels)}"
             )
-        if self.spacing_mm is not None:
-            parse_spacing("data.spacing_mm", self.spacing_mm)
         for channel, values in enumerate(self.intensities or ()):
             mean, std, low, high = values
             if self._get_method(channel) == "ct" and not (

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from unet3d.data.preprocessing.lock import lock_cache
 
 
