@@ -125,21 +125,6 @@ def test_a_truncated_volume_is_one_line_that_names_it(tmp_path, voxels, name):
     assert "\n" not in str(error.value)
 
 
-def test_the_same_data_has_the_same_axes_in_every_format_that_has_axes(tmp_path, labels):
-    """A volume that is converted must be segmented alike."""
-    affine = np.diag([0.5, 0.75, 2.0, 1.0])
-    affine[:3, 3] = 8, -4, 16
-    image = write_nifti(tmp_path / "a.nii", labels, affine)
-    for name in ("b.nrrd", "b.mha", "b.ome.zarr"):
-        write_labels(tmp_path / name, labels, image)
-    write_series(tmp_path / "b", labels.astype(np.int16), affine)
-    write_labels(tmp_path / "b.dcm", labels, tmp_path / "b", ["background", "a", "b"])
-    for file in list_volumes(tmp_path):
-        channels, written = read_volume(file)
-        np.testing.assert_array_equal(channels[0], labels)
-        np.testing.assert_array_equal(written, affine)
-
-
 def test_a_tiff_cannot_hold_a_position(tmp_path, labels):
     affine = np.diag([0.7, 0.7, 2.3, 1.0])  # other numbers in micrometers, after rounding
     image = write_itk(tmp_path / "a.nrrd", labels, affine)

@@ -36,17 +36,12 @@ def labels():
 
 def test_slices_are_sorted_by_position_and_scaled(tmp_path, voxels):
     folder = write_series(tmp_path / "a", voxels, OBLIQUE, intercept=-1024)
+    (folder / "DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
+    (folder / "000_readme.txt").write_text("scan")
     channels, affine = read_volume(folder)
     assert channels.dtype == np.float32
     np.testing.assert_array_equal(channels[0], voxels - 1024)
     np.testing.assert_allclose(affine, OBLIQUE, atol=1e-9)
-
-
-def test_what_is_no_image_is_ignored(tmp_path, voxels):
-    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
-    (folder / "DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
-    (folder / "000_readme.txt").write_text("scan")
-    np.testing.assert_array_equal(read_volume(folder)[0][0], voxels)
 
 
 def change(folder, number, **fields):
@@ -121,22 +116,15 @@ def remove(folder, *keywords):
         dataset.save_as(file)
 
 
-@pytest.mark.parametrize("thickness", ["missing", "empty"])
-def test_a_series_without_the_thickness_of_its_slices_is_segmented(
-    tmp_path, voxels, labels, thickness
-):
+@pytest.mark.parametrize("keywords", [("SliceThickness",), dicom.OF_PATIENT_AND_STUDY])
+@pytest.mark.parametrize("make_empty", [False, True])
+def test_a_series_without_some_fields_is_segmented(tmp_path, voxels, labels, keywords, make_empty):
     folder = write_series(tmp_path / "a", voxels, OBLIQUE)
-    for number in range(voxels.shape[2]):
-        change(folder, number, SliceThickness=None)
-    if thickness == "missing":
-        remove(folder, "SliceThickness")
-    write_labels(tmp_path / "a.dcm", labels, folder)
-    np.testing.assert_array_equal(read_labels(tmp_path / "a.dcm")[0], labels)
-
-
-def test_images_that_name_no_patient_are_segmented(tmp_path, voxels, labels):
-    folder = write_series(tmp_path / "a", voxels, OBLIQUE)
-    remove(folder, *dicom.OF_PATIENT_AND_STUDY)
+    if make_empty:
+        for number in range(voxels.shape[2]):
+            change(folder, number, **dict.fromkeys(keywords))
+    else:
+        remove(folder, *keywords)
     write_labels(tmp_path / "a.dcm", labels, folder)
     np.testing.assert_array_equal(read_labels(tmp_path / "a.dcm")[0], labels)
 

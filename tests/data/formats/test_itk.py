@@ -17,16 +17,6 @@ def voxels():
     return np.random.default_rng(0).integers(0, 99, (9, 8, 7)).astype(np.int16)
 
 
-@pytest.mark.parametrize("suffix", [".nrrd", ".mha", ".nii"])
-def test_the_axes_are_those_of_nibabel(tmp_path, voxels, suffix):
-    """ITK writes NIfTI too: nibabel reads the same voxels and axes from it."""
-    file = write_itk(tmp_path / f"a{suffix}", voxels, OBLIQUE)
-    write_itk(tmp_path / "b.nii", voxels, OBLIQUE)
-    expected = nibabel.load(tmp_path / "b.nii")
-    np.testing.assert_array_equal(read_volume(file)[0][0], np.asarray(expected.dataobj))
-    np.testing.assert_allclose(read_volume(file)[1], expected.affine, atol=1e-5)
-
-
 @pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
 def test_vectors_and_a_fourth_axis_are_channels(tmp_path, suffix):
     voxels = np.random.default_rng(0).random((3, 7, 8, 9)).astype(np.float32)  # (C, Z, Y, X)

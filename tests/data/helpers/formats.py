@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pydicom
+import tifffile
 import zarr
 
 from tests.contract import test_formats as contract
@@ -26,7 +27,11 @@ def write_itk(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
 
 
 def write_tiff(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    contract.write_tiff(path, array, affine)
+    """Write a stack as ImageJ does, in micrometers."""
+    x, y, z = np.diag(affine)[:3] * 1000
+    metadata = {"axes": "ZYX", "spacing": z, "unit": "um"}
+    voxels = np.ascontiguousarray(array.T)
+    tifffile.imwrite(path, voxels, imagej=True, resolution=(1 / x, 1 / y), metadata=metadata)
     return path
 
 

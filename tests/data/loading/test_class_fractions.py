@@ -48,11 +48,6 @@ def test_ignored_voxels_are_not_counted(tmp_path):
     assert fractions.tolist() == pytest.approx([1 - 8 / 864, 8 / 864, 0])
 
 
-def test_padding_around_a_small_volume_counts_as_background(tmp_path):
-    patches = make_patches(tmp_path, np.ones((4, 4, 4), np.int16), (8, 8, 8))
-    assert get_fractions(patches, 0.0).tolist() == pytest.approx([7 / 8, 1 / 8, 0])
-
-
 def test_fractions_are_nan_without_a_labeled_voxel(tmp_path):
     label = np.full((6, 6, 6), -1, np.int16)
     assert np.isnan(get_fractions(make_patches(tmp_path, label, ignore_labels=(-1,)), 0.0)).all()

@@ -135,10 +135,6 @@ def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tup
     elif min(shape[:3]) < MIN_SIZE:
         advice = FIX_2D if is_2d else "check whether its axes are mixed up, or remove the case"
         yield f"has only {format_sizes(shape)} voxels{reason}", advice
-    low, high = SPACING_RANGE_MM
-    if not all(low <= size <= high for size in header.pixdim):
-        advice = "write the true voxel size in mm to pixdim"
-        yield f"has the spacing {format_sizes(header.pixdim)} mm in its header", advice
     if not has_valid_affine(header):
         yield (
             f"has the invalid affine {format_affine(header.affine)}",

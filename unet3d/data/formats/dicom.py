@@ -21,7 +21,6 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
-    get_spacing_mm,
 )
 from unet3d.errors import UsageError, need_packages
 from unet3d.files import atomic_write
@@ -102,7 +101,6 @@ def read_file_header(file: Path) -> VolumeHeader:
     return VolumeHeader(
         shape=(columns, rows, slices),
         affine=affine,
-        pixdim=get_spacing_mm(affine),
         dtype=dtype if is_segmentation else np.dtype(np.float32),
         may_be_cropped=is_segmentation,
         buffer_bytes=8 * slices * rows * columns,

@@ -13,7 +13,6 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
-    get_spacing_mm,
 )
 from unet3d.errors import need_packages
 from unet3d.text import join_first
@@ -68,7 +67,6 @@ class Series:
             return VolumeHeader(
                 shape=(int(first.Columns), int(first.Rows), len(self.files)),
                 affine=self.affine,
-                pixdim=get_spacing_mm(self.affine),
                 dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
             )
 

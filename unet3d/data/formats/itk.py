@@ -70,7 +70,6 @@ class Itk:
         return VolumeHeader(
             shape=size if channels == 1 else (*size, channels),
             affine=LPS_TO_RAS @ affine,
-            pixdim=tuple(reader.GetSpacing()[:3]),
             dtype=dtype,
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
         )

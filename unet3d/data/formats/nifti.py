@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import (
-    UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
 )
 from unet3d.files import atomic_write
 
-LOG = logging.getLogger("nibabel.global")
-LOG.setLevel(logging.CRITICAL)  # how nibabel corrects a header; `check` reports what matters
+logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
 
 
 class Nifti:
@@ -33,30 +31,21 @@ class Nifti:
         return [file]
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the header; `pixdim` as written, because nibabel corrects it."""
-        with describe_read_errors():
-            fields = read_fields(file)
-            pixdim = tuple(fields["pixdim"][1:4].tolist())
-            fields.check_fix(LOG)
-            shape, dtype = drop_trailing_axes(fields.get_data_shape()), fields.get_data_dtype()
-            is_scaled = fields.get_slope_inter() not in ((None, None), (1, 0))
-            affine = np.asarray(fields.get_best_affine(), np.float64)
-        is_number = dtype.kind in "iuf"
+        """Read the header, as nibabel corrects it."""
+        image = open_image(file)
+        dtype = image.get_data_dtype()
+        is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
         return VolumeHeader(
-            shape=shape,
-            affine=affine,
-            pixdim=pixdim,
-            dtype=np.dtype(np.float32) if is_scaled and is_number else dtype,
+            shape=drop_trailing_axes(image.shape),
+            affine=np.asarray(image.affine, np.float64),
+            dtype=np.dtype(np.float32) if is_scaled and dtype.kind in "iuf" else dtype,
         )
 
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Map an uncompressed file, read another plane by plane."""
-        import nibabel
-
-        header = self.read_header(file)
+        header, image = self.read_header(file), open_image(file)
+        is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
         with describe_read_errors():
-            image: Any = nibabel.load(file)
-            is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
             if file.suffix != ".gz" and not is_scaled:
                 array = image.dataobj.get_unscaled().reshape(header.shape, order="F")
             else:
@@ -79,22 +68,12 @@ class Nifti:
             nibabel.save(type(template)(labels, None, header), draft)  # Nifti1Image or Nifti2Image
 
 
-def open_stream(file: Path) -> Any:
-    """Open a file for reading what it holds when it is decompressed."""
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+def open_image(file: Path) -> Any:
+    """Open an image: its header is read, its voxels are not."""
+    import nibabel
 
-
-def read_fields(file: Path) -> Any:
-    """Read a header as written; nibabel.load takes three times as long, and corrects it."""
-    from nibabel.nifti1 import Nifti1Header
-    from nibabel.nifti2 import Nifti2Header
-
-    with open_stream(file) as stream:
-        block = stream.read(Nifti2Header.sizeof_hdr)
-    for kind in (Nifti1Header, Nifti2Header):
-        if kind.may_contain_header(block):
-            return kind(block[: kind.sizeof_hdr], check=False)
-    raise UnreadableFileError("is not a NIfTI file")
+    with describe_read_errors():
+        return nibabel.load(file)
 
 
 def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -110,7 +89,7 @@ def read_planes(kind: Any, file: Path, header: VolumeHeader) -> np.ndarray:
 
     Reading to the end of a compressed file compares it with its checksum.
     """
-    with open_stream(file) as stream:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         voxels = kind.from_stream(stream).dataobj.reshape(header.shape)
         array = np.empty(header.shape, header.dtype, order="F")
         with np.errstate(over="ignore"):  # values beyond float32 become infinite
@@ -126,7 +105,7 @@ def open_template(like: Path, grid: VolumeHeader) -> Any:
     import nibabel
 
     if like.name.endswith(Nifti.suffixes):
-        return nibabel.load(like)
+        return open_image(like)
     image = nibabel.Nifti1Image(np.broadcast_to(np.uint8(0), grid.shape), grid.affine)
     image.header.set_xyzt_units("mm")
     return image

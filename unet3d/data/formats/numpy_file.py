@@ -32,7 +32,6 @@ class NumPy:
         return VolumeHeader(
             shape=spatial if len(channels) == 1 else (*spatial, len(channels)),
             affine=affine,
-            pixdim=(1.0, 1.0, 1.0),
             dtype=channels.dtype,
             assumption="no voxel spacing: 1 mm is assumed",
         )

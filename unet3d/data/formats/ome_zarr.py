@@ -16,7 +16,6 @@ from unet3d.data.formats.volume_format import (
     check_straight,
     describe_read_errors,
     get_number_type,
-    get_spacing_mm,
     make_scaled_affine,
 )
 from unet3d.errors import need_packages
@@ -89,7 +88,6 @@ class OmeZarr:
         return VolumeHeader(
             shape=shape if channels == 1 else (*shape, channels),
             affine=level.affine,
-            pixdim=get_spacing_mm(level.affine),
             dtype=get_number_type(level.array.dtype),
             assumption=level.assumption,
             buffer_bytes=level.array.dtype.itemsize

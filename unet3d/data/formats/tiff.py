@@ -55,11 +55,10 @@ class Tiff:
             size = {"Z": 1, **dict(zip(axes, series.shape, strict=True))}
             shape = size["X"], size["Y"], size["Z"]
             channels = size.get("C", 1) * size.get("S", 1)
-            (x, y, z), assumption = read_spacing(tif)
+            spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
                 shape=shape if channels == 1 else (*shape, channels),
-                affine=make_scaled_affine((x, y, z)),
-                pixdim=(x, y, z),
+                affine=make_scaled_affine(spacing_mm),
                 dtype=get_number_type(series.dtype),
                 assumption=assumption,
             )
@@ -117,11 +116,9 @@ def open_tiff(file: Path) -> Generator[Any]:
     thread = threading.get_ident()
 
     def collect(record: logging.LogRecord) -> bool:
-        if record.thread != thread:
-            return True
-        if record.levelno >= logging.ERROR:
+        if record.thread == thread and record.levelno >= logging.ERROR:
             errors.append(record.getMessage())
-        return False
+        return record.thread != thread
 
     log = tifffile.logger()
     log.addFilter(collect)
@@ -151,13 +148,9 @@ def check_pages(tif: Any) -> None:
 
 def order_axes(array: np.ndarray, axes: str) -> np.ndarray:
     """Return (C, X, Y, Z)."""
-    kept = [n for n, axis in enumerate(axes) if axis in "CSZYX"]
+    kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
     array = array.reshape([array.shape[n] for n in kept])
-    axes = "".join(axes[n] for n in kept)
-    if {"C", "S"} <= {*axes}:  # one of them has size 1
-        unused = next(n for n, axis in enumerate(axes) if axis in "CS" and array.shape[n] == 1)
-        axes, array = axes[:unused] + axes[unused + 1 :], array.squeeze(unused)
-    axes = axes.replace("S", "C")
+    axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
     for axis in "CZ":
         if axis not in axes:
             axes, array = axis + axes, array[None]

@@ -37,7 +37,6 @@ class Grid:
 class VolumeHeader(Grid):
     """What a file says of its voxels."""
 
-    pixdim: tuple[float, float, float]  # as written; the affine may disagree
     dtype: np.dtype
     assumption: str | None = None  # what the file does not say of its spacing
     may_be_cropped: bool = False  # it may hold only a part of its image's grid

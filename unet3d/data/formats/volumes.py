@@ -141,11 +141,6 @@ def open_header(path: Path) -> VolumeHeader:
     with _name_file(path):
         header = read_header(path)
     check_shape(path, header.shape)
-    if header.dtype.kind not in "iuf":
-        raise UsageError(
-            f"{path} has voxels of {header.dtype}, not one real number each: save it as real "
-            "numbers"
-        )
     return header
 
 

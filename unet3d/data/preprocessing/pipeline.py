@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +84,6 @@ class Preprocessing:
                 f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
                 f"got {list(self.ignore_labels)}"
             )
-        for channel, values in enumerate(self.intensities or ()):
-            mean, std, low, high = values
-            if self._get_method(channel) == "ct" and not (
-                isfinite(mean) and 0 < std < inf and low < high
-            ):
-                raise UsageError(
-                    "ct normalization needs the mean of the foreground, its standard deviation "
-                    f"above 0 and its percentile 0.5 below 99.5, got {list(values)} for channel "
-                    f"{channel}"
-                )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
