@@ -69,13 +69,6 @@ def test_a_sample_does_not_depend_on_its_batch():
             assert reversed_samples[2 - n].equal(sample[0])
 
 
-def test_the_same_seed_gives_the_same_change_and_another_seed_a_different_one():
-    context = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
-    image, _ = FULL(*context, [5, 5, 6], (10, 10, 10))
-    assert image[0].equal(image[1])
-    assert not image[0].equal(image[2])
-
-
 def test_one_probability_does_not_affect_other_changes():
     context = [torch.randn(1, 9, 9, 9)], [torch.zeros(9, 9, 9).byte()]
     bright = Augment(brightness_p=1.0)(*context, [8], (9, 9, 9))[0]

@@ -77,7 +77,7 @@ def shift_affine(affine, mm):
 CORRUPTIONS = [
     ("images", lambda p: p.write_bytes(gzip.compress(b"x" * 999)), "cannot be decoded"),
     ("images", lambda p: flip_bit(p, 0.998), "cannot be read: CRC check"),
-    ("images", lambda p: set_value(p, np.nan), "holds NaN or infinity in 1 of 960"),
+    ("images", lambda p: set_value(p, np.inf), "holds NaN or infinity in 1 of 960"),
     ("labels", lambda p: set_value(p, np.nan), "holds NaN"),
     ("labels", lambda p: set_value(p, -2), r"holds -2: labels must be 0\.\.2"),
     ("labels", lambda p: save_volume(p, np.stack([make_label(53)] * 2, -1)), "one 3D volume"),

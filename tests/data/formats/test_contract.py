@@ -16,9 +16,9 @@ from tests.data.helpers.formats import (
     write_tiff,
     write_zarr,
 )
-from unet3d.data.formats.volume_format import UnreadableFileError
+from unet3d.data.formats.volume_format import Grid, UnreadableFileError
 from unet3d.data.formats.volumes import (
-    FORMATS,
+    find_offset,
     get_label_suffix,
     list_files,
     list_volumes,
@@ -65,13 +65,6 @@ def write(folder: Path, name: str, voxels: np.ndarray) -> Path:
     if name.endswith((".tif", ".tiff")):
         voxels = voxels.astype(np.uint16)
     return writer(folder / name, voxels, affine)
-
-
-def test_every_suffix_of_every_format_has_a_writer_here():
-    assert {suffix for format in FORMATS for suffix in format.suffixes} == {
-        *(name[1:] for name in WRITERS if name != "a"),
-        *(".ome.tif", ".ome.tiff", ".dcm"),  # test_tiff.py, test_dicom.py
-    }
 
 
 @every_format
@@ -177,3 +170,23 @@ def test_several_channels_follow_one_another(tmp_path):
     for name in ("a.npy", "a.zarr", "b.zarr"):
         np.testing.assert_array_equal(read_volume(tmp_path / name)[0], voxels)
         assert read_header(tmp_path / name).num_channels == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "translation", "scale", "offset"),
+    [
+        ((6, 5, 4), (0, 0, 0), (2.0, 2.0, 3.0), (0, 0, 0)),
+        ((2, 3, 1), (4.001, 2, 9), (2.0, 2.0, 3.0), (2, 1, 3)),
+        ((2, 3, 1), (5, 2, 9), (2.0, 2.0, 3.0), None),  # between two voxels
+        ((2, 3, 1), (4, 2, 12), (2.0, 2.0, 3.0), None),  # outside
+        ((2, 3, 1), (-2, 2, 9), (2.0, 2.0, 3.0), None),
+        ((5, 3, 1), (4, 2, 9), (2.0, 2.0, 3.0), None),
+        ((2, 3, 2), (4, 2, 0), (2.0, 2.0, 3.1), None),
+        ((2, 3, 2), (4, 8, 0), (2.0, -2.0, 3.0), None),
+    ],
+)
+def test_a_part_of_a_grid_has_an_offset(shape, translation, scale, offset):
+    whole = Grid(shape=(6, 5, 4), affine=np.diag([2.0, 2.0, 3.0, 1.0]))
+    affine = np.diag([*scale, 1.0])
+    affine[:3, 3] = translation
+    assert find_offset(Grid(shape=shape, affine=affine), whole) == offset

@@ -183,15 +183,6 @@ def test_one_slice_is_refused(tmp_path, voxels):
         open_header(tmp_path / "one.dcm")
 
 
-def test_segments_that_overlap_are_refused(cropped, tmp_path):
-    dataset = pydicom.dcmread(tmp_path / "a.dcm")
-    pixels = dataset.pixel_array
-    dataset.PixelData = pydicom.pixels.pack_bits(np.ones_like(pixels))
-    dataset.save_as(tmp_path / "b.dcm")
-    with pytest.raises(UsageError, match=r"b\.dcm cannot be read as a volume: .*overlap"):
-        read_volume(tmp_path / "b.dcm")
-
-
 @pytest.mark.filterwarnings("ignore")  # highdicom, about what the slices leave out
 def test_an_enhanced_image_is_read_and_segmented(tmp_path, voxels, labels):
     folder = write_series(tmp_path / "a", voxels, OBLIQUE, intercept=-1024)

@@ -9,15 +9,6 @@ from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
 from unet3d.errors import UsageError
 
 
-def test_cases_classes_and_channels_come_from_the_json(decathlon_folder):
-    layout = Decathlon(str(decathlon_folder))
-    assert layout.describe().classes == ("background", "ball", "tube")
-    assert layout.describe().channels == ("synthetic",)
-    cases = layout.list_cases()
-    assert [c.name for c in cases] == [f"case_{n:03d}" for n in range(5)]
-    assert all(c.images[0].is_file() and c.label.is_file() for c in cases)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

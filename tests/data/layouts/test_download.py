@@ -3,7 +3,7 @@ import tarfile
 import pytest
 
 from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
-from unet3d.data.layouts.download import download, extract, get_task_urls
+from unet3d.data.layouts.download import download, extract
 from unet3d.errors import RunError, UsageError
 
 
@@ -20,14 +20,6 @@ def fetch(server, part, calls=None):
 
     download(server.url, md5(server.content), part, progress)
     return part.read_bytes()
-
-
-def test_the_ten_tasks_have_urls_and_checksums():
-    urls = get_task_urls()
-    assert len(urls) == 10
-    url, checksum = urls["Task04_Hippocampus"]
-    assert url.endswith("/Task04_Hippocampus.tar")
-    assert len(checksum) == 32
 
 
 def test_an_interrupted_download_resumes(server, tmp_path):

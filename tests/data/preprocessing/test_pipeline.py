@@ -12,13 +12,6 @@ from unet3d.data.preprocessing.pipeline import (
 from unet3d.errors import UsageError
 
 
-def test_a_preprocessed_image_has_mean_0_and_standard_deviation_1(tmp_path):
-    image = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path).image
-    assert image.shape == (1, 12, 10, 8)
-    assert image.mean() == pytest.approx(0, abs=1e-5)
-    assert image.std() == pytest.approx(1, abs=1e-5)
-
-
 def test_volumes_are_reoriented_and_resampled(tmp_path):
     label = np.zeros((6, 6, 6), np.uint8)
     label[0] = 1

@@ -154,7 +154,7 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
         ):
             tolerance = 1e-3 if tag == "ImageOrientationPatient" else 0
             values = np.array(dataset.get(tag), float), np.array(first.get(tag), float)
-            if not np.allclose(*values, rtol=0, atol=tolerance):
+            if not np.allclose(*values, rtol=0, atol=tolerance, equal_nan=True):
                 raise UnreadableFileError(
                     f"has {tag} {first.get(tag)} in {name}, {dataset.get(tag)} in {file.name}: "
                     "separate the images"

@@ -14,8 +14,9 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
+    require_target,
 )
-from unet3d.errors import UsageError, need_packages
+from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
 ORTHOGONAL = 1e-4
@@ -98,11 +99,8 @@ class Itk:
         with need_packages(path, "SimpleITK"):
             import SimpleITK  # noqa: F401
         direction = grid.affine[:3, :3] / np.linalg.norm(grid.affine[:3, :3], axis=0)
-        if np.abs(direction.T @ direction - np.eye(3)).max() > ORTHOGONAL:
-            raise UsageError(
-                f"{path} cannot hold the skewed axes of {like}: write another format, such as "
-                "output_format=nii.gz"
-            )
+        skew = np.abs(direction.T @ direction - np.eye(3)).max()
+        require_target(skew <= ORTHOGONAL, path, "skewed axes", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

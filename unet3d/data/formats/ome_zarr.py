@@ -13,10 +13,11 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
-    check_straight,
     describe_read_errors,
     get_number_type,
+    is_straight,
     make_scaled_affine,
+    require_target,
 )
 from unet3d.errors import need_packages
 from unet3d.files import create_folder
@@ -105,7 +106,7 @@ class OmeZarr:
         """Refuse a grid that is not along the axes."""
         with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
-        check_straight(path, grid, like)
+        require_target(is_straight(grid.affine), path, "orientation", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

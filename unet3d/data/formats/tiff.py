@@ -13,12 +13,13 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
-    check_straight,
     describe_read_errors,
     get_number_type,
+    is_straight,
     make_scaled_affine,
+    require_target,
 )
-from unet3d.errors import UsageError, need_packages
+from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
 MM_PER_UNIT = {
@@ -80,12 +81,8 @@ class Tiff:
         """Refuse a grid that is not along the axes, or has a position."""
         with need_packages(path, "tifffile", "imagecodecs"):
             import tifffile  # noqa: F401
-        check_straight(path, grid, like)
-        if grid.affine[:3, 3].any():
-            raise UsageError(
-                f"{path} cannot hold the position of {like}: write another format, such as "
-                "output_format=nii.gz"
-            )
+        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(not grid.affine[:3, 3].any(), path, "position", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

@@ -123,13 +123,18 @@ def make_scaled_affine(
     return affine
 
 
-def check_straight(path: Path, header: VolumeHeader, like: Path) -> None:
-    """Refuse axes that are turned or flipped, for a format that cannot hold them."""
-    if not np.array_equal(header.affine[:3, :3], np.diag(header.spacing_mm)):
+def require_target(can_hold: bool, path: Path, what: str, like: Path) -> None:
+    """Refuse to write a file whose format cannot hold what the volume `like` has."""
+    if not can_hold:
         raise UsageError(
-            f"{path} cannot hold the orientation of {like}: write another format, such as "
+            f"{path} cannot hold the {what} of {like}: write another format, such as "
             "output_format=nii.gz"
         )
+
+
+def is_straight(affine: np.ndarray) -> bool:
+    """Return whether axes are neither turned nor flipped."""
+    return np.array_equal(affine[:3, :3], np.diag(get_spacing_mm(affine)))
 
 
 def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unet3d.data.layouts.generated import GeneratedDataset, make_grid
+from unet3d.data.layouts.synthetic import GeneratedDataset, make_grid
 
 CLASSES = ("background", "body", "cap", "sheet", "sheath", "tube", "nodule", "speck")
 INTENSITIES = (0.0, 1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 2.4)  # in the first channel

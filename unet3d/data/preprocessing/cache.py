@@ -15,7 +15,7 @@ import numpy as np
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
-from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
     lock_cache,
@@ -109,32 +109,25 @@ def preprocess_all(
     a time, or fewer if half of the available `ram` does not hold them. A case that `ram` does not
     hold is refused. Arrays are compared with their checksums when a run first reads them.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    digests = ContentDigests(cache)
+    contents = digest_cases(cases, cache)
+    folders = [
+        cache / f"{case.name}-{make_cache_key(digest, preprocessing)}"
+        for case, digest in zip(cases, contents, strict=True)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        names = [case.name for case in cases]
-        contents = collect_findings(
-            pool,
-            lambda case: tuple(digests.digest(file) for file in (*case.images, case.label)),
-            cases,
-            names,
-        )
-        folders = [
-            cache / f"{case.name}-{make_cache_key(digest, preprocessing)}"
-            for case, digest in zip(cases, contents, strict=True)
-        ]
         summaries = list(pool.map(find_summary, folders))
-    digests.save()
     missing = [n for n, summary in enumerate(summaries) if summary is None]
     for n in missing:
         if folders[n].exists():
             log.warning("%s is damaged, preprocessing the case again", folders[n])
     if missing:
         names = [cases[n].name for n in missing]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            costs = collect_findings(
-                pool, lambda n: _estimate_cost(cases[n], preprocessing, ram), missing, names
-            )
+        costs = collect_findings(
+            lambda n: _estimate_cost(cases[n], preprocessing, ram),
+            missing,
+            names,
+            threads=os.cpu_count(),
+        )
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -144,10 +137,12 @@ def preprocess_all(
             format_bytes(threads * max(c.ram for c in costs)),
             threads,
         )
-        with ThreadPoolExecutor(threads) as pool:
-            collect_findings(
-                pool, lambda n: _preprocess(cases[n], folders[n], preprocessing), missing, names
-            )
+        collect_findings(
+            lambda n: _preprocess(cases[n], folders[n], preprocessing),
+            missing,
+            names,
+            threads=threads,
+        )
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
         for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)

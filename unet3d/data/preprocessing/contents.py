@@ -7,6 +7,8 @@ from contextlib import suppress
 from hashlib import blake2s, file_digest
 from pathlib import Path
 
+from unet3d.data.case import Case
+from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import list_files
 from unet3d.files import atomic_write, name_file, read_json
 
@@ -42,6 +44,20 @@ class ContentDigests:
         if self.new:
             with suppress(OSError), atomic_write(self.file) as draft:
                 draft.write_text(json.dumps({**self.known, **self.new}), "utf-8")
+
+
+def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
+    """Return a digest of each file of each case; all are tried before a problem is raised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digests = ContentDigests(folder)
+
+    def digest(case: Case) -> tuple[str, ...]:
+        return tuple(digests.digest(file) for file in (*case.images, case.label))
+
+    names = [case.name for case in cases]
+    contents = collect_findings(digest, cases, names, threads=os.cpu_count())
+    digests.save()
+    return contents
 
 
 def digest_volume(volume: Path) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.formats.volume_format import Grid, iter_slabs
+from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volumes import read_volume
 from unet3d.data.preprocessing.background import Background, find_background
 from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
@@ -136,7 +137,7 @@ class Preprocessing:
 
     def _to_classes(self, values: np.ndarray, file: Path) -> np.ndarray:
         allowed = set(range(self.num_classes)) | {*self.ignore_labels}
-        unknown = [f"{v:g}" for v in np.unique(values).astype(float).tolist() if v not in allowed]
+        unknown = [str(v) for v in np.unique(values).tolist() if v not in allowed]
         if unknown:
             ignored = "".join(f" or {label} (ignored)" for label in self.ignore_labels)
             raise UsageError(
@@ -183,15 +184,13 @@ def count_nonfinite(channel: np.ndarray) -> int:
 
 def read_label(file: Path, grid: Grid) -> np.ndarray:
     """Return labels (D, H, W) in the grid of their image, whose shape they must have."""
-    channels, _ = read_volume(file, grid)
-    if len(channels) != 1:
-        raise UsageError(f"{file} must hold one label per voxel, but has {len(channels)} channels")
-    if channels.shape[1:] != grid.shape:
+    labels, _ = read_labels(file, grid)
+    if labels.shape != grid.shape:
         raise UsageError(
-            f"{file} has shape {list(channels.shape[1:])}, but its image {list(grid.shape)}: "
-            "they must be equal"
+            f"{file} has shape {list(labels.shape)}, but its image {list(grid.shape)}: they must "
+            "be equal"
         )
-    return channels[0]
+    return labels
 
 
 def preprocess_case(
