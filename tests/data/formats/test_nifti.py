@@ -62,7 +62,8 @@ def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize(
-    ("dtype", "size"), [(np.uint8, (12, 10, 8)), (np.int16, (5, 6, 7, 2)), (np.float32, (5, 6, 7, 2))]
+    ("dtype", "size"),
+    [(np.uint8, (12, 10, 8)), (np.int16, (5, 6, 7, 2)), (np.float32, (5, 6, 7, 2))],
 )
 @pytest.mark.parametrize("slope", [None, 0.37])
 def test_values_match_nibabel_and_integers_stay_integers_without_scaling(

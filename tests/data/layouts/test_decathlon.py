@@ -2,10 +2,7 @@ import json
 
 import pytest
 
-from tests.data.helpers.datasets import SIZE, make_image, save_volume, write_decathlon
-from unet3d.data.checks.headers import check_headers
 from unet3d.data.layouts.decathlon import Decathlon
-from unet3d.data.preprocessing.pipeline import Preprocessing, preprocess_case
 from unet3d.errors import UsageError
 
 

@@ -45,5 +45,3 @@ def test_invalid_labels_are_refused_with_the_file(tmp_path, labels):
 def test_a_class_with_an_impossible_label_is_refused(tmp_path, label):
     with pytest.raises(UsageError, match=r"class odd: labels must be 1\.\.65535"):
         read_names(tmp_path, {"background": 0, "odd": [1, label]})
-
-

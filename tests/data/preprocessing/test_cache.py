@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
-from unet3d.data.case import Case
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
 from unet3d.data.preprocessing.contents import ContentDigests
-from unet3d.data.preprocessing.fingerprint import fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL

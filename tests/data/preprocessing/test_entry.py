@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from unet3d.data.preprocessing.entry import lock_cache
 
 

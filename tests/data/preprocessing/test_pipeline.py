@@ -1,4 +1,3 @@
-import nibabel
 import numpy as np
 import pytest
 

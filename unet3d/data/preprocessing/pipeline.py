@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.labels import read_labels
+from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
 from unet3d.data.preprocessing.background import Background, find_background
 from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
